@@ -1,0 +1,57 @@
+# Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
+#   make test    all tests            make check   lint, types and the tests without Ray: under a minute
+#   make demo    see what Roost does  make golden  write the golden files anew, after looking at the change
+#   make bench   measure              make format  let ruff format the code
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+
+.PHONY: demo test check lint tests golden bench format clean
+
+demo: $(VENV)/.installed
+	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
+
+test: check
+
+check: lint tests
+
+lint: $(VENV)/.installed-dev
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+tests: $(VENV)/.installed-dev
+	@echo "== tests"
+	@$(BIN)/pytest -n 2
+
+golden: $(VENV)/.installed-dev
+	@$(BIN)/pytest tests/golden tests/errors --refresh-golden
+
+bench: $(VENV)/.installed-dev
+	@$(BIN)/python bench/planning.py
+	@$(BIN)/python bench/startup.py
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
+	@echo "== making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml
+	@echo "== installing Roost into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "== installing the tools for tests into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

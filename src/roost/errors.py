@@ -1,0 +1,124 @@
+"""Every error that Roost raises on purpose.
+
+    RoostError                 the base: catch this to catch them all
+    ├── ConfigError            a file, dict or flag says something that cannot be read or is not known
+    └── PlacementError         a placement breaks a rule: ranks that are not there, a worker on two
+                               nodes, sizes that do not divide (also a ValueError and an AssertionError)
+
+Both carry `problems`: every mistake found, each with where it stands, what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+_EXCERPT_CELLS = 100
+"""A source line longer than this is cut around the mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where a mistake stands: a place in a file, or a key of a dict.
+
+    `text` is the source line (or the value, for a dict), `offset` and `length` the mistake within it.
+    """
+
+    key: str
+    file: str | None = None
+    line: int = 0
+    text: str = ""
+    offset: int = 0
+    length: int = 1
+
+    def __str__(self) -> str:
+        if self.file is None:
+            return self.key
+        return f"{self.file}:{self.line}:{self.offset + 1}"
+
+    def excerpt(self) -> str:
+        """The source line with the mistake underlined, or nothing where there is no text."""
+        if not self.text.strip():
+            return ""
+        indent = len(self.text) - len(self.text.lstrip())
+        start = min(indent, self.offset)
+        text, offset = self.text[start:], self.offset - start
+        if len(text) > _EXCERPT_CELLS:
+            cut = max(0, offset - _EXCERPT_CELLS // 2)
+            tail = "…" if cut + _EXCERPT_CELLS < len(text) else ""
+            text = ("…" if cut else "") + text[cut : cut + _EXCERPT_CELLS] + tail
+            offset = offset - cut + (1 if cut else 0)
+        text = "".join(c if c.isprintable() else " " for c in text.rstrip())
+        length = max(1, min(self.length, len(text) - offset))
+        pad = " " * _cells(text[:offset])
+        return f"    {text}\n    {pad}{'^' * max(1, _cells(text[offset : offset + length]))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake: what is wrong, where, and what to do about it."""
+
+    message: str
+    hint: str = ""
+    where: Where | None = None
+    ranks: tuple[int, ...] = ()
+    """The hardware ranks that it is about, so that a caller can point at them in the user's file."""
+
+    def at(self, where: Where | None) -> Problem:
+        """The same problem, said to stand at `where`."""
+        return replace(self, where=where)
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}: {self.message}" if self.where else self.message]
+        if self.where and (excerpt := self.where.excerpt()):
+            lines.append(excerpt)
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class RoostError(Exception):
+    """The base of all errors that Roost raises on purpose."""
+
+    def __init__(self, problems: str | Problem | Iterable[Problem], *, hint: str = "") -> None:
+        self.problems: tuple[Problem, ...]
+        if isinstance(problems, str):
+            self.problems = (Problem(message=problems, hint=hint),)
+        elif isinstance(problems, Problem):
+            self.problems = (problems,)
+        else:
+            self.problems = tuple(problems)
+        # BaseException pickles `args` back into __init__: with the tuple in it, errors survive Ray.
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(str(problem) for problem in self.problems)
+
+
+class ConfigError(RoostError, ValueError):
+    """A file, dict or flag says something that cannot be read or is not known."""
+
+
+class PlacementError(RoostError, ValueError, AssertionError):
+    """A placement breaks a rule of the documents."""
+
+
+def _cells(text: str) -> int:
+    """How many terminal cells `text` takes: East Asian wide characters take two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def said(items: Sequence[object], *, last: str = "and", most: int = 8) -> str:
+    """`[1, 2, 3]` as "1, 2 and 3", cut after `most` items so that a message stays readable."""
+    words = [str(item) for item in items[:most]]
+    if len(items) > most:
+        return f"{', '.join(words)} {last} {len(items) - most} more"
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 node`, `2 nodes`; `many` where it is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

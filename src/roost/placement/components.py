@@ -1,0 +1,275 @@
+"""From the config's `component_placement` to a strategy for each component."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roost.errors import ConfigError, PlacementError, Problem, RoostError, counted, said
+from roost.placement.config import ClusterConfig, ComponentConfig, read_job_config
+from roost.placement.placement import (
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    Placement,
+    PlacementStrategy,
+)
+from roost.placement.plan import ComponentPlan, PlacementMode, Plan
+from roost.placement.ranks import MAX_PROCESSES, RankRange, Segment
+from roost.placement.reading import Notes, pair_hint
+from roost.placement.topology import RankSpace, Topology, topology_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentLayout:
+    """One component, resolved against the hardware: its strategy, and what that gave."""
+
+    strategy: PlacementStrategy
+    plan: ComponentPlan
+
+
+class ComponentPlacement:
+    """Where every component of a config goes on a cluster.
+
+    >>> from roost import Topology
+    >>> config = {"cluster": {"num_nodes": 1, "component_placement": {"actor,inference": "0-7"}}}
+    >>> placement = ComponentPlacement(config, Topology.from_shorthand("1x8"))
+    >>> placement.components, placement.get_world_size("actor")
+    (['actor', 'inference'], 8)
+    """
+
+    def __init__(self, config: object, cluster: object, *, isolate_accelerator: bool = True) -> None:
+        job, notes = read_job_config(config)
+        self._job = job
+        self._isolate_accelerator = isolate_accelerator
+        broken = bool(notes.problems)
+        try:
+            self._topology = join_groups(topology_of(cluster), job.cluster)
+        except ConfigError as error:
+            notes.take(error)
+            notes.raise_if_any()
+        self._layouts = self._lay_out(notes, broken=broken)
+        notes.raise_if_any()
+
+    @property
+    def topology(self) -> Topology:
+        """The hardware that was planned on, with the groups of inventory and config."""
+        return self._topology
+
+    @property
+    def config(self) -> ClusterConfig:
+        """The `cluster` section of the config."""
+        return self._job.cluster
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        """How the components share the hardware."""
+        return PlacementMode.HYBRID
+
+    @property
+    def components(self) -> list[str]:
+        """The names of the components, in the order of the config."""
+        return list(self._layouts)
+
+    def get_hardware_ranks(self, component_name: str) -> list[int]:
+        """The hardware ranks of a component, counted over its node groups (node ranks on bare nodes)."""
+        return list(self._layout_of(component_name).plan.hardware_ranks)
+
+    def get_world_size(self, component_name: str) -> int:
+        """How many processes a component has."""
+        return self._layout_of(component_name).plan.world_size
+
+    def get_strategy(self, component_name: str) -> PlacementStrategy:
+        """The strategy that places a component."""
+        return self._layout_of(component_name).strategy
+
+    def get_placement(self, component_name: str) -> list[Placement]:
+        """The placements of a component, in rank order."""
+        return list(self._layout_of(component_name).plan.placements)
+
+    def plan(self) -> Plan:
+        """All placements as one value."""
+        return Plan(
+            topology=self._topology,
+            components=tuple(layout.plan for layout in self._layouts.values()),
+            num_nodes=self._job.cluster.num_nodes,
+            mode=self.placement_mode,
+        )
+
+    def _layout_of(self, component_name: str) -> ComponentLayout:
+        try:
+            return self._layouts[component_name]
+        except KeyError:
+            raise PlacementError(
+                f"the job has no component {component_name!r}",
+                hint=f"it has {said([repr(name) for name in self._layouts])}",
+            ) from None
+
+    def _lay_out(self, notes: Notes, *, broken: bool) -> dict[str, ComponentLayout]:
+        """Every component's layout; `broken` says that the config has mistakes, noted already.
+
+        One that cannot be placed is noted and left out.
+        """
+        layouts: dict[str, ComponentLayout] = {}
+        for component in self._job.cluster.components:
+            if unknown := self._unknown_group(component):
+                # A group that the config declares wrongly was noted where it is declared.
+                if not broken:
+                    notes.placement(unknown)
+                continue
+            try:
+                layouts[component.name] = self._lay_out_component(component)
+            except PlacementError as error:
+                notes.placement(*(pointed(problem, component) for problem in error.problems))
+        return layouts
+
+    def _unknown_group(self, component: ComponentConfig) -> Problem | None:
+        """What to say where the component names a node group that is not there."""
+        try:
+            for label in component.node_groups:
+                self._topology.group(label)
+        except PlacementError as error:
+            where = (component.groups_value or component.value).where()
+            return pointed(error.problems[0], component).at(where)
+        return None
+
+    def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
+        space = self._topology.space(component.node_groups)
+        segments = resolve(component, space)
+        labels = component.node_groups or None
+        strategy: PlacementStrategy
+        if space.is_bare:
+            nodes = [node for segment in segments for node in _share_nodes(segment, component)]
+            strategy = NodePlacementStrategy(nodes, labels)
+        else:
+            processes = [ranks for segment in segments for ranks in _share_hardware(segment, component)]
+            strategy = FlexiblePlacementStrategy(processes, labels)
+        return self._layout(component, segments, strategy)
+
+    def _layout(
+        self, component: ComponentConfig, segments: list[Segment], strategy: PlacementStrategy
+    ) -> ComponentLayout:
+        plan = ComponentPlan(
+            name=component.name,
+            node_groups=component.node_groups,
+            hardware_ranks=tuple(rank for segment in segments for rank in _resources(segment).as_range()),
+            placements=tuple(strategy.get_placement(self._topology, self._isolate_accelerator)),
+        )
+        return ComponentLayout(strategy=strategy, plan=plan)
+
+
+class HybridComponentPlacement(ComponentPlacement):
+    """Components on any sets of hardware, as embodied jobs use it."""
+
+
+def join_groups(topology: Topology, config: ClusterConfig) -> Topology:
+    """The topology with the config's node groups over it."""
+    return topology.with_groups(config.node_groups)
+
+
+def resolve(component: ComponentConfig, space: RankSpace) -> list[Segment]:
+    """The component's segments with `all` written out, every rank known to be there."""
+    found: list[Segment] = []
+    for segment in component.segments:
+        resources = segment.resources or RankRange(0, space.count - 1)
+        _check_resources(component, segment, resources, space)
+        processes = segment.processes or RankRange(0, len(resources) - 1)
+        if len(processes) > MAX_PROCESSES:
+            raise PlacementError(f"component {component.name!r} has {len(processes)} processes")
+        found.append(
+            Segment(
+                resources=resources,
+                processes=processes,
+                explicit=segment.explicit,
+                span=segment.span,
+                last_span=segment.last_span,
+            )
+        )
+    return found
+
+
+def _check_resources(component: ComponentConfig, segment: Segment, resources: RankRange, space: RankSpace) -> None:
+    try:
+        space.check([resources.first, resources.last], f"component {component.name!r}")
+    except PlacementError as error:
+        hint = ""
+        if resources.first < space.count:
+            hint = f"ranges include both ends; write {RankRange(resources.first, space.count - 1)}"
+        elif len(component.segments) == 1 and len(resources) == 1:
+            scalar = component.value.scalar if component.value.kind == "scalar" else None
+            hint = pair_hint(scalar)
+        (problem,) = error.problems
+        where = component.where(segment, last=True)
+        raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None
+
+
+def _share_hardware(segment: Segment, component: ComponentConfig) -> Iterator[range]:
+    """The hardware of each process of a segment: several pieces each, or one piece for several."""
+    resources, processes = _resources(segment), _processes(segment)
+    pieces, count = len(resources), len(processes)
+    if pieces % count and count % pieces:
+        raise PlacementError(
+            Problem(
+                message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
+                f"{pieces} pieces of hardware ({resources}): neither number divides the other",
+                hint=_even_hint(pieces, count),
+                where=component.where(segment),
+            )
+        )
+    first = resources.first
+    if pieces >= count:
+        each = pieces // count
+        return (range(first + index * each, first + (index + 1) * each) for index in range(count))
+    share = count // pieces
+    return (range(first + index // share, first + index // share + 1) for index in range(count))
+
+
+def _share_nodes(segment: Segment, component: ComponentConfig) -> Iterator[int]:
+    """The node of each process of a segment, as evenly as it goes, the first nodes taking one more."""
+    resources, processes = _resources(segment), _processes(segment)
+    nodes, count = len(resources), len(processes)
+    if nodes > count:
+        raise PlacementError(
+            Problem(
+                message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
+                f"{nodes} nodes ({resources}): a process never has two nodes",
+                hint=f"name {counted(count, 'node rank')}, or {nodes} processes",
+                where=component.where(segment),
+            )
+        )
+    each, more = divmod(count, nodes)
+    return (resources.first + index for index in range(nodes) for _ in range(each + 1 if index < more else each))
+
+
+def _even_hint(pieces: int, count: int) -> str:
+    if count > pieces:
+        return f"take {count // pieces * pieces} or {(count // pieces + 1) * pieces} processes"
+    fits = [number for number in range(1, pieces + 1) if pieces % number == 0] if pieces <= 10_000 else []
+    close = sorted(fits, key=lambda number: abs(number - count))[:2]
+    return f"take {said(sorted(close), last='or')} processes" if close else ""
+
+
+def pointed(problem: Problem, component: ComponentConfig) -> Problem:
+    """The problem, said of the component and pointed at where its placement stands."""
+    if problem.where is not None:
+        return problem
+    segment = None
+    if problem.ranks:
+        first = problem.ranks[0]
+        for item in component.segments:
+            if item.resources and item.resources.first <= first <= item.resources.last:
+                segment = item
+    named = f"component {component.name!r}"
+    message = problem.message if named in problem.message else f"{named}: {problem.message}"
+    return Problem(message=message, hint=problem.hint, where=component.where(segment), ranks=problem.ranks)
+
+
+def _resources(segment: Segment) -> RankRange:
+    if segment.resources is None:
+        raise RoostError("a segment was not resolved")
+    return segment.resources
+
+
+def _processes(segment: Segment) -> RankRange:
+    if segment.processes is None:
+        raise RoostError("a segment was not resolved")
+    return segment.processes

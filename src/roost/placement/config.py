@@ -1,0 +1,249 @@
+"""The job's config as a value: `ClusterConfig` for the `cluster` section, `JobConfig` for the whole.
+
+The other sections belong to the user and pass untouched; `ParallelSizes` holds the few numbers of them
+that a model-parallel placement needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roost.errors import Where
+from roost.placement.document import Value, as_document, read_file, read_text
+from roost.placement.groups import NodeGroup, read_node_groups
+from roost.placement.ranks import Segment
+from roost.placement.reading import (
+    Notes,
+    check_name,
+    read_bool,
+    read_int,
+    read_mapping,
+    read_placement,
+)
+from roost.placement.reading import read_list as _read_list
+from roost.placement.reading import read_text as _read_text
+
+_MAX_NODES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentConfig:
+    """What the config says of one component: its node groups (none: the cluster) and its segments."""
+
+    name: str
+    node_groups: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    text: str
+    value: Value = field(repr=False, compare=False)
+    groups_value: Value | None = field(default=None, repr=False, compare=False)
+
+    def where(self, segment: Segment | None = None, *, last: bool = False) -> Where:
+        """Where the placement stands, or one segment of it, or that segment's last resource."""
+        if segment is None or self.value.kind != "scalar":
+            return self.value.where()
+        return self.value.where(segment.last_span if last else segment.span)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """The `cluster` section: how many nodes, which node groups, and where each component goes."""
+
+    num_nodes: int | None
+    components: tuple[ComponentConfig, ...]
+    node_groups: tuple[NodeGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSizes:
+    """The parallel sizes of a model-parallel job, each at least 1."""
+
+    actor_tp: int = 1
+    actor_pp: int = 1
+    actor_cp: int = 1
+    rollout_tp: int = 1
+    rollout_pp: int = 1
+    inference_tp: int = 1
+    inference_pp: int = 1
+    inference_is_own: bool = False
+    """Whether the config gives inference sizes of its own; else it is cut as the actor is."""
+    recompute_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """A job's config, read and checked.
+
+    >>> config = JobConfig.from_dict({"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-7"}}})
+    >>> config.cluster.components[0].name
+    'actor'
+    """
+
+    cluster: ClusterConfig
+    document: Value = field(repr=False, compare=False)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> JobConfig:
+        """Read a YAML or JSON file; every mistake comes with line and column."""
+        return _checked(read_file(path))
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "<text>") -> JobConfig:
+        """Read YAML text; `name` stands for the file in messages."""
+        return _checked(read_text(text, name=name))
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> JobConfig:
+        """Read a dict or DictConfig; every mistake comes with its key."""
+        return _checked(as_document(config))
+
+    def has_parallel_sizes(self) -> bool:
+        """Whether the sections have the sizes that only a model-parallel job has."""
+        actor = self.document.get("actor", "model", "tensor_model_parallel_size")
+        return actor is not None and self.document.get("rollout", "tensor_parallel_size") is not None
+
+    def parallel_sizes(self) -> ParallelSizes:
+        """The parallel sizes of `actor`, `rollout`, `inference` and `algorithm`; what is left out is 1."""
+        notes = Notes()
+        sizes = _read_parallel_sizes(self.document, notes)
+        notes.raise_if_any()
+        return sizes
+
+
+def as_job_config(config: object) -> JobConfig:
+    """Any config as a JobConfig: a JobConfig, a path, a dict or a DictConfig."""
+    return config if isinstance(config, JobConfig) else _checked(as_document(config))
+
+
+def read_job_config(config: object) -> tuple[JobConfig, Notes]:
+    """Like `as_job_config`, but hands back the mistakes, for the planner to add its own.
+
+    What is mistaken is left out, so that the rest can be checked against the hardware in one go.
+    """
+    notes = Notes()
+    if isinstance(config, JobConfig):
+        return config, notes
+    document = as_document(config)
+    return JobConfig(cluster=_read_cluster(document, notes), document=document), notes
+
+
+def _checked(document: Value) -> JobConfig:
+    config, notes = read_job_config(document)
+    notes.raise_if_any()
+    return config
+
+
+def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
+    empty = ClusterConfig(num_nodes=None, components=())
+    if document.kind != "mapping":
+        notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
+        return empty
+    section = document.get("cluster")
+    if section is None:
+        hint = "put num_nodes, component_placement and node_groups under 'cluster:'"
+        notes.config(document, "the job has no section 'cluster'", hint=hint)
+        return empty
+    known = ("num_nodes", "component_placement", "node_groups")
+    fields = read_mapping(section, notes, "cluster", known, required=("component_placement",))
+    num_nodes = None
+    if "num_nodes" in fields:
+        num_nodes = read_int(fields["num_nodes"], notes, "cluster.num_nodes", minimum=1, maximum=_MAX_NODES)
+    groups: tuple[NodeGroup, ...] = ()
+    if "node_groups" in fields:
+        groups = read_node_groups(fields["node_groups"], notes, num_nodes, "cluster.num_nodes")
+    components: tuple[ComponentConfig, ...] = ()
+    if "component_placement" in fields:
+        components = _read_components(fields["component_placement"], notes)
+    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups)
+
+
+def _read_components(value: Value, notes: Notes) -> tuple[ComponentConfig, ...]:
+    if value.kind == "mapping" and not any(True for _ in value.items()):
+        notes.config(value, "component_placement names no component")
+    found: dict[str, ComponentConfig] = {}
+    seen: set[str] = set()
+    for text, item in read_mapping(value, notes, "component_placement").items():
+        where = next(key for key, _ in value.items() if str(key.scalar) == text)
+        for part in text.split(","):
+            name = check_name(part, where, notes, "the component name")
+            if name is None:
+                continue
+            if name in seen:
+                notes.config(where, f"component {name!r} is named twice")
+                continue
+            seen.add(name)
+            component = _read_component(name, item, notes)
+            if component is not None:
+                found[name] = component
+    return tuple(found.values())
+
+
+def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | None:
+    groups: tuple[str, ...] = ()
+    groups_value: Value | None = None
+    placement = value
+    if value.kind == "mapping":
+        what = f"component {name!r}"
+        fields = read_mapping(value, notes, what, ("node_group", "placement"), required=("placement",))
+        if "node_group" in fields:
+            groups_value = fields["node_group"]
+            labels = _read_labels(groups_value, notes, what)
+            if labels is None:
+                return None
+            groups = labels
+        if "placement" not in fields:
+            return None
+        placement = fields["placement"]
+    read = read_placement(placement, notes, f"component {name!r}")
+    if read is None:
+        return None
+    text, segments = read
+    return ComponentConfig(
+        name=name, node_groups=groups, segments=segments, text=text, value=placement, groups_value=groups_value
+    )
+
+
+def _read_labels(value: Value, notes: Notes, what: str) -> tuple[str, ...] | None:
+    found: list[str] = []
+    for part in _read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
+        text = _read_text(part, notes, f"{what}: node_group")
+        if text is None:
+            return None
+        for name in text.split(","):
+            label = check_name(name, part, notes, f"{what}: the node group")
+            if label is None:
+                return None
+            if label in found:
+                notes.config(part, f"{what} names node group {label!r} twice")
+                return None
+            found.append(label)
+    if not found:
+        notes.config(value, f"{what}: node_group is an empty list")
+        return None
+    return tuple(found)
+
+
+def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
+    def size(default: int, *keys: str) -> int:
+        value = document.get(*keys)
+        if value is None:
+            return default
+        return read_int(value, notes, ".".join(keys), minimum=1) or default
+
+    recompute = document.get("algorithm", "recompute_logprobs")
+    actor_tp = size(1, "actor", "model", "tensor_model_parallel_size")
+    actor_pp = size(1, "actor", "model", "pipeline_model_parallel_size")
+    return ParallelSizes(
+        actor_tp=actor_tp,
+        actor_pp=actor_pp,
+        actor_cp=size(1, "actor", "model", "context_parallel_size"),
+        rollout_tp=size(1, "rollout", "tensor_parallel_size"),
+        rollout_pp=size(1, "rollout", "pipeline_parallel_size"),
+        # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
+        inference_tp=size(actor_tp, "inference", "model", "tensor_model_parallel_size"),
+        inference_pp=size(actor_pp, "inference", "model", "pipeline_model_parallel_size"),
+        inference_is_own=document.get("inference", "model") is not None,
+        recompute_logprobs=bool(recompute is not None and read_bool(recompute, notes, "algorithm.recompute_logprobs")),
+    )

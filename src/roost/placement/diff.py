@@ -1,0 +1,150 @@
+"""What changes from one plan to another: who moved, came and went, and which hardware changed hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from roost.placement.placement import Placement
+from roost.placement.plan import Piece, Plan, Worker, pieces_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A worker that is in both plans, on different hardware."""
+
+    worker: Worker
+    before: Placement
+    after: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedVariables:
+    """A worker that stays where it is and gets other variables: name, before, after."""
+
+    worker: Worker
+    variables: tuple[tuple[str, str | None, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedHands:
+    """A piece of hardware that other components use than before."""
+
+    piece: Piece
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDiff:
+    """The difference of two plans; false where they are alike."""
+
+    moved: tuple[Moved, ...]
+    appeared: tuple[Worker, ...]
+    went: tuple[Worker, ...]
+    changed_variables: tuple[ChangedVariables, ...]
+    changed_hands: tuple[ChangedHands, ...]
+    facts: tuple[tuple[str, str, str], ...]
+    """What else differs, as (what, before, after): the mode, the number of nodes, the topology."""
+
+    def __bool__(self) -> bool:
+        parts = (self.moved, self.appeared, self.went, self.changed_variables, self.changed_hands, self.facts)
+        return any(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as JSON has it."""
+        return {
+            "moved": [
+                {"worker": str(item.worker), "before": seat(item.before), "after": seat(item.after)}
+                for item in self.moved
+            ],
+            "appeared": [str(worker) for worker in self.appeared],
+            "went": [str(worker) for worker in self.went],
+            "changed_variables": [
+                {"worker": str(item.worker), "variables": {name: [a, b] for name, a, b in item.variables}}
+                for item in self.changed_variables
+            ],
+            "changed_hands": [
+                {
+                    "node_rank": item.piece.node_rank,
+                    "kind": item.piece.kind,
+                    "local_rank": item.piece.local_rank,
+                    "before": list(item.before),
+                    "after": list(item.after),
+                }
+                for item in self.changed_hands
+            ],
+            "facts": {what: [before, after] for what, before, after in self.facts},
+        }
+
+
+def diff_plans(before: Plan, after: Plan) -> PlanDiff:
+    """What changes from `before` to `after`."""
+    old = _workers(before)
+    new = _workers(after)
+    both = [worker for worker in old if worker in new]
+    moved = [
+        Moved(worker=item, before=old[item], after=new[item]) for item in both if _place(old[item]) != _place(new[item])
+    ]
+    stayed = [item for item in both if _place(old[item]) == _place(new[item])]
+    return PlanDiff(
+        moved=tuple(moved),
+        appeared=tuple(worker for worker in new if worker not in old),
+        went=tuple(worker for worker in old if worker not in new),
+        changed_variables=tuple(_changed_variables(before, after, stayed)),
+        changed_hands=tuple(_changed_hands(before, after)),
+        facts=tuple(_facts(before, after)),
+    )
+
+
+def seat(placement: Placement) -> str:
+    """Where a worker sits, in a few words: `node 1, accelerator 0,2`."""
+    if not placement.local_hardware_ranks:
+        return f"node {placement.cluster_node_rank}"
+    ranks = ",".join(map(str, placement.local_hardware_ranks))
+    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"
+
+
+def _workers(plan: Plan) -> dict[Worker, Placement]:
+    return {Worker(item.name, placement.rank): placement for item in plan.components for placement in item.placements}
+
+
+def _place(placement: Placement) -> list[Piece]:
+    return pieces_of(placement)
+
+
+def _changed_variables(before: Plan, after: Plan, workers: list[Worker]) -> list[ChangedVariables]:
+    found = []
+    for worker in workers:
+        old, new = before.environment(*worker), after.environment(*worker)
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        if names:
+            changes = tuple((name, old.get(name), new.get(name)) for name in names)
+            found.append(ChangedVariables(worker=worker, variables=changes))
+    return found
+
+
+def _changed_hands(before: Plan, after: Plan) -> list[ChangedHands]:
+    old, new = before.occupants(), after.occupants()
+    found = []
+    for piece in sorted({*old, *new}):
+        had = tuple(dict.fromkeys(worker.component for worker in old.get(piece, ())))
+        has = tuple(dict.fromkeys(worker.component for worker in new.get(piece, ())))
+        if set(had) != set(has):
+            found.append(ChangedHands(piece=piece, before=had, after=has))
+    return found
+
+
+def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
+    def shape(plan: Plan) -> str:
+        return f"{plan.topology.num_nodes} nodes, {plan.topology.num_accelerators} accelerators"
+
+    facts = [
+        ("mode", before.mode.value, after.mode.value),
+        ("num_nodes", str(before.num_nodes), str(after.num_nodes)),
+        ("components", ", ".join(c.name for c in before.components), ", ".join(c.name for c in after.components)),
+    ]
+    found = [fact for fact in facts if fact[1] != fact[2]]
+    if before.topology != after.topology:
+        found.append(("cluster", shape(before), shape(after)))
+    return found

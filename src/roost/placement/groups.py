@@ -1,0 +1,276 @@
+"""Node groups: a label over nodes, with the hardware declared there and the environment of its workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.errors import said
+from roost.placement.document import Value
+from roost.placement.hardware import accelerator_types
+from roost.placement.ranks import format_ranks
+from roost.placement.reading import (
+    Notes,
+    read_bool,
+    read_int,
+    read_list,
+    read_mapping,
+    read_name,
+    read_rank_list,
+    read_text,
+)
+
+CLUSTER = "cluster"
+"""The reserved group of all nodes with their accelerators."""
+NODE = "node"
+"""The reserved group of all nodes as bare nodes."""
+RESERVED = (CLUSTER, NODE)
+
+# Roost writes these, and the visible devices, for every worker: a group that set them would make it lie.
+_OWN_VARIABLES = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeclaredHardware:
+    """One piece of hardware that the user declared, such as a robot, with its settings."""
+
+    type: str
+    node_rank: int
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvConfig:
+    """What the workers of a group get on some of its nodes: variables and an interpreter."""
+
+    node_ranks: tuple[int, ...]
+    env_vars: tuple[tuple[str, str], ...] = ()
+    python_interpreter_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """A label over nodes. Its hardware is what it declares, else accelerators, else the nodes themselves."""
+
+    label: str
+    node_ranks: tuple[int, ...]
+    hardware: tuple[DeclaredHardware, ...] = ()
+    ignore_hardware: bool = False
+    env_configs: tuple[EnvConfig, ...] = ()
+
+    def env_config(self, node_rank: int) -> EnvConfig | None:
+        """The environment for workers on this node, where the group has one."""
+        return next((item for item in self.env_configs if node_rank in item.node_ranks), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The group as an inventory or a job file says it."""
+        out: dict[str, Any] = {"label": self.label, "node_ranks": list(self.node_ranks)}
+        if self.ignore_hardware:
+            out["ignore_hardware"] = True
+        if self.hardware:
+            configs = [{"node_rank": item.node_rank, **item.settings} for item in self.hardware]
+            out["hardware"] = {"type": self.hardware[0].type, "configs": configs}
+        if self.env_configs:
+            out["env_configs"] = [_env_to_dict(item) for item in self.env_configs]
+        return out
+
+
+def read_node_groups(value: Value, notes: Notes, num_nodes: int | None, limit_name: str) -> tuple[NodeGroup, ...]:
+    """Read a list of node groups, noting every mistake; `num_nodes` bounds the node ranks."""
+    groups: dict[str, NodeGroup] = {}
+    for item in read_list(value, notes, "node_groups"):
+        group = _read_group(item, notes, num_nodes, limit_name)
+        if group is None:
+            continue
+        if group.label in groups:
+            notes.config(_at(item, "label"), f"node group {group.label!r} is declared twice")
+            continue
+        groups[group.label] = group
+        _check_declared_once(group, list(groups.values())[:-1], item, notes)
+    return tuple(groups.values())
+
+
+def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit_name: str) -> NodeGroup | None:
+    known = ("label", "node_ranks", "hardware", "ignore_hardware", "env_configs")
+    fields = read_mapping(value, notes, "a node group", known, required=("label", "node_ranks"))
+    if "label" not in fields or "node_ranks" not in fields:
+        return None
+    label = read_name(fields["label"], notes, "the label of a node group")
+    if label is None:
+        return None
+    what = f"node group {label!r}"
+    if label in RESERVED:
+        notes.config(fields["label"], f"the label {label!r} is reserved", hint=_reserved_hint(label))
+        return None
+    node_ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks")
+    if node_ranks is None:
+        return None
+    if not _check_node_ranks(node_ranks, fields["node_ranks"], notes, what, num_nodes, limit_name):
+        return None
+    ignore = (
+        bool(read_bool(fields["ignore_hardware"], notes, f"{what}: ignore_hardware"))
+        if ("ignore_hardware" in fields)
+        else False
+    )
+    hardware: tuple[DeclaredHardware, ...] = ()
+    if "hardware" in fields:
+        hardware = _read_hardware(fields["hardware"], notes, what, node_ranks)
+        if ignore:
+            notes.config(
+                fields["ignore_hardware"],
+                f"{what} declares hardware and ignores it",
+                hint="leave out ignore_hardware, or make a second group for the bare nodes",
+            )
+    env_configs: tuple[EnvConfig, ...] = ()
+    if "env_configs" in fields:
+        env_configs = _read_env_configs(fields["env_configs"], notes, what, node_ranks)
+    return NodeGroup(
+        label=label, node_ranks=node_ranks, hardware=hardware, ignore_hardware=ignore, env_configs=env_configs
+    )
+
+
+def _check_node_ranks(
+    ranks: Sequence[int], value: Value, notes: Notes, what: str, num_nodes: int | None, limit_name: str
+) -> bool:
+    if num_nodes is None or ranks[-1] < num_nodes:
+        return True
+    outside = [rank for rank in ranks if rank >= num_nodes]
+    notes.config(
+        value,
+        f"{what} names node rank {format_ranks(outside)}, but {limit_name} has {_up_to(num_nodes)}",
+        hint="node ranks count from 0, and ranges include both ends",
+    )
+    return False
+
+
+def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[DeclaredHardware, ...]:
+    fields = read_mapping(value, notes, f"{what}: hardware", ("type", "configs"), required=("type", "configs"))
+    if "type" not in fields or "configs" not in fields:
+        return ()
+    kind = read_name(fields["type"], notes, f"{what}: the hardware type")
+    if kind is not None and (kind in accelerator_types() or kind in RESERVED):
+        notes.config(
+            fields["type"],
+            f"{what} declares {kind!r} as hardware",
+            hint="accelerators are found on the node and not declared: leave out 'hardware'",
+        )
+        return ()
+    items = read_list(fields["configs"], notes, f"{what}: hardware configs")
+    if not items and fields["configs"].kind == "list":
+        notes.config(fields["configs"], f"{what} declares hardware but no piece of it")
+    found: list[DeclaredHardware] = []
+    for item in items:
+        settings = read_mapping(item, notes, f"{what}: a hardware config", required=("node_rank",))
+        if "node_rank" not in settings:
+            continue
+        node_rank = read_int(settings.pop("node_rank"), notes, f"{what}: node_rank of a hardware config")
+        if node_rank is None:
+            continue
+        if node_rank not in node_ranks:
+            notes.config(
+                _at(item, "node_rank"),
+                f"{what} declares hardware on node rank {node_rank}, but has nodes {format_ranks(node_ranks)}",
+            )
+        plain = {name: setting.plain() for name, setting in settings.items()}
+        found.append(DeclaredHardware(type=kind or "", node_rank=node_rank, settings=plain))
+    # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
+    return tuple(sorted(found, key=lambda piece: piece.node_rank))
+
+
+def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[EnvConfig, ...]:
+    known = ("node_ranks", "env_vars", "python_interpreter_path")
+    found: list[EnvConfig] = []
+    for item in read_list(value, notes, f"{what}: env_configs"):
+        fields = read_mapping(item, notes, f"{what}: an env_config", known, required=("node_ranks",))
+        if "node_ranks" not in fields:
+            continue
+        ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks of an env_config")
+        if ranks is None:
+            continue
+        strange = [rank for rank in ranks if rank not in node_ranks]
+        if strange:
+            notes.config(
+                fields["node_ranks"],
+                f"{what}: an env_config names node rank {format_ranks(strange)}, "
+                f"but the group has nodes {format_ranks(node_ranks)}",
+            )
+        taken = sorted({rank for other in found for rank in other.node_ranks} & set(ranks))
+        if taken:
+            notes.config(
+                fields["node_ranks"],
+                f"{what}: two env_configs cover node rank {format_ranks(taken)}",
+                hint="a node takes one env_config; merge them, or give them different nodes",
+            )
+        path = None
+        if "python_interpreter_path" in fields:
+            path = read_text(fields["python_interpreter_path"], notes, f"{what}: python_interpreter_path")
+        env_vars = _read_env_vars(fields["env_vars"], notes, what) if "env_vars" in fields else ()
+        found.append(EnvConfig(node_ranks=ranks, env_vars=env_vars, python_interpreter_path=path))
+    return tuple(found)
+
+
+def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, str], ...]:
+    """A mapping of variables, or a list of such mappings."""
+    found: dict[str, str] = {}
+    for part in read_list(value, notes, f"{what}: env_vars") if value.kind == "list" else [value]:
+        for name, item in read_mapping(part, notes, f"{what}: env_vars").items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                notes.config(item, f"{what}: {name!r} cannot name an environment variable")
+            elif name in _OWN_VARIABLES or name in {item.variable for item in accelerator_types().values()}:
+                notes.config(item, f"{what}: {name} is set by Roost for each worker and cannot be set here")
+            elif name in found:
+                notes.config(item, f"{what}: env_vars names {name!r} twice")
+            else:
+                text = _variable_text(item, notes, f"{what}: the variable {name}")
+                if text is not None:
+                    found[name] = text
+    return tuple(found.items())
+
+
+def _variable_text(value: Value, notes: Notes, what: str) -> str | None:
+    """Variables are text: numbers are taken as typed, and a boolean in a dict has no one spelling."""
+    if value.kind == "scalar" and isinstance(value.scalar, float):
+        return repr(value.scalar)
+    text = read_text(value, notes, what)
+    if text is not None and "\0" in text:
+        notes.config(value, f"{what} has a zero byte in it")
+        return None
+    return text
+
+
+def _check_declared_once(group: NodeGroup, others: Sequence[NodeGroup], value: Value, notes: Notes) -> None:
+    for other in others:
+        mine = {(item.type, item.node_rank) for item in group.hardware}
+        theirs = {(item.type, item.node_rank) for item in other.hardware}
+        for kind, node_rank in sorted(mine & theirs):
+            notes.config(
+                _at(value, "hardware"),
+                f"node groups {other.label!r} and {group.label!r} both declare {kind!r} on node rank {node_rank}",
+                hint="declare each piece once; several components may use one group",
+            )
+
+
+def _at(value: Value, key: str) -> Value:
+    return value.get(key) or value
+
+
+def _up_to(count: int) -> str:
+    return "0" if count == 1 else f"0-{count - 1}"
+
+
+def _reserved_hint(label: str) -> str:
+    meaning = "all nodes with their accelerators" if label == CLUSTER else "all nodes as bare nodes"
+    return f"{label!r} already means {meaning}; {said([repr(item) for item in RESERVED])} need no declaration"
+
+
+def _env_to_dict(item: EnvConfig) -> dict[str, Any]:
+    out: dict[str, Any] = {"node_ranks": list(item.node_ranks)}
+    if item.env_vars:
+        out["env_vars"] = dict(item.env_vars)
+    if item.python_interpreter_path:
+        out["python_interpreter_path"] = item.python_interpreter_path
+    return out

@@ -1,0 +1,188 @@
+"""Topologies from a shorthand, a dict or an inventory file, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.placement.document import INVENTORY_FILE_LIMIT, PlainValue, Value, read_file
+from roost.placement.groups import read_node_groups
+from roost.placement.hardware import AcceleratorType, accelerator_types
+from roost.placement.reading import Notes, describe, nearest, read_int, read_list, read_mapping, read_text
+from roost.placement.topology import Accelerator, Node, Topology
+
+MAX_NODES = 1_000_000
+MAX_ACCELERATORS_PER_NODE = 1024
+
+_NODE_KEYS = ("accelerators", "name", "address", "labels", "cpus", "memory")
+_ACCELERATOR_KEYS = ("type", "model", "memory")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def read_shorthand(text: str) -> Topology:
+    """`4x8:H100,2x4:4090,1x0`: nodes x accelerators : model, one after the other."""
+    nodes: list[Node] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*[xX]\s*([0-9]{1,9})\s*(?::\s*([^\s:,]+)\s*)?", part)
+        if not match:
+            raise ConfigError(
+                f"cluster {text!r}: {part.strip()!r} is not nodes x accelerators",
+                hint="write 2x8, or 4x8:H100,2x4:4090,1x0 for several kinds of node",
+            )
+        count, accelerators, model = int(match[1]), int(match[2]), match[3]
+        if count < 1:
+            raise ConfigError(f"cluster {text!r}: {part.strip()!r} has no node", hint="the first number counts nodes")
+        if len(nodes) + count > MAX_NODES or accelerators > MAX_ACCELERATORS_PER_NODE:
+            raise ConfigError(
+                f"cluster {text!r}: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} accelerators are planned"
+            )
+        nodes += [Node(accelerators=(Accelerator(model=model),) * accelerators)] * count
+    return Topology(nodes=tuple(nodes))
+
+
+def read_inventory_file(path: str | Path) -> Topology:
+    """An inventory file, YAML or JSON; every mistake with line and column."""
+    return _read(read_file(path, limit=INVENTORY_FILE_LIMIT))
+
+
+def read_inventory(data: Mapping[str, Any]) -> Topology:
+    """The inventory format as a dict."""
+    return _read(PlainValue(data))
+
+
+def write_inventory(topology: Topology) -> dict[str, Any]:
+    """The shortest dict that reads back as the topology."""
+    out: dict[str, Any] = {"nodes": [_write_node(node) for node in topology.nodes]}
+    out["groups"] = [group.to_dict() for group in topology.groups]
+    return out
+
+
+def _read(value: Value) -> Topology:
+    notes = Notes()
+    fields = read_mapping(value, notes, "an inventory", ("nodes", "groups"), required=("nodes",))
+    nodes: list[Node] = []
+    if "nodes" in fields:
+        nodes = [_read_node(item, notes) for item in read_list(fields["nodes"], notes, "nodes")]
+        if not nodes and fields["nodes"].kind == "list":
+            notes.config(fields["nodes"], "an inventory needs at least one node")
+        _check_unique(nodes, fields["nodes"], notes)
+    groups = read_node_groups(fields["groups"], notes, len(nodes), "the inventory") if "groups" in fields else ()
+    notes.raise_if_any()
+    return Topology(nodes=tuple(nodes), groups=groups)
+
+
+def _read_node(value: Value, notes: Notes) -> Node:
+    fields = read_mapping(value, notes, "a node", _NODE_KEYS, required=("accelerators",))
+    accelerators: tuple[Accelerator, ...] = ()
+    if "accelerators" in fields:
+        accelerators = _read_accelerators(fields["accelerators"], notes)
+    labels: dict[str, str] = {}
+    if "labels" in fields:
+        for name, item in read_mapping(fields["labels"], notes, "the labels of a node").items():
+            text = read_text(item, notes, f"the label {name!r} of a node")
+            if text is not None:
+                labels[name] = text
+    return Node(
+        accelerators=accelerators,
+        name=read_text(fields["name"], notes, "the name of a node") if "name" in fields else None,
+        address=read_text(fields["address"], notes, "the address of a node") if "address" in fields else None,
+        labels=tuple(labels.items()),
+        cpus=read_int(fields["cpus"], notes, "the cpus of a node") if "cpus" in fields else None,
+        memory=_read_memory(fields["memory"], notes, "the memory of a node") if "memory" in fields else None,
+    )
+
+
+def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
+    """A count, a mapping with a count, or a list with one mapping for each."""
+    if value.kind == "scalar":
+        count = read_int(value, notes, "the accelerators of a node", maximum=MAX_ACCELERATORS_PER_NODE)
+        return (Accelerator(),) * (count or 0)
+    if value.kind == "list":
+        items = read_list(value, notes, "the accelerators of a node")
+        found = tuple(_read_accelerator(item, notes)[0] for item in items)
+    else:
+        one, count = _read_accelerator(value, notes, with_count=True)
+        found = (one,) * count
+    types = sorted({item.type for item in found})
+    if len(types) > 1:
+        notes.config(value, f"a node has accelerators of several types: {', '.join(types)}")
+    return found
+
+
+def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -> tuple[Accelerator, int]:
+    known = (*_ACCELERATOR_KEYS, "count") if with_count else _ACCELERATOR_KEYS
+    what = "the accelerators of a node" if with_count else "an accelerator"
+    fields = read_mapping(value, notes, what, known, required=("count",) if with_count else ())
+    kind = AcceleratorType.NVIDIA
+    if "type" in fields and (name := read_text(fields["type"], notes, "the type of an accelerator")) is not None:
+        if name in accelerator_types():
+            kind = AcceleratorType(name)
+        else:
+            notes.config(
+                fields["type"], f"accelerator type {name!r} is not known", hint=nearest(name, accelerator_types())
+            )
+    model = read_text(fields["model"], notes, "the model of an accelerator") if "model" in fields else None
+    memory = _read_memory(fields["memory"], notes, "the memory of an accelerator") if "memory" in fields else None
+    count = 1
+    if "count" in fields:
+        count = read_int(fields["count"], notes, "the count of accelerators", maximum=MAX_ACCELERATORS_PER_NODE) or 0
+    return Accelerator(type=kind, model=model, memory=memory), count
+
+
+def _read_memory(value: Value, notes: Notes, what: str) -> int | None:
+    """Bytes, or a number with a unit: `80GiB`, `512 GB`."""
+    text = read_text(value, notes, what)
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", text)
+    if not match or match[2] not in _UNITS:
+        notes.config(value, f"{what} is {describe(value)}", hint="write bytes, or a unit: 80GiB, 512GB")
+        return None
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def _check_unique(nodes: list[Node], value: Value, notes: Notes) -> None:
+    first: dict[str, int] = {}
+    for rank, node in enumerate(nodes):
+        if node.name is not None and first.setdefault(node.name, rank) != rank:
+            notes.config(value, f"nodes {first[node.name]} and {rank} are both named {node.name!r}")
+
+
+def _write_node(node: Node) -> dict[str, Any]:
+    out: dict[str, Any] = {"accelerators": _write_accelerators(node.accelerators)}
+    for key in ("name", "address", "cpus"):
+        if getattr(node, key) is not None:
+            out[key] = getattr(node, key)
+    if node.labels:
+        out["labels"] = dict(node.labels)
+    if node.memory is not None:
+        out["memory"] = _write_memory(node.memory)
+    return out
+
+
+def _write_accelerators(accelerators: tuple[Accelerator, ...]) -> int | dict[str, Any] | list[dict[str, Any]]:
+    if not accelerators or set(accelerators) == {Accelerator()}:
+        return len(accelerators)
+    if len(set(accelerators)) == 1:
+        return {"count": len(accelerators), **_write_accelerator(accelerators[0])}
+    return [_write_accelerator(item) for item in accelerators]
+
+
+def _write_accelerator(accelerator: Accelerator) -> dict[str, Any]:
+    out: dict[str, Any] = {"type": str(accelerator.type)}
+    if accelerator.model is not None:
+        out["model"] = accelerator.model
+    if accelerator.memory is not None:
+        out["memory"] = _write_memory(accelerator.memory)
+    return out
+
+
+def _write_memory(size: int) -> int | str:
+    for unit in ("TiB", "GiB", "MiB"):
+        if size and size % _UNITS[unit] == 0:
+            return f"{size // _UNITS[unit]}{unit}"
+    return size

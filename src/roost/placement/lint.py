@@ -1,0 +1,142 @@
+"""Findings on a legal plan that a person would want to know before paying for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from roost.errors import counted, said
+from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.ranks import format_ranks
+from roost.placement.topology import ACCELERATOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to know: a stable code, how much it matters, and what it is."""
+
+    code: str
+    level: Literal["warning", "info"]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.message} [{self.code}]"
+
+
+def lint(plan: Plan) -> tuple[Finding, ...]:
+    """What a person would want to know of a plan; warnings first."""
+    found: list[Finding] = []
+    found += _num_nodes(plan)
+    found += _idle(plan)
+    for component in plan.components:
+        found += _uneven(component)
+        found += _far_apart(plan, component)
+        found += _cut_by_node(component)
+        found += _left_over(component)
+    found += _shared(plan)
+    return tuple(sorted(found, key=lambda finding: finding.level != "warning"))
+
+
+def _num_nodes(plan: Plan) -> Iterator[Finding]:
+    there = plan.topology.num_nodes
+    if plan.num_nodes is not None and plan.num_nodes != there:
+        message = f"cluster.num_nodes is {plan.num_nodes}, but the plan is for {counted(there, 'node')}"
+        yield Finding(code="num-nodes", level="warning", message=message)
+
+
+def _idle(plan: Plan) -> Iterator[Finding]:
+    used = {(piece.node_rank, piece.local_rank) for piece in plan.occupants() if piece.kind == ACCELERATOR}
+    idle: dict[int, list[int]] = {}
+    for node_rank, node in enumerate(plan.topology.nodes):
+        free = [local for local in range(len(node.accelerators)) if (node_rank, local) not in used]
+        if free:
+            idle[node_rank] = free
+    if not idle:
+        return
+    total = sum(map(len, idle.values()))
+    where = _by_node(idle)
+    message = f"{total} of {counted(plan.topology.num_accelerators, 'accelerator')} idle: {where}"
+    yield Finding(code="idle", level="warning", message=message)
+
+
+def _by_node(ranks: dict[int, list[int]]) -> str:
+    """`node 0: 4-7; nodes 2-3: 0-7`: nodes with the same ranks are said together."""
+    nodes: dict[str, list[int]] = {}
+    for node_rank, local in ranks.items():
+        nodes.setdefault(format_ranks(local), []).append(node_rank)
+    parts = [f"node{'s' * (len(same) > 1)} {format_ranks(same)}: {local}" for local, same in nodes.items()]
+    return "; ".join(parts[:6]) + (f"; and {len(parts) - 6} more" if len(parts) > 6 else "")
+
+
+def _shared(plan: Plan) -> Iterator[Finding]:
+    groups: dict[tuple[str, ...], dict[int, list[int]]] = {}
+    for piece, workers in plan.occupants().items():
+        names = tuple(dict.fromkeys(worker.component for worker in workers))
+        if piece.kind == ACCELERATOR and len(names) > 1:
+            groups.setdefault(names, {}).setdefault(piece.node_rank, []).append(piece.local_rank)
+    for names, ranks in groups.items():
+        count = sum(map(len, ranks.values()))
+        where = _by_node({node: sorted(local) for node, local in sorted(ranks.items())})
+        message = f"{said(names)} share {counted(count, 'accelerator')}: {where}"
+        yield Finding(code="shared", level="info", message=message)
+
+
+def _uneven(component: ComponentPlan) -> Iterator[Finding]:
+    per_node = Counter(placement.cluster_node_rank for placement in component.placements)
+    if len(per_node) > 1 and len(set(per_node.values())) > 1:
+        counts = Counter(per_node.values())
+        spread = said([f"{size} on {counted(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)])
+        message = f"{component.name} is spread unevenly: {spread}"
+        yield Finding(code="uneven", level="warning", message=message)
+
+
+def _far_apart(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+    if component.stride > 1:
+        return
+    apart = []
+    for placement in component.placements:
+        ranks = placement.local_hardware_ranks
+        if placement.hardware_type == ACCELERATOR and len(ranks) > 1 and ranks[-1] - ranks[0] + 1 > len(ranks):
+            apart.append(placement)
+    if not apart:
+        return
+    first = apart[0]
+    more = f" (and {len(apart) - 1} more like it)" if len(apart) > 1 else ""
+    message = (
+        f"{component.name}:{first.rank} has accelerators {format_ranks(first.local_hardware_ranks)} of node "
+        f"{first.cluster_node_rank}, which are apart where {counted(len(first.local_hardware_ranks), 'neighbour')} "
+        f"would do{more}"
+    )
+    yield Finding(code="apart", level="warning", message=message)
+
+
+def _cut_by_node(component: ComponentPlan) -> Iterator[Finding]:
+    size = component.tensor_parallel_size
+    if size < 2:
+        return
+    cut = []
+    for first in range(0, component.world_size - size + 1, size):
+        nodes = sorted({item.cluster_node_rank for item in component.placements[first : first + size]})
+        if len(nodes) > 1:
+            cut.append((first, nodes))
+    if cut:
+        first, nodes = cut[0]
+        more = f" (and {len(cut) - 1} more groups)" if len(cut) > 1 else ""
+        message = (
+            f"the tensor-parallel group {component.name}:{first}-{first + size - 1} is cut by a node's edge: "
+            f"nodes {format_ranks(nodes)}{more}"
+        )
+        yield Finding(code="tensor-parallel-cut", level="warning", message=message)
+
+
+def _left_over(component: ComponentPlan) -> Iterator[Finding]:
+    size = component.model_parallel_size
+    over = component.world_size % size
+    if over:
+        message = (
+            f"{component.name} has {component.world_size} workers, and {size} hold one copy of the model: "
+            f"{over} left over"
+        )
+        yield Finding(code="left-over", level="warning", message=message)

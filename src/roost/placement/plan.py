@@ -1,0 +1,248 @@
+"""All placements of a job as one value: equal, hashable by content, written as JSON and read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roost.errors import ConfigError, PlacementError, RoostError, said
+from roost.placement.hardware import AcceleratorType
+from roost.placement.placement import Placement
+from roost.placement.topology import BARE_NODE, Topology
+
+if TYPE_CHECKING:
+    from roost.placement.diff import PlanDiff
+
+PLAN_VERSION = 1
+_PLACEMENT_FIELDS = tuple(field.name for field in fields(Placement))
+
+
+class PlacementMode(Enum):
+    """How the components of a job share the hardware."""
+
+    COLLOCATED = "collocated"
+    """Actor and rollout on the same accelerators."""
+    DISAGGREGATED = "disaggregated"
+    """Each component on accelerators of its own."""
+    HYBRID = "hybrid"
+    """Any component on any hardware."""
+
+
+class Worker(NamedTuple):
+    """One worker by component and rank; `actor:3` in text."""
+
+    component: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.component}:{self.rank}"
+
+
+class Piece(NamedTuple):
+    """One piece of hardware: its node, its kind, and its rank on that node (-1 for a node itself)."""
+
+    node_rank: int
+    kind: str
+    local_rank: int
+
+    def __str__(self) -> str:
+        return f"node {self.node_rank}" if self.kind == BARE_NODE else f"{self.node_rank}:{self.local_rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComponentPlan:
+    """The placements of one component, in rank order, and how they came about."""
+
+    name: str
+    node_groups: tuple[str, ...]
+    hardware_ranks: tuple[int, ...]
+    placements: tuple[Placement, ...]
+    stride: int = 1
+    """The distance between the accelerators of one process, where it is strided on purpose."""
+    tensor_parallel_size: int = 1
+    """How many consecutive ranks are one tensor-parallel group, where that is known."""
+    model_parallel_size: int = 1
+    """How many consecutive ranks hold one copy of the model, where that is known."""
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the component has."""
+        return len(self.placements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which worker of a job sits where, on which topology.
+
+    >>> from roost import make_plan
+    >>> job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3"}}}
+    >>> plan = make_plan(job, Topology.from_shorthand("1x4"))
+    >>> plan.environment("actor", 2)["CUDA_VISIBLE_DEVICES"]
+    '2'
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    topology: Topology
+    components: tuple[ComponentPlan, ...]
+    num_nodes: int | None = None
+    """What the config says of the number of nodes."""
+    mode: PlacementMode = PlacementMode.HYBRID
+
+    def component(self, name: str) -> ComponentPlan:
+        """A component by its name."""
+        found = next((item for item in self.components if item.name == name), None)
+        if found is None:
+            names = [repr(item.name) for item in self.components]
+            raise PlacementError(f"the plan has no component {name!r}", hint=f"it has {said(names)}")
+        return found
+
+    def placement(self, component: str, rank: int) -> Placement:
+        """Where one worker sits."""
+        placements = self.component(component).placements
+        if not 0 <= rank < len(placements):
+            last = len(placements) - 1
+            has = "only rank 0" if last == 0 else f"ranks 0-{last}"
+            raise PlacementError(f"component {component!r} has no rank {rank}: it has {has}")
+        return placements[rank]
+
+    def environment(self, component: str, rank: int) -> dict[str, str]:
+        """Exactly the variables that a worker will get, apart from what only a running job knows."""
+        from roost.placement.environ import worker_environment
+
+        return worker_environment(self, component, rank)
+
+    def diff(self, other: Plan) -> PlanDiff:
+        """What changes from this plan to `other`."""
+        from roost.placement.diff import diff_plans
+
+        return diff_plans(self, other)
+
+    def occupants(self) -> dict[Piece, list[Worker]]:
+        """The workers on each piece of hardware that has any, in order of components and ranks."""
+        found: dict[Piece, list[Worker]] = {}
+        for component in self.components:
+            for placement in component.placements:
+                worker = Worker(component.name, placement.rank)
+                for piece in pieces_of(placement):
+                    found.setdefault(piece, []).append(worker)
+        return found
+
+    def only(self, names: Iterable[str]) -> Plan:
+        """The plan with these components only."""
+        wanted = [self.component(name).name for name in names]
+        return replace(self, components=tuple(item for item in self.components if item.name in wanted))
+
+    @property
+    def hash(self) -> str:
+        """A hash of everything in the plan, the same on every machine and in every run."""
+        return _hash(self._content())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON has it; `docs/reference/plan-json.md` describes it."""
+        content = self._content()
+        return {"version": PLAN_VERSION, "hash": _hash(content), **content}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The plan as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what `to_dict` wrote; a plan that was edited since is refused."""
+        if not isinstance(data, Mapping) or "components" not in data or "version" not in data:
+            raise ConfigError("this is no plan: it lacks 'version' or 'components'")
+        if data["version"] != PLAN_VERSION:
+            raise ConfigError(f"the plan has version {data['version']!r}, and this Roost reads {PLAN_VERSION}")
+        try:
+            plan = cls(
+                topology=Topology.from_dict(data["topology"]),
+                components=tuple(_read_component(name, item) for name, item in data["components"].items()),
+                num_nodes=data["num_nodes"],
+                mode=PlacementMode(data["mode"]),
+            )
+            content_hash = plan.hash
+        except RoostError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {error}") from None
+        if content_hash != data.get("hash"):
+            raise ConfigError(
+                "this plan's hash does not fit its content: it was edited after it was made",
+                hint="change the job and plan again",
+            )
+        return plan
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Read what `to_json` wrote."""
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"this plan is not JSON: {error}") from None
+        return cls.from_dict(data)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode.value,
+            "num_nodes": self.num_nodes,
+            "topology": self.topology.to_dict(),
+            "components": {item.name: _write_component(item) for item in self.components},
+        }
+
+
+def pieces_of(placement: Placement) -> list[Piece]:
+    """The hardware that a worker has: its own pieces, or its node where it has none."""
+    node_rank, kind = placement.cluster_node_rank, placement.hardware_type
+    if not placement.local_hardware_ranks:
+        return [Piece(node_rank, BARE_NODE, -1)]
+    return [Piece(node_rank, kind, local_rank) for local_rank in placement.local_hardware_ranks]
+
+
+def _write_component(component: ComponentPlan) -> dict[str, Any]:
+    return {
+        "world_size": component.world_size,
+        "node_groups": list(component.node_groups),
+        "hardware_ranks": list(component.hardware_ranks),
+        "stride": component.stride,
+        "tensor_parallel_size": component.tensor_parallel_size,
+        "model_parallel_size": component.model_parallel_size,
+        "placements": [_write_placement(placement) for placement in component.placements],
+    }
+
+
+def _write_placement(placement: Placement) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in _PLACEMENT_FIELDS:
+        value = getattr(placement, name)
+        out[name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _read_component(name: str, data: Mapping[str, Any]) -> ComponentPlan:
+    return ComponentPlan(
+        name=name,
+        node_groups=tuple(data["node_groups"]),
+        hardware_ranks=tuple(data["hardware_ranks"]),
+        stride=data["stride"],
+        tensor_parallel_size=data["tensor_parallel_size"],
+        model_parallel_size=data["model_parallel_size"],
+        placements=tuple(_read_placement(item) for item in data["placements"]),
+    )
+
+
+def _read_placement(data: Mapping[str, Any]) -> Placement:
+    values = {name: data[name] for name in _PLACEMENT_FIELDS}
+    values["accelerator_type"] = AcceleratorType(values["accelerator_type"])
+    values["visible_accelerators"] = tuple(values["visible_accelerators"])
+    values["local_hardware_ranks"] = tuple(values["local_hardware_ranks"])
+    return Placement(**values)
+
+
+def _hash(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,320 @@
+"""The hardware of a cluster as a value: nodes, their accelerators, declared hardware, node groups.
+
+>>> topology = Topology.from_shorthand("2x8")
+>>> topology.space().locate(11)
+Spot(node_rank=1, local_rank=3, kind='accelerator', label='cluster')
+>>> topology.space().rank_of(1, 3)
+11
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from roost.errors import ConfigError, PlacementError, Problem, said
+from roost.placement.groups import CLUSTER, NODE, RESERVED, NodeGroup
+from roost.placement.hardware import AcceleratorType
+
+ACCELERATOR = "accelerator"
+"""The kind of hardware that is found and not declared."""
+BARE_NODE = "node"
+"""The kind of a node that stands for itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One accelerator: its vendor's type, its model, its memory in bytes."""
+
+    type: AcceleratorType = AcceleratorType.NVIDIA
+    model: str | None = None
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine. Its rank is its place in `Topology.nodes`."""
+
+    accelerators: tuple[Accelerator, ...] = ()
+    name: str | None = None
+    address: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    cpus: int | None = None
+    memory: int | None = None
+
+    @property
+    def accelerator_type(self) -> AcceleratorType:
+        """The type of the node's accelerators, or NONE."""
+        return self.accelerators[0].type if self.accelerators else AcceleratorType.NONE
+
+
+class Spot(NamedTuple):
+    """Where one hardware rank is."""
+
+    node_rank: int
+    local_rank: int
+    kind: str
+    label: str
+
+
+class Stretch(NamedTuple):
+    """The hardware of one kind on one node, as one group sees it: consecutive hardware ranks."""
+
+    label: str
+    node_rank: int
+    kind: str
+    size: int
+
+
+class RankSpace:
+    """The hardware ranks of one or several node groups, in the order named.
+
+    Both directions are quick: a binary search from rank to place, a look-up from place to rank.
+    """
+
+    __slots__ = ("_by_place", "_starts", "count", "labels", "stretches")
+
+    def __init__(self, labels: tuple[str, ...], stretches: Sequence[Stretch]) -> None:
+        self.labels = labels
+        self.stretches = tuple(stretches)
+        ends = list(accumulate(item.size for item in stretches))
+        self.count: int = ends[-1] if ends else 0
+        self._starts = [0, *ends[:-1]] if ends else []
+        self._by_place = {
+            (item.node_rank, item.kind): start for item, start in zip(self.stretches, self._starts, strict=True)
+        }
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the ranks are node ranks, with no hardware behind them."""
+        return all(item.kind == BARE_NODE for item in self.stretches)
+
+    @property
+    def name(self) -> str:
+        """The groups as messages name them: `node group 'a800'`."""
+        word = "node group" if len(self.labels) == 1 else "node groups"
+        return f"{word} {said([repr(label) for label in self.labels])}"
+
+    @property
+    def unit(self) -> str:
+        """What a rank counts: `node rank` or `hardware rank`."""
+        return "node rank" if self.is_bare else "hardware rank"
+
+    def stretch_of(self, rank: int) -> tuple[Stretch, int]:
+        """The stretch that holds a rank, and its first rank; `rank` must be below `count`."""
+        index = bisect_right(self._starts, rank) - 1
+        return self.stretches[index], self._starts[index]
+
+    def locate(self, rank: int) -> Spot:
+        """From a hardware rank to node and local rank."""
+        self.check([rank])
+        stretch, start = self.stretch_of(rank)
+        return Spot(stretch.node_rank, rank - start, stretch.kind, stretch.label)
+
+    def rank_of(self, node_rank: int, local_rank: int, kind: str | None = None) -> int:
+        """From node and local rank to the hardware rank; `kind` is needed only where a node has several."""
+        if kind is None:
+            kinds = {item.kind for item in self.stretches}
+            kind = kinds.pop() if len(kinds) == 1 else ACCELERATOR
+        start = self._by_place.get((node_rank, kind))
+        if start is None or not 0 <= local_rank < self.stretch_of(start)[0].size:
+            raise PlacementError(f"{self.name} has no {kind} {local_rank} on node rank {node_rank}")
+        return start + local_rank
+
+    def check(self, ranks: Sequence[int], who: str = "the placement") -> None:
+        """Raise PlacementError where one of these ascending ranks is not there."""
+        if not ranks or (ranks[0] >= 0 and ranks[-1] < self.count):
+            return
+        outside = ranks[0] if ranks[0] < 0 else next(rank for rank in reversed(ranks) if rank >= self.count)
+        has = "none" if not self.count else "only 0" if self.count == 1 else f"0-{self.count - 1}"
+        raise PlacementError(
+            Problem(message=f"{who} asks for {self.unit} {outside} of {self.name}, which has {has}", ranks=(outside,))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Nodes in the order of their ranks, and the node groups over them."""
+
+    nodes: tuple[Node, ...]
+    groups: tuple[NodeGroup, ...] = ()
+    _spaces: dict[tuple[str, ...], RankSpace] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
+
+    def __post_init__(self) -> None:
+        labels: set[str] = set()
+        for group in self.groups:
+            if group.label in labels or group.label in RESERVED:
+                raise ConfigError(f"node group {group.label!r} is declared twice or reserved")
+            labels.add(group.label)
+            if group.node_ranks[-1] >= len(self.nodes):
+                last = len(self.nodes) - 1
+                raise ConfigError(
+                    f"node group {group.label!r} names node rank {group.node_ranks[-1]}, "
+                    f"but the cluster has {'only 0' if last == 0 else f'0-{last}'}",
+                    hint="give a larger --cluster or inventory, or change the group's node_ranks",
+                )
+
+    @classmethod
+    def from_shorthand(cls, text: str) -> Topology:
+        """`2x8`, or `4x8:H100,2x4:4090,1x0`: nodes x accelerators : model."""
+        from roost.placement.inventory import read_shorthand
+
+        return read_shorthand(text)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Topology:
+        """The inventory format, as a dict."""
+        from roost.placement.inventory import read_inventory
+
+        return read_inventory(data)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Topology:
+        """An inventory file, YAML or JSON."""
+        from roost.placement.inventory import read_inventory_file
+
+        return read_inventory_file(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The inventory format; `Topology.from_dict(t.to_dict()) == t`."""
+        from roost.placement.inventory import write_inventory
+
+        return write_inventory(self)
+
+    @property
+    def topology(self) -> Topology:
+        """Itself: wherever a cluster is wanted, a topology will do."""
+        return self
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators there are on all nodes."""
+        return sum(len(node.accelerators) for node in self.nodes)
+
+    def group(self, label: str) -> NodeGroup:
+        """A node group by its label; the reserved ones hold all nodes."""
+        if label in RESERVED:
+            return NodeGroup(label=label, node_ranks=tuple(range(len(self.nodes))), ignore_hardware=label == NODE)
+        found = next((group for group in self.groups if group.label == label), None)
+        if found is None:
+            known = [repr(group.label) for group in self.groups] + [repr(item) for item in RESERVED]
+            raise PlacementError(f"there is no node group {label!r}", hint=f"there are {said(known)}")
+        return found
+
+    def with_groups(self, groups: Iterable[NodeGroup]) -> Topology:
+        """The same hardware with more groups over it; a label may come twice if both say the same."""
+        new = []
+        for group in groups:
+            known = next((item for item in self.groups if item.label == group.label), None)
+            if known is None:
+                new.append(group)
+            elif known != group:
+                raise ConfigError(
+                    f"node group {group.label!r} is in the job and in the inventory, and they differ",
+                    hint="declare it in one of the two",
+                )
+        return replace(self, groups=(*self.groups, *new)) if new else self
+
+    def space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
+        """The hardware ranks of a group, of several in the order named, or of the cluster.
+
+        A label may itself be a list in text, as in YAML: `"a800,4090"`.
+        """
+        names = split_labels(labels) or (CLUSTER,)
+        found = self._spaces.get(names)
+        if found is None:
+            found = self._spaces[names] = self._make_space(names)
+        return found
+
+    def node_space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
+        """The nodes of the groups as bare nodes, whatever hardware they have."""
+        names = split_labels(labels) or (CLUSTER,)
+        return RankSpace(
+            names,
+            [Stretch(label, rank, BARE_NODE, 1) for label in names for rank in self.group(label).node_ranks],
+        )
+
+    def _make_space(self, names: tuple[str, ...]) -> RankSpace:
+        stretches: list[Stretch] = []
+        seen: dict[tuple[int, str], str] = {}
+        for label in names:
+            for stretch in self._stretches(self.group(label)):
+                other = seen.setdefault((stretch.node_rank, stretch.kind), label)
+                if other != label:
+                    raise PlacementError(
+                        f"node groups {other!r} and {label!r} both hold the {stretch.kind} hardware of node rank "
+                        f"{stretch.node_rank}, which would have two ranks",
+                        hint="name groups that do not overlap",
+                    )
+                stretches.append(stretch)
+        space = RankSpace(names, stretches)
+        kinds = {item.kind for item in stretches}
+        if BARE_NODE in kinds and len(kinds) > 1:
+            bare = sorted({item.label for item in stretches if item.kind == BARE_NODE})
+            raise PlacementError(
+                f"{space.name} cannot be used together: {said([repr(item) for item in bare])} "
+                f"has bare nodes and the rest has hardware",
+                hint="a component takes either hardware or nodes",
+            )
+        return space
+
+    def _stretches(self, group: NodeGroup) -> list[Stretch]:
+        if group.hardware:
+            counts: dict[int, int] = {}
+            for item in group.hardware:
+                counts[item.node_rank] = counts.get(item.node_rank, 0) + 1
+            kind = group.hardware[0].type
+            return [Stretch(group.label, rank, kind, count) for rank, count in counts.items()]
+        if not group.ignore_hardware:
+            nodes = self.nodes
+            found = [
+                Stretch(group.label, rank, ACCELERATOR, len(nodes[rank].accelerators))
+                for rank in group.node_ranks
+                if nodes[rank].accelerators
+            ]
+            if found:
+                return found
+        return [Stretch(group.label, rank, BARE_NODE, 1) for rank in group.node_ranks]
+
+
+@runtime_checkable
+class HasTopology(Protocol):
+    """A cluster, live or planned: anything with a topology."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+
+def topology_of(cluster: object) -> Topology:
+    """The topology of a cluster, or a topology itself."""
+    if isinstance(cluster, HasTopology):
+        return cluster.topology
+    raise ConfigError(
+        f"a placement needs a Topology or something that has one, not a {type(cluster).__name__}",
+        hint='for example Topology.from_shorthand("2x8")',
+    )
+
+
+def split_labels(labels: str | int | Sequence[str] | None) -> tuple[str, ...]:
+    """`"a800, 4090"` or `["a800", "4090"]` as a tuple of labels; nothing for None."""
+    if labels is None:
+        return ()
+    parts = [labels] if isinstance(labels, str | int) else list(labels)
+    names = [name.strip() for part in parts for name in str(part).split(",")]
+    if not all(names):
+        raise PlacementError("a node group's label is empty")
+    for name in names:
+        if names.count(name) > 1:
+            raise PlacementError(f"node group {name!r} is named twice")
+    return tuple(names)
