@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.placement.placement import Placement
-from roost.placement.plan import Piece, Plan, Worker, pieces_of
+from roost.placement.plan import Piece, Plan, Worker, pieces_of, seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,11 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     new = _workers(after)
     both = [worker for worker in old if worker in new]
     moved = [
-        Moved(worker=item, before=old[item], after=new[item]) for item in both if _place(old[item]) != _place(new[item])
+        Moved(worker=item, before=old[item], after=new[item])
+        for item in both
+        if pieces_of(old[item]) != pieces_of(new[item])
     ]
-    stayed = [item for item in both if _place(old[item]) == _place(new[item])]
+    stayed = [item for item in both if pieces_of(old[item]) == pieces_of(new[item])]
     return PlanDiff(
         moved=tuple(moved),
         appeared=tuple(worker for worker in new if worker not in old),
@@ -97,20 +99,8 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     )
 
 
-def seat(placement: Placement) -> str:
-    """Where a worker sits, in a few words: `node 1, accelerator 0,2`."""
-    if not placement.local_hardware_ranks:
-        return f"node {placement.cluster_node_rank}"
-    ranks = ",".join(map(str, placement.local_hardware_ranks))
-    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"
-
-
 def _workers(plan: Plan) -> dict[Worker, Placement]:
     return {Worker(item.name, placement.rank): placement for item in plan.components for placement in item.placements}
-
-
-def _place(placement: Placement) -> list[Piece]:
-    return pieces_of(placement)
 
 
 def _changed_variables(before: Plan, after: Plan, workers: list[Worker]) -> list[ChangedVariables]:

@@ -10,7 +10,7 @@ from typing import Literal
 from roost.errors import counted, said
 from roost.placement.plan import ComponentPlan, Plan
 from roost.placement.ranks import format_ranks
-from roost.placement.topology import ACCELERATOR
+from roost.placement.topology import ACCELERATOR, BARE_NODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
     found += _idle(plan)
     for component in plan.components:
         found += _uneven(component)
-        found += _far_apart(plan, component)
+        found += _far_apart(component)
         found += _cut_by_node(component)
         found += _left_over(component)
     found += _shared(plan)
@@ -85,14 +85,17 @@ def _shared(plan: Plan) -> Iterator[Finding]:
 
 def _uneven(component: ComponentPlan) -> Iterator[Finding]:
     per_node = Counter(placement.cluster_node_rank for placement in component.placements)
-    if len(per_node) > 1 and len(set(per_node.values())) > 1:
-        counts = Counter(per_node.values())
-        spread = said([f"{size} on {counted(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)])
+    counts = Counter(per_node.values())
+    bare = component.placements[0].hardware_type == BARE_NODE
+    # On bare nodes the first ones take one more where it does not come out even.
+    if max(counts) - min(counts) > (1 if bare else 0):
+        parts = [f"{size} on {counted(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)]
+        spread = said(parts) if len(parts) < 4 else f"{min(counts)} to {max(counts)} on {len(per_node)} nodes"
         message = f"{component.name} is spread unevenly: {spread}"
         yield Finding(code="uneven", level="warning", message=message)
 
 
-def _far_apart(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+def _far_apart(component: ComponentPlan) -> Iterator[Finding]:
     if component.stride > 1:
         return
     apart = []

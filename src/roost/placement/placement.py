@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from roost.errors import PlacementError, Problem
 from roost.placement.hardware import AcceleratorType
@@ -82,7 +82,7 @@ class PackedPlacementStrategy(PlacementStrategy):
     """
 
     # The older argument names of the documents: start_accelerator_id and so on.
-    _ALIASES = {
+    _ALIASES: ClassVar[dict[str, str]] = {
         "start_accelerator_id": "start_hardware_rank",
         "end_accelerator_id": "end_hardware_rank",
         "num_accelerators_per_process": "num_hardware_per_process",

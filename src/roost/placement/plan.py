@@ -203,6 +203,14 @@ def pieces_of(placement: Placement) -> list[Piece]:
     return [Piece(node_rank, kind, local_rank) for local_rank in placement.local_hardware_ranks]
 
 
+def seat(placement: Placement) -> str:
+    """Where a worker sits, in a few words: `node 1, accelerator 0,2`."""
+    if not placement.local_hardware_ranks:
+        return f"node {placement.cluster_node_rank}"
+    ranks = ",".join(map(str, placement.local_hardware_ranks))
+    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"
+
+
 def _write_component(component: ComponentPlan) -> dict[str, Any]:
     return {
         "world_size": component.world_size,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
 from collections.abc import Iterable
 
@@ -225,6 +224,8 @@ def describe(value: Value) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that names the key that was probably meant."""
+    import difflib  # only a mistake needs it
+
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"it has {said([repr(item) for item in known])}"

@@ -1,0 +1,25 @@
+# What `make demo` runs: plan the README's example and look at it from several sides.
+set -eu
+cd "$(dirname "$0")/.."
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+run() { say "$@"; "$@"; }
+
+echo "== Roost: which worker sits on which hardware, before anything is paid for"
+run roost plan examples/job.yaml --cluster 2x8:H100,1x0
+run roost where examples/job.yaml rollout:2 --cluster 2x8:H100,1x0
+run roost who examples/job.yaml 0:1 --cluster 2x8:H100,1x0
+run roost lint examples/job.yaml --cluster 2x8:H100,1x0
+
+echo
+echo "== A strided rollout on the actor's accelerators"
+run roost plan examples/collocated.yaml --cluster 2x8:H100
+
+echo
+echo "== Mistakes are told all at once, with where and what to do"
+say roost plan examples/broken.yaml --cluster 2x8
+roost plan examples/broken.yaml --cluster 2x8 || echo "(exit code $?)"
+
+mkdir -p runs
+run roost plan examples/job.yaml --cluster 2x8:H100,1x0 --format html --out runs/map.html
+echo
+echo "== Done. Open runs/map.html in a browser and point at the workers."

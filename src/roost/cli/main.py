@@ -1,0 +1,306 @@
+"""The command line: parsing, exit codes, and the one place where a RoostError becomes text.
+
+Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a mistake by the user.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from roost import __version__
+from roost.errors import ConfigError, RoostError, counted
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from roost.placement.plan import Plan
+    from roost.placement.topology import Topology
+
+_DEFAULT_ACCELERATORS = 8
+
+app = typer.Typer(
+    name="roost",
+    help="Say which worker process sits on which hardware, and see it before you pay for it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Format(StrEnum):
+    """How a plan is shown."""
+
+    MAP = "map"
+    TABLE = "table"
+    JSON = "json"
+    SVG = "svg"
+    HTML = "html"
+
+
+class TextFormat(StrEnum):
+    """How a plain answer is shown."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Kind(StrEnum):
+    """Which rules place the components."""
+
+    AUTO = "auto"
+    HYBRID = "hybrid"
+    MODEL_PARALLEL = "model-parallel"
+
+
+Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", "-c", metavar="2x8", help="Nodes x accelerators [: model], as in 4x8:H100,2x4:4090,1x0."),
+]
+Inventory = Annotated[
+    Path | None, typer.Option("--inventory", "-i", metavar="FILE", help="A file that describes the hardware.")
+]
+Rules = Annotated[
+    Kind,
+    typer.Option("--placement", help="Place any component anywhere, or by parallel sizes; auto looks at the job."),
+]
+Shared = Annotated[bool, typer.Option("--no-isolate", help="Let every worker see all accelerators of its node.")]
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("plan")
+def _plan(
+    job: Job,
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    form: Annotated[Format, typer.Option("--format", "-f", help="How to show it.")] = Format.MAP,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
+    component: Annotated[list[str] | None, typer.Option("--component", help="Show this one only; repeatable.")] = None,
+    all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
+    placement: Rules = Kind.AUTO,
+    no_isolate: Shared = False,
+) -> None:
+    """Show which worker sits on which hardware."""
+    from roost.cli import show
+
+    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
+    shown = plan.only(component) if component else plan
+    title = job.name
+    if form is Format.JSON:
+        _write(shown.to_json() + "\n", out)
+    elif form is Format.SVG:
+        from roost.render.svg import draw_svg
+
+        _write(draw_svg(shown, title=title, fold=not all_nodes), out)
+    elif form is Format.HTML:
+        from roost.render.html import draw_html
+
+        _write(draw_html(shown, title=title, fold=not all_nodes), out)
+    elif form is Format.TABLE:
+        _print(show.table(shown), out)
+    else:
+        _print(show.plan_map(shown, title, _width(out), _ascii(out), fold=not all_nodes), out)
+        _print_warnings(plan)
+
+
+@app.command("diff")
+def _diff(
+    before: Annotated[Path, typer.Argument(metavar="A.yaml", help="A job, or a plan saved as JSON.")],
+    after: Annotated[Path, typer.Argument(metavar="B.yaml", help="Another.")],
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    placement: Rules = Kind.AUTO,
+    no_isolate: Shared = False,
+) -> None:
+    """Compare two plans: exit 0 if they are alike, 1 if they differ."""
+    from roost.cli import show
+
+    difference = _make_plan(before, cluster, inventory, placement, no_isolate).diff(
+        _make_plan(after, cluster, inventory, placement, no_isolate)
+    )
+    if form is TextFormat.JSON:
+        show.json_out(difference.to_dict())
+    else:
+        _print(show.diff(difference))
+    raise typer.Exit(1 if difference else 0)
+
+
+@app.command("where")
+def _where(
+    job: Job,
+    worker: Annotated[str, typer.Argument(metavar="actor:3", help="A worker: component and rank.")],
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    placement: Rules = Kind.AUTO,
+    no_isolate: Shared = False,
+) -> None:
+    """Tell where a worker sits and which environment it gets."""
+    from roost.cli import show
+
+    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
+    name, colon, rank = worker.rpartition(":")
+    if not colon or not (rank.isascii() and rank.isdigit() and len(rank) < 10):
+        raise ConfigError(f"{worker!r} is no worker", hint="write component:rank, as in actor:3")
+    answer = show.where(plan, name, int(rank))
+    show.json_out(answer) if form is TextFormat.JSON else _print(show.facts(answer))
+
+
+@app.command("who")
+def _who(
+    job: Job,
+    hardware: Annotated[
+        str, typer.Argument(metavar="1:4", help="Node and accelerator; 1:Franka:0 for other hardware, 1 for a node.")
+    ],
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    placement: Rules = Kind.AUTO,
+    no_isolate: Shared = False,
+) -> None:
+    """Tell which workers sit on a piece of hardware."""
+    from roost.cli import show
+
+    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
+    answer = show.who(plan, hardware)
+    show.json_out(answer) if form is TextFormat.JSON else _print(show.facts(answer))
+
+
+@app.command("lint")
+def _lint(
+    job: Job,
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
+    placement: Rules = Kind.AUTO,
+    no_isolate: Shared = False,
+) -> None:
+    """Tell what a person would want to know of a plan that is legal."""
+    from roost.cli import show
+    from roost.placement.lint import lint
+
+    found = lint(_make_plan(job, cluster, inventory, placement, no_isolate))
+    if form is TextFormat.JSON:
+        show.json_out([{"code": item.code, "level": item.level, "message": item.message} for item in found])
+    else:
+        _print(show.findings(found))
+    if strict and any(item.level == "warning" for item in found):
+        raise typer.Exit(1)
+
+
+def main() -> NoReturn:
+    """Run the command line."""
+    try:
+        app()
+    except RoostError as error:
+        _tell(f"{error}")
+        sys.exit(2)
+    except BrokenPipeError:
+        # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(0)
+
+
+def _make_plan(job: Path, cluster: str | None, inventory: Path | None, kind: Kind, no_isolate: bool) -> Plan:
+    from roost.placement.config import read_job_config
+    from roost.placement.planner import make_plan
+
+    if cluster is not None and inventory is not None:
+        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
+    if (saved := _saved_plan(job)) is not None:
+        if cluster is not None or inventory is not None:
+            raise ConfigError(f"{job} is a plan and has its hardware in it", hint="leave out --cluster and --inventory")
+        return saved
+    config, notes = read_job_config(job)
+    # A config with mistakes is given on as it is: the planner says them all, with its own.
+    source = config.document if notes.problems else config
+    topology = _topology(cluster, inventory, config.cluster.num_nodes)
+    return make_plan(source, topology, placement=kind.value, isolate_accelerator=not no_isolate)
+
+
+def _saved_plan(path: Path) -> Plan | None:
+    """A plan that was saved with --format json; a job in JSON has no version."""
+    from roost.placement.plan import Plan
+
+    try:
+        with path.open("rb") as file:
+            head = file.read(400).lstrip()
+        if not (head.startswith(b"{") and b'"version"' in head and b'"hash"' in head):
+            return None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return Plan.from_json(text)
+
+
+def _topology(cluster: str | None, inventory: Path | None, num_nodes: int | None) -> Topology:
+    from roost.placement.topology import Topology
+
+    if cluster is not None:
+        return Topology.from_shorthand(cluster)
+    if inventory is not None:
+        return Topology.from_file(inventory)
+    assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+    _tell(f"note: no --cluster and no --inventory given: assuming {assumed}")
+    return Topology.from_shorthand(assumed)
+
+
+def _print_warnings(plan: Plan) -> None:
+    from roost.placement.lint import lint
+
+    found = [item for item in lint(plan) if item.level == "warning"]
+    for item in found[:3]:
+        _tell(f"{item}")
+    if len(found) > 3:
+        _tell(f"and {counted(len(found) - 3, 'more warning')}: see roost lint")
+
+
+def _print(text: Text, out: Path | None = None) -> None:
+    """Print styled text: colours on a terminal unless NO_COLOR is set, none into a pipe or a file."""
+    from rich.console import Console
+
+    if out is not None:
+        _write(text.plain + "\n", out)
+    else:
+        Console(highlight=False).print(text, soft_wrap=True)
+
+
+def _width(out: Path | None) -> int:
+    from rich.console import Console
+
+    return 120 if out is not None else Console().width
+
+
+def _ascii(out: Path | None) -> bool:
+    return out is None and "utf" not in (getattr(sys.stdout, "encoding", "") or "").lower()
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out}: {error.strerror or error}") from None
+    _tell(f"wrote {out}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,276 @@
+"""The picture model: what every drawing of a plan shows, before it is drawn.
+
+A plan becomes rows, one for each node; runs of nodes that are alike fold into one row. A row has strips, one for
+each kind of hardware on the node; a strip has cells, the pieces of hardware. Workers are blocks that lie over
+cells, in as many lanes as they need so that no two overlap: a shared cell shows blocks above each other, and a
+worker with several cells is one block, joined where its cells are apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from roost.errors import counted
+from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.ranks import format_ranks
+from roost.placement.topology import ACCELERATOR, BARE_NODE, Node
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+_FOLD_FROM_NODES = 9
+_FOLD_RUN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Workers of one component on the same cells of a strip; nearly always one worker."""
+
+    component: int
+    ranks: tuple[int, ...]
+    cells: tuple[int, ...]
+
+    @property
+    def ranks_text(self) -> str:
+        """The ranks, short: `3`, `0-15`, or `0,8,16 +5`."""
+        text = format_ranks(self.ranks)
+        if text.count(",") < 3:
+            return text
+        return ",".join(map(str, self.ranks[:3])) + f" +{len(self.ranks) - 3}"
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """The runs of neighbouring cells, as (first, last)."""
+        runs: list[tuple[int, int]] = []
+        for cell in self.cells:
+            if runs and cell == runs[-1][1] + 1:
+                runs[-1] = (runs[-1][0], cell)
+            else:
+                runs.append((cell, cell))
+        return runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """The hardware of one kind on a node, and the workers on it, in lanes."""
+
+    kind: str
+    title: str
+    cells: int
+    lanes: tuple[tuple[Block, ...], ...]
+
+    def idle(self) -> list[int]:
+        """The cells that nobody uses."""
+        used = {cell for lane in self.lanes for block in lane for cell in block.cells}
+        return [cell for cell in range(self.cells) if cell not in used]
+
+    def shape(self) -> object:
+        """What must be the same for two strips to look alike: everything but the ranks."""
+        lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
+        return self.kind, self.title, self.cells, lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One node, or a run of nodes that are alike; the strips are those of the first."""
+
+    first: int
+    last: int
+    name: str
+    strips: tuple[Strip, ...]
+    folded: tuple[tuple[int, str], ...] = ()
+    """For a run of nodes: the ranks of each component on all of them, as (component, ranks)."""
+
+    @property
+    def count(self) -> int:
+        """How many nodes the row stands for."""
+        return self.last - self.first + 1
+
+    @property
+    def title(self) -> str:
+        """`node 3`, or `nodes 0-62`."""
+        return f"node {self.first}" if self.count == 1 else f"nodes {self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A line of the legend."""
+
+    name: str
+    colour: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """The whole picture."""
+
+    title: str
+    summary: str
+    rows: tuple[Row, ...]
+    legend: tuple[Entry, ...]
+
+
+def make_grid(plan: Plan, *, title: str = "", fold: bool = True) -> Grid:
+    """The picture of a plan; `fold=False` gives every node a row of its own."""
+    blocks = _blocks_by_node(plan)
+    rows = [
+        Row(
+            first=rank,
+            last=rank,
+            name=node.name or node.address or "",
+            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}))),
+        )
+        for rank, node in enumerate(plan.topology.nodes)
+    ]
+    if fold and len(rows) >= _FOLD_FROM_NODES:
+        rows = _fold(rows)
+    workers = sum(component.world_size for component in plan.components)
+    parts = [
+        counted(plan.topology.num_nodes, "node"),
+        counted(plan.topology.num_accelerators, "accelerator"),
+        counted(workers, "worker"),
+        plan.mode.value,
+        f"plan {plan.hash[:8]}",
+    ]
+    legend = tuple(
+        Entry(name=component.name, colour=PALETTE[index % len(PALETTE)], summary=_summary(component))
+        for index, component in enumerate(plan.components)
+    )
+    return Grid(title=title, summary=" · ".join(parts), rows=tuple(rows), legend=legend)
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever reads better on the colour."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
+    # The WCAG contrasts with white and with black are equal where (1.05 / (l + .05)) = ((l + .05) / .05).
+    return "#000000" if light > 0.179 else "#FFFFFF"
+
+
+def short_names(names: Sequence[str], length: int) -> list[str]:
+    """Each name cut to `length` letters, or to as many more as keep it apart from the others."""
+    found = []
+    for name in names:
+        size = length
+        while size < len(name) and any(other != name and other.startswith(name[:size]) for other in names):
+            size += 1
+        found.append(name[:size])
+    return found
+
+
+def cells_per_line(cells: int, most: int) -> int:
+    """How many cells to put in a line where `most` fit: a wide node wraps into lines of the same length."""
+    lines = -(-cells // max(1, most))
+    return -(-cells // max(1, lines))
+
+
+_NodeBlocks = dict[str, list[Block]]
+
+
+def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
+    """For each node and kind of hardware, the blocks in order of components and cells."""
+    found: dict[int, _NodeBlocks] = {}
+    for index, component in enumerate(plan.components):
+        together: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
+        for placement in component.placements:
+            cells = placement.local_hardware_ranks or (0,)
+            kind = placement.hardware_type if placement.local_hardware_ranks else BARE_NODE
+            together.setdefault((placement.cluster_node_rank, kind, cells), []).append(placement.rank)
+        for (node_rank, kind, cells), ranks in together.items():
+            block = Block(component=index, ranks=tuple(ranks), cells=cells)
+            found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
+    return found
+
+
+def _strips(plan: Plan, rank: int, node: Node, blocks: _NodeBlocks) -> Iterable[Strip]:
+    if node.accelerators:
+        yield Strip(
+            kind=ACCELERATOR,
+            title=_accelerators_title(node),
+            cells=len(node.accelerators),
+            lanes=_lanes(blocks.get(ACCELERATOR, [])),
+        )
+    declared: dict[str, int] = {}
+    for group in plan.topology.groups:
+        for item in group.hardware:
+            if item.node_rank == rank:
+                declared[item.type] = declared.get(item.type, 0) + 1
+    for kind, count in declared.items():
+        yield Strip(kind=kind, title=f"{count} x {kind}", cells=count, lanes=_lanes(blocks.get(kind, [])))
+    if BARE_NODE in blocks or not (node.accelerators or declared):
+        title = "the node itself" if node.accelerators or declared else "no accelerators"
+        yield Strip(kind=BARE_NODE, title=title, cells=1, lanes=_lanes(blocks.get(BARE_NODE, [])))
+
+
+def _accelerators_title(node: Node) -> str:
+    models = dict.fromkeys(item.model or item.type for item in node.accelerators)
+    return f"{len(node.accelerators)} x {'/'.join(models)}"
+
+
+def _lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
+    """Put blocks into the first lane that has room; what a component has in one lane stays together."""
+    lanes: list[list[Block]] = []
+    for _, own in groupby(blocks, key=lambda block: block.component):
+        for together in _packed([[block] for block in sorted(own, key=lambda block: block.cells)]):
+            _put(together, lanes)
+    return tuple(tuple(sorted(lane, key=lambda block: block.cells)) for lane in lanes)
+
+
+def _packed(parts: Iterable[list[Block]]) -> list[list[Block]]:
+    lanes: list[list[Block]] = []
+    for part in parts:
+        _put(part, lanes)
+    return lanes
+
+
+def _put(part: list[Block], lanes: list[list[Block]]) -> None:
+    """Add blocks to the first lane where none of them overlaps, or to a new one."""
+    for lane in lanes:
+        if all(a.cells[0] > b.cells[-1] or a.cells[-1] < b.cells[0] for a in part for b in lane):
+            lane.extend(part)
+            return
+    lanes.append(list(part))
+
+
+def _fold(rows: Sequence[Row]) -> list[Row]:
+    folded: list[Row] = []
+    for _, run in groupby(rows, key=lambda row: tuple(strip.shape() for strip in row.strips)):
+        same = list(run)
+        if len(same) < _FOLD_RUN:
+            folded += same
+            continue
+        ranks: dict[int, list[int]] = {}
+        for row in same:
+            for block in (block for strip in row.strips for lane in strip.lanes for block in lane):
+                ranks.setdefault(block.component, []).extend(block.ranks)
+        folded.append(
+            Row(
+                first=same[0].first,
+                last=same[-1].last,
+                name="" if not same[0].name else f"{same[0].name} … {same[-1].name}",
+                strips=same[0].strips,
+                folded=tuple((index, format_ranks(sorted(set(found)))) for index, found in sorted(ranks.items())),
+            )
+        )
+    return folded
+
+
+def _summary(component: ComponentPlan) -> str:
+    workers = counted(component.world_size, "worker")
+    sizes = sorted({len(placement.local_hardware_ranks) for placement in component.placements})
+    kind = component.placements[0].hardware_type
+    shared = component.world_size > len(component.hardware_ranks)
+    if sizes == [0]:
+        what = f"on {counted(len(component.hardware_ranks), 'node')}"
+    elif shared:
+        what = f"on {counted(len(component.hardware_ranks), kind)}"
+    elif len(sizes) == 1:
+        what = f"{counted(sizes[0], kind)} each"
+    else:
+        what = f"{sizes[0]}-{sizes[-1]} {kind}s each"
+    stride = f", stride {component.stride}" if component.stride > 1 else ""
+    where = f" of {', '.join(component.node_groups)}" if component.node_groups else ""
+    word = "node" if sizes == [0] else "rank"
+    unit = word if len(component.hardware_ranks) == 1 else f"{word}s"
+    return f"{workers}, {what}{stride}; {unit} {format_ranks(component.hardware_ranks)}{where}"

@@ -1,0 +1,195 @@
+"""The picture as SVG: stands alone, follows the reader's light or dark setting, hover tells the rest."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator
+from itertools import pairwise
+from xml.sax.saxutils import escape, quoteattr
+
+from roost.placement.plan import Plan, seat
+from roost.placement.topology import BARE_NODE
+from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, make_grid, short_names
+
+_MARGIN = 24
+_LABEL = 132
+_CELL = 92
+_LANE = 26
+_GAP = 18
+_LETTER = 7.4
+"""The width of a 12 px letter, generously."""
+_WRAP = 10
+_NODE_CELLS = 4
+"""A node that stands for itself is drawn this many cells wide: many workers share it."""
+
+_STYLE = """
+  .roost{--paper:#ffffff;--text:#1f2328;--soft:#59636e;--line:#d1d9e0;--cell:#f6f8fa}
+  @media(prefers-color-scheme:dark){.roost{--paper:#0d1117;--text:#f0f6fc;--soft:#9198a1;--line:#3d444d;--cell:#151b23}}
+  .roost text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--text)}
+  .roost .title{font-size:16px;font-weight:600}.roost .node{font-weight:600}
+  .roost .soft{fill:var(--soft)}.roost .paper{fill:var(--paper)}
+  .roost .cell{fill:var(--cell);stroke:var(--line)}
+  .roost .block:hover rect{stroke:var(--text);stroke-width:2}
+"""
+
+
+def draw_svg(plan: Plan, *, title: str = "", fold: bool = True) -> str:
+    """The whole SVG document."""
+    return _Drawing(plan, make_grid(plan, title=title, fold=fold)).document()
+
+
+class _Drawing:
+    def __init__(self, plan: Plan, grid: Grid) -> None:
+        self._plan = plan
+        self._grid = grid
+        widest = max((cells_per_line(strip.cells, _WRAP) for row in grid.rows for strip in row.strips), default=1)
+        self._width = max(widest, _NODE_CELLS) * _CELL
+        self._names = [entry.name for entry in grid.legend]
+        self._short = short_names(self._names, 3)
+        self._out: list[str] = []
+        self._y: float = _MARGIN
+
+    def document(self) -> str:
+        self._head()
+        for row in self._grid.rows:
+            self._row(row)
+        self._legend()
+        text = [_width(line) for line in (self._grid.title, self._grid.summary)]
+        text += [_width(f"{max(self._names, key=len)} {entry.summary}") + 30 for entry in self._grid.legend]
+        width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
+        height = round(self._y + _MARGIN)
+        label = quoteattr(f"Placement map: {self._grid.title} {self._grid.summary}".strip())
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="roost" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" role="img" aria-label={label}>\n<style>{_STYLE}</style>\n'
+            f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(self._out) + "\n</svg>\n"
+        )
+
+    def _text(self, x: float, text: str, kind: str = "", y: float | None = None) -> None:
+        self._out.append(f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text)}</text>')
+
+    def _head(self) -> None:
+        if self._grid.title:
+            self._y += 12
+            self._text(_MARGIN, self._grid.title, "title")
+            self._y += 22
+        self._text(_MARGIN, self._grid.summary, "soft")
+        self._y += _GAP
+
+    def _row(self, row: Row) -> None:
+        for number, strip in enumerate(row.strips):
+            labels = [(strip.title, "soft")]
+            if number == 0:
+                labels.insert(0, (row.title, "node"))
+                labels += [(f"{row.count} alike", "soft")] if row.folded else []
+                labels += [(row.name, "soft")] if row.name else []
+            top = self._y
+            self._strip(row, strip)
+            bottom = self._y
+            for index, (text, kind) in enumerate(labels):
+                self._text(_MARGIN, _clip(text, _LABEL - 8), kind, top + 12 + 17 * index + 16)
+            self._y = max(bottom, top + 17 * len(labels) + 20)
+        if row.folded:
+            said = " · ".join(f"{self._names[index]} {ranks}" for index, ranks in row.folded)
+            self._y += 10
+            self._text(_MARGIN + _LABEL, said, "soft")
+            self._y += 4
+        self._y += _GAP / 2
+
+    def _strip(self, row: Row, strip: Strip) -> None:
+        per_line = cells_per_line(strip.cells, _WRAP)
+        for start in range(0, strip.cells, per_line):
+            stop = min(start + per_line, strip.cells)
+            height = max(len(strip.lanes), 1) * _LANE + 4
+            if strip.cells > 1:
+                for cell in range(start, stop):
+                    self._text(self._x(cell, start) + 4, str(cell), "soft", self._y + 10)
+            top = self._y + 14
+            span = _NODE_CELLS if strip.kind == BARE_NODE else 1
+            for cell in range(start, stop):
+                self._out.append(
+                    f'<rect class="cell" x="{self._x(cell, start):g}" y="{top:g}" width="{span * _CELL - 4}" '
+                    f'height="{height}" rx="5"/>'
+                )
+            for cell in (cell for cell in strip.idle() if start <= cell < stop):
+                self._text(self._x(cell, start) + 8, "idle", "soft", top + 19)
+            for number, lane in enumerate(strip.lanes):
+                for block in lane:
+                    self._block(row, strip, block, range(start, stop), top + 2 + number * _LANE)
+            self._y = top + height + 4
+
+    def _block(self, row: Row, strip: Strip, block: Block, shown: range, top: float) -> None:
+        runs = [
+            (max(first, shown.start), min(last, shown.stop - 1))
+            for first, last in block.pieces()
+            if first < shown.stop and last >= shown.start
+        ]
+        if not runs:
+            return
+        entry = self._grid.legend[block.component]
+        tip = "\n".join(_details(self._plan, self._names[block.component], row, strip, block))
+        parts = [f'<g class="block" tabindex="0"><title>{escape(tip)}</title>']
+        middle = top + (_LANE - 2) / 2
+        for (_, before), (after, _) in pairwise(runs):
+            parts.append(
+                f'<line x1="{self._x(before, shown.start) + _CELL - 8:g}" y1="{middle:g}" '
+                f'x2="{self._x(after, shown.start) + 4:g}" y2="{middle:g}" stroke="{entry.colour}" '
+                f'stroke-width="4" stroke-dasharray="7 4"/>'
+            )
+        for first, last in runs:
+            x = self._x(first, shown.start) + 3
+            span = _NODE_CELLS if strip.kind == BARE_NODE else last - first + 1
+            width = span * _CELL - 10
+            parts.append(
+                f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{_LANE - 2}" rx="4" fill="{entry.colour}"/>'
+                f'<text x="{x + 7:g}" y="{top + 16:g}" style="fill:{ink(entry.colour)}">'
+                f"{escape(self._label(block, width - 12))}</text>"
+            )
+        self._out.append("".join(parts) + "</g>")
+
+    def _label(self, block: Block, room: float) -> str:
+        for name in (self._names[block.component], self._short[block.component]):
+            label = f"{name} {block.ranks_text}"
+            if _width(label) <= room:
+                return label
+        return _clip(f"{self._short[block.component]} {block.ranks_text}", room)
+
+    def _legend(self) -> None:
+        self._y += 8
+        column = _MARGIN + 36 + max((_width(entry.name) for entry in self._grid.legend), default=0)
+        for entry in self._grid.legend:
+            self._out.append(
+                f'<rect x="{_MARGIN}" y="{self._y:g}" width="14" height="14" rx="3" fill="{entry.colour}"/>'
+            )
+            self._text(_MARGIN + 22, entry.name, "node", self._y + 11.5)
+            self._text(column, entry.summary, "soft", self._y + 11.5)
+            self._y += 22
+
+    @staticmethod
+    def _x(cell: int, start: int) -> float:
+        return _MARGIN + _LABEL + (cell - start) * _CELL
+
+
+def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Iterator[str]:
+    """What hovering over a block tells."""
+    component = plan.component(name)
+    first = component.placements[block.ranks[0]]
+    yield f"{name}:{block.ranks_text} of {component.world_size}"
+    yield seat(first) + (f" ({plan.topology.nodes[row.first].name})" if plan.topology.nodes[row.first].name else "")
+    yield f"hardware: {strip.title}"
+    yield f"node group: {first.node_group_label}"
+    yield f"local rank {first.local_rank} of {first.local_world_size}"
+    if len(block.ranks) > 1:
+        yield f"{len(block.ranks)} workers here; the environment of {name}:{first.rank}:"
+    for variable, value in plan.environment(name, first.rank).items():
+        yield f"{variable}={value}"
+
+
+def _width(text: str) -> float:
+    return sum(_LETTER * (1.8 if unicodedata.east_asian_width(c) in "WF" else 1) for c in text)
+
+
+def _clip(text: str, room: float) -> str:
+    while text and _width(text) > room:
+        text = text[:-2].rstrip() + "…"
+    return text
