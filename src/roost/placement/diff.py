@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from roost.errors import counted
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, Worker, pieces_of, seat
 
@@ -127,7 +128,8 @@ def _changed_hands(before: Plan, after: Plan) -> list[ChangedHands]:
 
 def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     def shape(plan: Plan) -> str:
-        return f"{plan.topology.num_nodes} nodes, {plan.topology.num_accelerators} accelerators"
+        nodes = counted(plan.topology.num_nodes, "node")
+        return f"{nodes}, {counted(plan.topology.num_accelerators, 'accelerator')}"
 
     facts = [
         ("mode", before.mode.value, after.mode.value),

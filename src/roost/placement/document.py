@@ -170,14 +170,13 @@ class YamlValue(Value):
     @property
     def scalar(self) -> Scalar:
         text = str(self._node.value)
-        if self._style is None and text in ("", "~", "null", "Null", "NULL"):
+        if not self._quoted and text in ("", "~", "null", "Null", "NULL"):
             return None
         return text
 
     @property
-    def _style(self) -> str | None:
-        """How a scalar is quoted; None for a plain one."""
-        return self._node.style if isinstance(self._node, yaml.ScalarNode) else None
+    def _quoted(self) -> bool:
+        return not _is_plain(self._node)
 
     def items(self) -> Iterator[tuple[Value, Value]]:
         pairs = self._pairs(self._node, 0)
@@ -203,7 +202,7 @@ class YamlValue(Value):
         length = 1
         if isinstance(self._node, yaml.ScalarNode):
             text = str(self._node.value)
-            shown = column + 1 if self._style in ("'", '"') else column
+            shown = column + 1 if self._quoted else column
             # An escaped, folded or multi-line scalar does not stand in the line as it reads.
             if line[shown : shown + len(text)] == text:
                 start, stop = span or (0, len(text))
@@ -212,7 +211,7 @@ class YamlValue(Value):
 
     def _plain_scalar(self) -> Scalar:
         text = self.scalar
-        if text is None or self._style is not None:
+        if text is None or self._quoted:
             return text
         if text in ("true", "false"):
             return text == "true"
@@ -225,7 +224,7 @@ class YamlValue(Value):
     def _pairs(self, node: yaml.Node, depth: int) -> list[tuple[yaml.Node, yaml.Node, bool]]:
         found: list[tuple[yaml.Node, yaml.Node, bool]] = []
         for key, value in node.value:
-            if not (isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None):
+            if not (_is_plain(key) and key.value == "<<"):
                 found.append((key, value, depth > 0))
                 continue
             sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
@@ -240,6 +239,11 @@ class YamlValue(Value):
                     )
                 found += [(k, v, True) for k, v, _ in self._pairs(source, depth + 1)]
         return found
+
+
+def _is_plain(node: yaml.Node) -> bool:
+    """Whether a node is a scalar without quotes; the C parser says so with '' and the Python one with None."""
+    return isinstance(node, yaml.ScalarNode) and not node.style
 
 
 class _File:

@@ -228,7 +228,7 @@ def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, st
                 text = _variable_text(item, notes, f"{what}: the variable {name}")
                 if text is not None:
                     found[name] = text
-    return tuple(found.items())
+    return tuple(sorted(found.items()))
 
 
 def _variable_text(value: Value, notes: Notes, what: str) -> str | None:

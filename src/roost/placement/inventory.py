@@ -90,7 +90,7 @@ def _read_node(value: Value, notes: Notes) -> Node:
         accelerators=accelerators,
         name=read_text(fields["name"], notes, "the name of a node") if "name" in fields else None,
         address=read_text(fields["address"], notes, "the address of a node") if "address" in fields else None,
-        labels=tuple(labels.items()),
+        labels=tuple(sorted(labels.items())),
         cpus=read_int(fields["cpus"], notes, "the cpus of a node") if "cpus" in fields else None,
         memory=_read_memory(fields["memory"], notes, "the memory of a node") if "memory" in fields else None,
     )

@@ -1,0 +1,97 @@
+"""How planning grows: time and peak memory for 1k to 1M accelerators, one process for each.
+
+Every figure is taken in a process of its own (memory is its peak resident size), the smallest time of three.
+Run it with `make bench`, or one figure with `python bench/planning.py packed 4096`.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from roost import FlexiblePlacementStrategy, PackedPlacementStrategy, Topology, make_plan
+from roost.render.grid import make_grid
+from roost.render.terminal import draw_terminal
+
+SIZES = (1_000, 4_096, 10_000, 100_000, 1_000_000)
+PER_NODE = 8
+
+
+def packed(size: int, topology: Topology) -> object:
+    return PackedPlacementStrategy(0, size - 1).get_placement(topology)
+
+
+def strided(size: int, topology: Topology) -> object:
+    return PackedPlacementStrategy(0, size - 1, num_hardware_per_process=2, stride=4).get_placement(topology)
+
+
+def flexible(size: int, topology: Topology) -> object:
+    return FlexiblePlacementStrategy([[rank] for rank in range(size)]).get_placement(topology)
+
+
+def component(size: int, topology: Topology) -> object:
+    return make_plan({"cluster": {"component_placement": {"actor": f"0-{size - 1}"}}}, topology)
+
+
+KINDS: dict[str, Callable[[int, Topology], object]] = {
+    "packed": packed,
+    "strided": strided,
+    "flexible": flexible,
+    "component": component,
+}
+
+
+def measure(kind: str, size: int) -> dict[str, float]:
+    """One figure, in this process: seconds to plan and MiB at the peak."""
+    topology = Topology.from_shorthand(f"{size // PER_NODE}x{PER_NODE}")
+    start = time.perf_counter()
+    KINDS[kind](size, topology)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def measured(kind: str, size: int) -> dict[str, float]:
+    """The smallest of three figures, each from a process of its own."""
+    runs = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, __file__, kind, str(size)], capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout))
+    return min(runs, key=lambda run: run["seconds"])
+
+
+def drawing() -> float:
+    """Seconds to draw the map of 64 nodes of 8, unfolded, from a plan."""
+    components = {"actor": "0-255", "rollout": "256-511:0-63", "reward": "0-7"}
+    plan = make_plan({"cluster": {"component_placement": components}}, Topology.from_shorthand("64x8"))
+    start = time.perf_counter()
+    draw_terminal(make_grid(plan, fold=False), width=120)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    print("| accelerators | " + " | ".join(f"{kind}: ms | MiB" for kind in KINDS) + " |")
+    print("|---:|" + "---:|" * (2 * len(KINDS)))
+    table = {}
+    for size in SIZES:
+        table[size] = {kind: measured(kind, size) for kind in KINDS}
+        cells = [f"{run['seconds'] * 1000:,.1f} | {run['mib']:,.0f}" for run in table[size].values()]
+        print(f"| {size:,} | " + " | ".join(cells) + " |", flush=True)
+    print()
+    print("| must reach | limit | " + " | ".join(KINDS) + " |")
+    print("|---|---:|" + "---:|" * len(KINDS))
+    ratios = [table[1_000_000][kind]["seconds"] / table[100_000][kind]["seconds"] for kind in KINDS]
+    print("| 1M against 100k, time | 12 | " + " | ".join(f"{ratio:.1f}" for ratio in ratios) + " |")
+    print("| 1M, peak MiB | 1,000 | " + " | ".join(f"{table[1_000_000][kind]['mib']:,.0f}" for kind in KINDS) + " |")
+    print("| 4,096, ms | 50 | " + " | ".join(f"{table[4_096][k]['seconds'] * 1000:.1f}" for k in KINDS) + " |")
+    print(f"\nThe map of a 64 x 8 plan, every node drawn: {min(drawing() for _ in range(3)) * 1000:.0f} ms.")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    else:
+        main()

@@ -1,0 +1,44 @@
+"""How long `roost plan` takes on a small job, against only importing the libraries it is made with.
+
+Both are run in turns, so that a busy machine slows both; the medians are compared.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROUNDS = 15
+LIMIT = 2.5
+COMMANDS = {
+    "import omegaconf, typer, rich, yaml": [sys.executable, "-c", "import omegaconf, typer, rich, yaml"],
+    "roost plan (map)": [str(Path(sys.executable).parent / "roost"), "plan", "examples/job.yaml", "-c", "2x8,1x0"],
+    "import roost": [sys.executable, "-c", "import roost"],
+}
+
+
+def seconds(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for _ in range(ROUNDS):
+        for name, command in COMMANDS.items():
+            times[name].append(seconds(command))
+    base, *_ = medians = [statistics.median(found) for found in times.values()]
+    print("\n| command | median ms | against the first |")
+    print("|---|---:|---:|")
+    for name, median in zip(times, medians, strict=True):
+        print(f"| `{name}` | {median * 1000:.0f} | {median / base:.2f} |")
+    print(f"\nThe limit for `roost plan` is {LIMIT}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What all tests share: golden files, and one command to write them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The machines that run this are noisy: no time limit on an example, and the same examples in every run.
+settings.register_profile("roost", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("roost")
+
+Golden = Callable[[Path, str], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--refresh-golden", action="store_true", help="write the golden files anew, then look at the diff")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare text with a golden file, or write it with --refresh-golden."""
+    refresh = request.config.getoption("--refresh-golden")
+
+    def compare(path: Path, text: str) -> None:
+        if refresh:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), f"{path} is missing: run make golden and look at it"
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs: run make golden and look at the change"
+
+    return compare

@@ -1,0 +1,126 @@
+"""Every YAML, shell and Python block in the README and in docs/ is run, page by page, in the order of the page.
+
+- A YAML block whose first line is `# file: NAME` is written to that file of the page's folder. Any YAML block with
+  a `cluster:` section must plan, on the cluster of `<!-- cluster: 2x8 -->` before it (2x8 if there is none), unless
+  `<!-- wrong -->` stands before it: then it must be refused. One with `nodes:` must be an inventory.
+- A shell block runs in that folder; `<!-- exit: 2 -->` before it says how it ends. `make` is only asked what it
+  would do. A text block right after a shell block is what it prints, to the letter.
+- A Python block runs with the names of the page's blocks before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roost import RoostError, Topology, make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"(?:<!-- (?P<notes>[^\n]*?) -->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    text: str
+    notes: dict[str, str]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    content = page.read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(content):
+        notes = dict((part.strip() + ":").split(":", 1) for part in (match["notes"] or "").split(";"))
+        notes = {key.strip(): value.strip(" :") for key, value in notes.items() if key.strip()}
+        line = content.count("\n", 0, match.start()) + 1
+        found.append(Block(line=line, language=match["language"], text=match["text"], notes=notes))
+    return found
+
+
+def test_pages_use_only_known_languages():
+    used = {(page.name, block.language) for page in PAGES for block in blocks_of(page)}
+    assert {language for _, language in used} <= {"yaml", "sh", "python", "text", "json", "toml"}, used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_works(page, tmp_path):
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    names: dict[str, object] = {"__name__": "docs"}
+    printed: str | None = None
+    for block in blocks_of(page):
+        where = f"{page.name}, block in line {block.line}"
+        if block.language == "text" and printed is not None:
+            assert block.text == printed, f"{where}: this is not what the block before it prints"
+        printed = None
+        if block.language == "yaml":
+            check_yaml(block, tmp_path, where)
+        elif block.language == "sh":
+            printed = run_shell(block, tmp_path, where)
+        elif block.language == "python":
+            run_python(block, tmp_path, names, where)
+
+
+def check_yaml(block: Block, folder: Path, where: str) -> None:
+    named = re.match(r"# file: (\S+)\n", block.text)
+    path = folder / (named[1] if named else "block.yaml")
+    path.write_text(block.text, encoding="utf-8")
+    content = yaml.load(block.text, Loader=yaml.BaseLoader)  # noqa: S506 - BaseLoader makes strings only
+    if "nodes" in content:
+        Topology.from_file(path)
+    elif "cluster" in content and "component_placement" in content["cluster"]:
+        cluster = block.notes.get("cluster", "2x8")
+        if cluster.endswith(".yaml"):
+            topology = Topology.from_file(folder / cluster)
+        else:
+            topology = Topology.from_shorthand(cluster)
+        if "wrong" in block.notes:
+            with pytest.raises(RoostError):
+                make_plan(path, topology)
+        else:
+            make_plan(path, topology)
+    else:
+        assert "part" in block.notes, f"{where}: neither a job nor an inventory; mark it <!-- part -->"
+
+
+def run_shell(block: Block, folder: Path, where: str) -> str:
+    script = re.sub(r"^make (\S+)", r"make --dry-run \1 >/dev/null", block.text, flags=re.M)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],  # noqa: S607 - the shell of the docs
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    expected = int(block.notes.get("exit", "0"))
+    assert done.returncode == expected, f"{where}: exit {done.returncode}, not {expected}:\n{done.stdout}"
+    return done.stdout
+
+
+def run_python(block: Block, folder: Path, names: dict[str, object], where: str) -> None:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        exec(compile(block.text, where, "exec"), names)  # noqa: S102 - running the docs is the test
+    finally:
+        os.chdir(before)

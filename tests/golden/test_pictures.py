@@ -1,0 +1,113 @@
+"""Golden pictures: terminal at 80 and 120 columns with and without colour, SVG, HTML.
+
+`make golden` writes them anew. Look at every change: `git diff`, a browser for SVG and HTML.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from roost import Plan, Topology, make_plan
+from roost.render.grid import PALETTE, ink, make_grid, short_names
+from roost.render.html import draw_html
+from roost.render.svg import draw_svg
+from roost.render.terminal import draw_terminal
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = Path(__file__).parent / "files"
+
+
+def plan_of(name: str) -> Plan:
+    if name == "heterogeneous":
+        return make_plan(
+            ROOT / "examples/heterogeneous.yaml", Topology.from_file(ROOT / "examples/heterogeneous-inventory.yaml")
+        )
+    if name == "large":
+        components = {"actor": "0-255", "rollout": "256-503:0-61", "reward": "504-507", "env": "0-255:0-511"}
+        return make_plan(
+            {"cluster": {"num_nodes": 64, "component_placement": components}}, Topology.from_shorthand("64x8:H100")
+        )
+    if name == "wide":
+        components = {"训练": "0-15", "rollout": "0-15:0-1", "idle-ish": "20"}
+        return make_plan({"cluster": {"component_placement": components}}, Topology.from_shorthand("1x24"))
+    shapes = {"job": "2x8:H100,1x0", "collocated": "2x8:H100", "disaggregated": "2x8:H100"}
+    return make_plan(ROOT / f"examples/{name}.yaml", Topology.from_shorthand(shapes[name]))
+
+
+NAMES = ["job", "collocated", "disaggregated", "heterogeneous", "large", "wide"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("colour", ["colour", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_terminal(name, width, colour, golden):
+    out = io.StringIO()
+    system = "truecolor" if colour == "colour" else None
+    console = Console(file=out, width=width, color_system=system, force_terminal=True, legacy_windows=False)
+    console.print(draw_terminal(make_grid(plan_of(name), title=f"{name}.yaml"), width=width), soft_wrap=True)
+    golden(FILES / f"{name}-{width}-{colour}.txt", out.getvalue())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_svg(name, golden):
+    text = draw_svg(plan_of(name), title=f"{name}.yaml")
+    ElementTree.fromstring(text)  # noqa: S314 - our own text
+    golden(FILES / f"{name}.svg", text)
+
+
+@pytest.mark.parametrize("name", ["job", "heterogeneous"])
+def test_html(name, golden):
+    text = draw_html(plan_of(name), title=f"{name}.yaml")
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    golden(FILES / f"{name}.html", text)
+
+
+def test_ascii(golden):
+    text = draw_terminal(make_grid(plan_of("collocated")), width=80, ascii_only=True).plain
+    assert text.isascii()
+    golden(FILES / "collocated-ascii.txt", text + "\n")
+
+
+def test_a_64_node_plan_folds_into_a_few_rows():
+    grid = make_grid(plan_of("large"))
+    assert [(row.title, row.count) for row in grid.rows] == [("nodes 0-31", 32), ("nodes 32-62", 31), ("node 63", 1)]
+    assert len(make_grid(plan_of("large"), fold=False).rows) == 64
+
+
+def test_no_line_is_wider_than_the_terminal():
+    for name in NAMES:
+        for width in (60, 80, 120, 200):
+            text = draw_terminal(make_grid(plan_of(name)), width=width)
+            assert max(line.cell_len for line in text.split()) <= width, (name, width)
+
+
+def test_markup_in_names_is_text():
+    config = {"cluster": {"component_placement": {"a": "0"}}}
+    topology = Topology.from_dict({"nodes": [{"accelerators": 1, "name": "[red]<script>alert(1)</script>"}]})
+    plan = make_plan(config, topology)
+    for text in (draw_svg(plan, title="<b>"), draw_html(plan, title="<b>")):
+        assert "<script>alert" not in text
+        assert "<b>" not in text.replace("<b>warning", "").replace("<b>info", "")
+    assert "[red]" in draw_terminal(make_grid(plan), width=200).plain
+
+
+def test_text_reads_on_every_colour():
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in PALETTE:
+        light, dark = sorted((luminance(colour), luminance(ink(colour))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
+
+
+def test_short_names_stay_apart():
+    assert short_names(["rollout", "reward", "actor"], 1) == ["ro", "re", "a"]
+    assert short_names(["a", "ab", "abc"], 1) == ["a", "ab", "abc"]

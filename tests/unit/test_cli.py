@@ -1,0 +1,273 @@
+"""The command line: what it prints, where, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roost import Plan
+from roost.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = "examples/job.yaml"
+HARDWARE = ["--cluster", "2x8:H100,1x0"]
+
+
+@pytest.fixture
+def roost(monkeypatch, capsys):
+    """Run the command line in this process: `code, out, err = roost("plan", …)`."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_plan_draws_a_map(roost):
+    code, out, err = roost("plan", JOB, *HARDWARE)
+    assert code == 0
+    assert "[rollout 3" in out
+    assert "no accelerators  [env 0-7" in out
+    assert err == ""
+
+
+def test_plan_without_hardware_assumes_and_says_so(roost):
+    code, _, err = roost("plan", JOB)
+    assert code == 0
+    assert "assuming 3x8" in err
+    assert "warning: 8 of 24 accelerators idle" in err
+
+
+def test_plan_as_json_is_the_plan_and_nothing_else(roost):
+    code, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json")
+    assert code == 0
+    data = json.loads(out)
+    assert set(data) == {"version", "hash", "mode", "num_nodes", "topology", "components"}
+    assert list(data["components"]["rollout"]) == [
+        "world_size",
+        "node_groups",
+        "hardware_ranks",
+        "stride",
+        "tensor_parallel_size",
+        "model_parallel_size",
+        "placements",
+    ]
+    assert data["components"]["rollout"]["placements"][1] == {
+        "rank": 1,
+        "cluster_node_rank": 1,
+        "placement_node_rank": 0,
+        "local_accelerator_rank": 2,
+        "accelerator_type": "nvidia",
+        "local_rank": 1,
+        "local_world_size": 4,
+        "visible_accelerators": ["2", "3"],
+        "isolate_accelerator": True,
+        "local_hardware_ranks": [2, 3],
+        "node_group_label": "cluster",
+        "hardware_type": "accelerator",
+    }
+    assert Plan.from_json(out).hash == data["hash"]
+
+
+def test_plan_as_a_table_has_a_line_for_each_worker(roost):
+    _, out, _ = roost("plan", JOB, *HARDWARE, "--format", "table", "--component", "reward", "--component", "env")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["WORKER", "NODE", "HARDWARE", "VISIBLE", "LOCAL", "GROUP"]
+    assert lines[2] == ["reward:1", "0", "accelerator:1", "1", "1/2", "cluster"]
+    assert lines[3] == ["env:0", "2", "-", "-", "0/8", "node"]
+    assert len(lines) == 1 + 2 + 8
+
+
+@pytest.mark.parametrize(("form", "start"), [("svg", "<svg "), ("html", "<!doctype html>"), ("map", "job.yaml")])
+def test_plan_writes_files(roost, tmp_path, form, start):
+    out = tmp_path / "picture"
+    code, printed, err = roost("plan", JOB, *HARDWARE, "--format", form, "--out", str(out))
+    assert (code, printed) == (0, "")
+    assert f"wrote {out}" in err
+    assert out.read_text().startswith(start)
+
+
+def test_a_file_that_cannot_be_written_is_told(roost, tmp_path):
+    code, _, err = roost("plan", JOB, *HARDWARE, "--format", "svg", "--out", str(tmp_path / "no" / "such"))
+    assert code == 2
+    assert "No such file or directory" in err
+
+
+def test_a_saved_plan_is_as_good_as_its_job(roost, tmp_path):
+    saved = tmp_path / "saved.json"
+    roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
+    assert roost("diff", str(saved), str(saved)) == (0, "the plans are alike\n", "")
+    code, out, _ = roost("where", str(saved), "env:1")
+    assert code == 0
+    assert "the node itself" in out
+    code, _, err = roost("plan", str(saved), "--cluster", "2x8")
+    assert (code, "has its hardware in it" in err) == (2, True)
+
+
+def test_a_saved_plan_that_was_edited_is_refused(roost, tmp_path):
+    saved = tmp_path / "saved.json"
+    roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
+    saved.write_text(saved.read_text().replace('"rank": 1,', '"rank": 2,', 1))
+    code, _, err = roost("plan", str(saved))
+    assert (code, "edited after it was made" in err) == (2, True)
+
+
+def test_diff_ends_with_1_where_plans_differ(roost):
+    code, out, _ = roost("diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8")
+    assert code == 1
+    assert "~ mode: collocated -> disaggregated" in out
+    assert "  + inference:0-3" in out
+    assert "  ~ node 1 accelerator 7: actor, rollout -> inference" in out
+
+
+def test_diff_as_json(roost):
+    code, out, _ = roost(
+        "diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8", "--format", "json"
+    )
+    assert code == 1
+    assert json.loads(out)["facts"]["mode"] == ["collocated", "disaggregated"]
+
+
+def test_where_tells_the_seat_and_the_environment(roost):
+    code, out, _ = roost("where", JOB, "rollout:2", *HARDWARE)
+    assert code == 0
+    assert "accelerator 4,5" in out
+    assert "CUDA_VISIBLE_DEVICES=4,5" in out
+    _, out, _ = roost("where", JOB, "rollout:2", *HARDWARE, "--format", "json")
+    assert json.loads(out)["environment"]["RANK"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("worker", "said"),
+    [
+        ("rollout", "is no worker"),
+        ("rollout:x", "is no worker"),
+        ("rollout:-1", "is no worker"),
+        ("rollout:4", "has no rank 4: it has ranks 0-3"),
+        ("rolout:1", "no component 'rolout'"),
+    ],
+)
+def test_where_explains_a_worker_that_is_not_there(roost, worker, said):
+    code, out, err = roost("where", JOB, worker, *HARDWARE)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_who_tells_the_workers(roost):
+    assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1].split(maxsplit=1) == [
+        "workers",
+        "actor:1, reward:1",
+    ]
+    _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
+    assert json.loads(out) == {"node": 2, "workers": {"node 2": ["env:0-7"]}}
+    inventory = ["--inventory", "examples/heterogeneous-inventory.yaml"]
+    _, out, _ = roost("who", "examples/heterogeneous.yaml", "3:Franka:1", *inventory, "--format", "json")
+    assert json.loads(out)["workers"] == ["env:6-7"]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "said"),
+    [
+        ("7:0", "there is no node 7"),
+        ("0:8", "node 0 has no accelerator 8"),
+        ("0:Franka:0", "no hardware of kind 'Franka'"),
+        ("a:b", "is no piece of hardware"),
+        ("0:1:2:3", "is no piece of hardware"),
+        ("", "is no piece of hardware"),
+    ],
+)
+def test_who_explains_hardware_that_is_not_there(roost, hardware, said):
+    code, out, err = roost("who", JOB, hardware, *HARDWARE)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_lint_tells_and_can_be_strict(roost):
+    code, out, _ = roost("lint", JOB, "--cluster", "4x8")
+    assert code == 0
+    assert "warning: cluster.num_nodes is 3" in out
+    assert roost("lint", JOB, "--cluster", "4x8", "--strict")[0] == 1
+    assert roost("lint", JOB, *HARDWARE, "--strict")[0] == 0
+    _, out, _ = roost("lint", JOB, *HARDWARE, "--format", "json")
+    assert json.loads(out)[0]["code"] == "shared"
+
+
+def test_mistakes_end_with_2_and_say_all(roost):
+    code, out, err = roost("plan", "examples/broken.yaml", "--cluster", "2x8")
+    assert (code, out) == (2, "")
+    assert err.count("hint:") == 3
+    assert err.startswith("examples/broken.yaml:6:16: component 'rollout' asks for hardware rank 16")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plan", "nothing.yaml"],
+        ["plan", JOB, "--cluster", "2by8"],
+        ["plan", JOB, "--cluster", "2x8", "--inventory", "examples/heterogeneous-inventory.yaml"],
+        ["plan", JOB, "--inventory", "nothing.yaml"],
+        ["plan", JOB, "--format", "png"],
+        ["plan", JOB, *HARDWARE, "--component", "nobody"],
+        ["nonsense"],
+    ],
+)
+def test_wrong_arguments_end_with_2(roost, arguments):
+    code, _, err = roost(*arguments)
+    assert code == 2
+    assert err
+    assert "Traceback" not in err
+
+
+def test_version_is_printed(roost):
+    assert roost("--version")[:2] == (0, "0.1.0\n")
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    command = [sys.executable, "-c", "from roost.cli.main import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, cwd=ROOT, env={**kept, **environment}, timeout=60)
+
+
+def test_a_pipe_gets_no_colour_unless_it_is_forced():
+    assert b"\x1b[" not in run("plan", JOB, *HARDWARE).stdout
+    assert b"\x1b[" in run("plan", JOB, *HARDWARE, FORCE_COLOR="1").stdout
+
+
+def test_no_color_wins_over_a_terminal():
+    forced = run("plan", JOB, *HARDWARE, FORCE_COLOR="1", NO_COLOR="1").stdout
+    assert b"38;" not in forced
+    assert b"48;" not in forced
+
+
+def test_the_map_keeps_to_the_width_of_the_terminal():
+    for columns in ("60", "80", "120"):
+        text = run("plan", JOB, *HARDWARE, COLUMNS=columns).stdout.decode()
+        assert max(map(len, text.splitlines())) <= int(columns)
+
+
+def test_a_terminal_that_knows_only_ascii_gets_ascii():
+    done = run("plan", "examples/collocated.yaml", "--cluster", "2x8", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert b"[roll 0]" in done.stdout
+    done.stdout.decode("ascii")
+
+
+def test_a_reader_that_goes_away_gets_no_traceback():
+    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan {JOB} -c 3x8 -f json | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=60)  # noqa: S607
+    assert done.stdout == b"{\n"
+    assert b"Traceback" not in done.stderr
+    assert b"BrokenPipe" not in done.stderr

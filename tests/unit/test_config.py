@@ -1,0 +1,154 @@
+"""Reading a job: files, dicts and DictConfigs say the same, and the user's own sections are left alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from omegaconf import OmegaConf
+
+from roost import ConfigError, JobConfig, PlacementError, Topology, make_plan
+
+YAML = """\
+defaults: [base]
+cluster:
+  num_nodes: 2
+  component_placement:
+    "actor,critic": 0-3
+    rollout: {node_group: 4090, placement: "0-3:0-1"}
+    env: {node_group: [robot, 4090], placement: all}
+    no: {node_group: node, placement: [0, "1:1-3"]}
+  node_groups:
+    - label: 4090
+      node_ranks: [1]
+      env_configs:
+        - node_ranks: 1
+          env_vars: [{A: 1}, {B: no}]
+          python_interpreter_path: /opt/python
+    - {label: robot, node_ranks: 0-1, hardware: {type: Franka, configs: [{node_rank: 0, ip: 10.0.0.1, grip: [1, 2.5]}]}}
+    - {label: bare, node_ranks: "0", ignore_hardware: true}
+actor: {model: {anything: !custom [1, 2]}, 8: 0}
+"""
+
+
+def names(config: JobConfig) -> list[str]:
+    return [component.name for component in config.cluster.components]
+
+
+def test_a_file_keeps_what_was_typed():
+    config = JobConfig.from_text(YAML)
+    assert names(config) == ["actor", "critic", "rollout", "env", "no"]
+    assert config.cluster.components[2].node_groups == ("4090",)
+    assert config.cluster.components[3].node_groups == ("robot", "4090")
+    group = config.cluster.node_groups[0]
+    assert group.label == "4090"
+    assert group.env_configs[0].env_vars == (("A", "1"), ("B", "no"))
+    assert group.env_configs[0].python_interpreter_path == "/opt/python"
+    robot = config.cluster.node_groups[1].hardware[0]
+    assert dict(robot.settings) == {"ip": "10.0.0.1", "grip": [1, 2.5]}
+    plan = make_plan(config, Topology.from_shorthand("2x8"))
+    assert [component.world_size for component in plan.components] == [4, 4, 2, 9, 4]
+
+
+def test_a_dictconfig_says_the_same_as_a_dict():
+    data = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3", "env": {"placement": 0}}}}
+    topology = Topology.from_shorthand("1x4")
+    assert make_plan(OmegaConf.create(data), topology) == make_plan(data, topology)
+
+
+def test_interpolations_are_resolved_in_files_and_in_dictconfigs(tmp_path):
+    text = "n: 2\ncluster:\n  num_nodes: ${n}\n  component_placement:\n    actor: ${ranks.actor}\nranks: {actor: 0-7}\n"
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    from_file = make_plan(path, Topology.from_shorthand("2x8"))
+    assert (from_file.num_nodes, from_file.components[0].world_size) == (2, 8)
+    assert make_plan(OmegaConf.load(path), Topology.from_shorthand("2x8")) == from_file
+
+
+def test_anchors_and_merges_work():
+    text = """\
+base: &base {node_group: node, placement: 0}
+more: &more {placement: 1}
+cluster:
+  component_placement:
+    a: *base
+    b: {<<: *base, placement: 1}
+    c: {<<: [*more, *base]}
+"""
+    config = JobConfig.from_text(text)
+    assert [str(component.segments[0]) for component in config.cluster.components] == ["0", "1", "1"]
+    assert {component.node_groups for component in config.cluster.components} == {("node",)}
+
+
+def test_aliases_that_unfold_without_end_are_refused():
+    group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
+    text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"
+    text += "  node_groups: [" + ",".join(["*g"] * 2000) + "]\n"
+    with pytest.raises(ConfigError, match="unfold to over"):
+        JobConfig.from_text(text)
+
+
+def test_a_yaml_1_1_pair_is_kept_in_a_file_and_hinted_at_in_a_dict():
+    text = "cluster:\n  component_placement:\n    actor: 8:0\n"
+    plan = make_plan(JobConfig.from_text(text), Topology.from_shorthand("2x8"))
+    assert plan.components[0].hardware_ranks == (8,)
+    with pytest.raises(PlacementError, match="unquoted 8:0 as 480"):
+        make_plan({"cluster": {"component_placement": {"actor": 480}}}, Topology.from_shorthand("2x8"))
+
+
+@pytest.mark.parametrize("extra", ["", "\n# comment\n", "x: " + "[" * 30 + "]" * 30 + "\n"])
+def test_what_stands_beside_the_cluster_section_does_not_matter(extra):
+    assert names(JobConfig.from_text(extra + "\ncluster: {component_placement: {actor: 0}}\n")) == ["actor"]
+
+
+def test_the_input_is_not_changed():
+    data = OmegaConf.create({"cluster": {"component_placement": {"actor": "0-3"}}, "actor": {"a": "${cluster}"}})
+    before = OmegaConf.to_container(data, resolve=False)
+    make_plan(data, Topology.from_shorthand("1x4"))
+    assert OmegaConf.to_container(data, resolve=False) == before
+
+
+def test_a_large_file_is_refused_without_being_read(tmp_path):
+    path = tmp_path / "large.yaml"
+    path.write_text("cluster: {component_placement: {actor: 0}}\n" + "# filler\n" * 1_200_000)
+    assert path.stat().st_size > 10 * 2**20
+    with pytest.raises(ConfigError, match=r"the file has 10\.3 MiB, and at most 4 MiB are read"):
+        JobConfig.from_file(path)
+
+
+def test_a_missing_file_and_a_folder_are_config_errors(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        JobConfig.from_file(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        JobConfig.from_file(tmp_path)
+
+
+def test_a_huge_range_costs_nothing():
+    start = time.process_time()
+    for text in ("0-999999999999", "0:0-999999999999", "0-99999999999999:0-9999", "all:0-99999999999"):
+        with pytest.raises(PlacementError):
+            make_plan({"cluster": {"component_placement": {"actor": text}}}, Topology.from_shorthand("2x8"))
+    # Expanding any of them would take minutes and all memory: this is no speed limit.
+    assert time.process_time() - start < 20
+
+
+def test_all_mistakes_of_a_file_are_told_at_once():
+    text = """\
+cluster:
+  num_nodes: 0
+  component_placement:
+    actor: 0-99
+    rollout: 3-1
+    env: {node_group: nowhere, placement: 0}
+  node_group: []
+"""
+    with pytest.raises(PlacementError) as caught:
+        make_plan_text(text)
+    assert [problem.where.line for problem in caught.value.problems] == [2, 4, 5, 7]
+    assert "nowhere" not in str(caught.value)  # the groups are what is mistaken: that one may be right
+
+
+def make_plan_text(text):
+    from roost.placement.document import read_text
+
+    return make_plan(read_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))

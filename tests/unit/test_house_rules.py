@@ -1,0 +1,178 @@
+"""What holds the house together: import layers, public names, and what planning must not load."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import roost
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "roost"
+
+# Who may import whom, from the top down; a package may always import itself.
+LAYERS = {
+    "cli": {"render", "placement", "errors", ""},
+    "render": {"placement", "errors"},
+    "placement": {"errors"},
+    "errors": set(),
+    "": set(),
+}
+OUTSIDE = {
+    "cli": {"rich", "typer"},
+    "render": {"rich"},
+    "placement": {"yaml", "omegaconf"},
+    "errors": set(),
+    "": set(),
+}
+
+
+def layer_of(module: str) -> str:
+    """`roost.placement.plan` is in `placement`, `roost` itself in the layer without a name."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module that a file imports when it runs; imports for type checkers do not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full"
+            found.add(str(node.module))
+            found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "roost.cli"}
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    module = ".".join(["roost", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
+    layer = layer_of(module)
+    for name in imports_of(path):
+        if name.split(".")[0] == "roost":
+            assert layer_of(name) in LAYERS[layer] | {layer}, f"{module} imports {name}"
+        elif name.split(".")[0] not in sys.stdlib_module_names:
+            assert name.split(".")[0] in OUTSIDE[layer], f"{module} imports {name}"
+
+
+def test_the_public_names_are_these():
+    assert sorted(roost.__all__) == [
+        "Accelerator",
+        "AcceleratorType",
+        "ClusterConfig",
+        "ComponentPlacement",
+        "ComponentPlan",
+        "ConfigError",
+        "Finding",
+        "FlexiblePlacementStrategy",
+        "HybridComponentPlacement",
+        "JobConfig",
+        "ModelParallelComponentPlacement",
+        "Node",
+        "NodeGroup",
+        "NodePlacementStrategy",
+        "PackedPlacementStrategy",
+        "Placement",
+        "PlacementError",
+        "PlacementMode",
+        "PlacementStrategy",
+        "Plan",
+        "PlanDiff",
+        "RoostError",
+        "Topology",
+        "__version__",
+        "lint",
+        "make_plan",
+        "register_accelerator_type",
+    ]
+
+
+def test_every_public_name_is_there_and_has_a_docstring():
+    for name in roost.__all__:
+        thing = getattr(roost, name)
+        assert name == "__version__" or thing.__doc__, name
+    assert dir(roost) == sorted(roost.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        roost.nothing  # noqa: B018 - the access is the test
+
+
+def loaded_after(code: str) -> set[str]:
+    code += "\nimport sys; sys.stderr.write(' '.join({name.split('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split("\n")[-1].split())
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory):
+    """A folder with a `ray` and a `torch` that say so when they are loaded, for machines that have neither."""
+    folder = tmp_path_factory.mktemp("fakes")
+    for name in ("ray", "torch"):
+        (folder / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
+    return folder
+
+
+def test_importing_roost_loads_neither_ray_nor_torch_nor_much_else(fakes):
+    loaded = loaded_after(f"import sys; sys.path.insert(0, {str(fakes)!r})\nimport roost")
+    assert not loaded & {"ray", "torch", "omegaconf", "yaml", "rich", "typer"}
+
+
+@pytest.mark.parametrize("form", ["map", "table", "json", "svg", "html"])
+def test_the_whole_plan_path_loads_neither_ray_nor_torch(fakes, form):
+    loaded = loaded_after(
+        f"""
+import sys
+sys.path.insert(0, {str(fakes)!r})
+sys.argv = ["roost", "plan", "examples/job.yaml", "--cluster", "2x8,1x0", "--format", {form!r}]
+from roost.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0, end
+"""
+    )
+    assert "roost" in loaded
+    assert not loaded & {"ray", "torch"}
+
+
+def test_nothing_in_the_repository_names_this_machine():
+    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, timeout=60)  # noqa: S607
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    for name in tracked.stdout.split("\n"):
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".yaml", ".toml", ".sh") and path.is_file():
+            assert str(ROOT) + "/" not in path.read_text(encoding="utf-8", errors="replace"), name
+
+
+def test_the_doctests_of_every_module_pass():
+    modules = [".".join(["roost", *path.relative_to(SOURCE).with_suffix("").parts]) for path in FILES]
+    code = (
+        "import doctest, importlib, sys\n"
+        "tried = 0\n"
+        f"for name in {[name.removesuffix('.__init__') for name in modules]!r}:\n"
+        "    result = doctest.testmod(importlib.import_module(name))\n"
+        "    tried += result.attempted\n"
+        "    assert not result.failed, name\n"
+        "assert tried > 15, tried\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,252 @@
+"""The plan as a value: JSON, hash, environment, difference, findings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+
+from roost import ConfigError, ModelParallelComponentPlacement, PlacementError, Plan, Topology, lint, make_plan
+from roost.placement.environ import worker_interpreter
+from roost.placement.plan import Piece, Worker
+
+TOPOLOGY = Topology.from_dict(
+    {
+        "nodes": [
+            {"accelerators": 4},
+            {"accelerators": {"count": 4, "type": "amd"}},
+            {"accelerators": {"count": 2, "type": "intel"}},
+            {"accelerators": {"count": 2, "type": "ascend"}},
+            {"accelerators": 0},
+        ],
+        "groups": [
+            {
+                "label": "g",
+                "node_ranks": "0-1",
+                "env_configs": [
+                    {"node_ranks": 0, "env_vars": {"A": "zero", "B": "0"}},
+                    {"node_ranks": 1, "env_vars": {"A": "one"}, "python_interpreter_path": "/opt/py"},
+                ],
+            },
+            {"label": "r", "node_ranks": 0, "hardware": {"type": "Franka", "configs": [{"node_rank": 0}]}},
+        ],
+    }
+)
+
+
+def plan(topology=TOPOLOGY, **components) -> Plan:
+    return make_plan({"cluster": {"num_nodes": topology.num_nodes, "component_placement": components}}, topology)
+
+
+def on(group, placement):
+    return {"node_group": group, "placement": placement}
+
+
+def codes(made: Plan) -> list[str]:
+    return [finding.code for finding in lint(made)]
+
+
+def test_a_plan_is_json_and_back():
+    made = plan(actor=on("g", "0-7:0-3"), env=on("node", "0-4:0-9"), arm=on("r", "all"))
+    data = json.loads(made.to_json())
+    assert data["version"] == 1
+    assert data["components"]["actor"]["world_size"] == 4
+    assert data["components"]["actor"]["placements"][0]["local_hardware_ranks"] == [0, 1]
+    assert Plan.from_json(made.to_json()) == made
+    assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own bytes
+
+
+def test_the_hash_is_the_same_on_every_machine_and_differs_with_the_content():
+    made = plan(Topology.from_shorthand("1x2"), actor="0-1")
+    assert made.hash == "5ce9a178d6f5f7204fa530bf4a41228f5f7ee14c5ff6cf41e85789c4bc78a346"
+    assert plan(Topology.from_shorthand("1x2"), actor="0-1").hash == made.hash
+    assert plan(Topology.from_shorthand("1x2"), actor="0").hash != made.hash
+    assert plan(Topology.from_shorthand("1x2:H100"), actor="0-1").hash != made.hash
+
+
+def test_a_plan_that_was_edited_is_refused():
+    data = plan(actor="0-1").to_dict()
+    data["components"]["actor"]["placements"][0]["cluster_node_rank"] = 1
+    with pytest.raises(ConfigError, match="edited after it was made"):
+        Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"version": 2, "components": {}}', '{"version": 1, "components": 3, "topology": {}}']
+)
+def test_what_is_no_plan_is_refused(text):
+    with pytest.raises(ConfigError):
+        Plan.from_json(text)
+
+
+def test_a_plan_cannot_be_changed():
+    made = plan(actor="0")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.components[0].placements[0].rank = 3
+
+
+def test_an_isolated_worker_gets_its_own_devices_and_local_rank_zero():
+    made = plan(actor=on("g", "0-7:0-3"))
+    assert made.environment("actor", 3) == {
+        "A": "one",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "HIP_VISIBLE_DEVICES": "2,3",
+    }
+    assert made.environment("actor", 0)["A"] == "zero"
+    assert (worker_interpreter(made, "actor", 0), worker_interpreter(made, "actor", 3)) == (None, "/opt/py")
+
+
+def test_a_worker_that_is_not_isolated_sees_all_and_keeps_its_local_rank():
+    config = {"cluster": {"component_placement": {"actor": "0-3"}}}
+    made = make_plan(config, TOPOLOGY, isolate_accelerator=False)
+    variables = made.environment("actor", 2)
+    assert (variables["CUDA_VISIBLE_DEVICES"], variables["LOCAL_RANK"]) == ("0,1,2,3", "2")
+
+
+def test_each_vendor_has_its_variable():
+    made = plan(actor="0,4,9,11")
+    told = [made.environment("actor", rank) for rank in range(4)]
+    assert told[0]["CUDA_VISIBLE_DEVICES"] == "0"
+    assert told[1]["HIP_VISIBLE_DEVICES"] == "0"
+    assert told[2]["ONEAPI_DEVICE_SELECTOR"] == "level_zero:1"
+    assert told[3]["ASCEND_RT_VISIBLE_DEVICES"] == "1"
+
+
+def test_workers_without_accelerators_of_their_own_see_what_their_node_has():
+    made = plan(env=on("node", "0:0-1,4:2"), arm=on("r", "0"))
+    assert made.environment("env", 1)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert made.environment("env", 1)["LOCAL_RANK"] == "1"
+    assert made.environment("arm", 0)["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert not [name for name in made.environment("env", 2) if "VISIBLE" in name]
+
+
+def test_asking_for_a_worker_that_is_not_there_names_those_that_are():
+    made = plan(actor="0-1", env=on("node", "0"))
+    with pytest.raises(PlacementError, match=r"no rank 2: it has ranks 0-1"):
+        made.environment("actor", 2)
+    with pytest.raises(PlacementError, match=r"no component 'rollout'(.|\n)*'actor' and 'env'"):
+        made.placement("rollout", 0)
+
+
+def test_occupants_tell_who_is_on_what():
+    made = plan(actor="0-1:0", reward="0", env=on("node", "4:0-1"))
+    assert made.occupants() == {
+        Piece(0, "accelerator", 0): [Worker("actor", 0), Worker("reward", 0)],
+        Piece(0, "accelerator", 1): [Worker("actor", 0)],
+        Piece(4, "node", -1): [Worker("env", 0), Worker("env", 1)],
+    }
+
+
+def test_a_difference_tells_who_moved_came_and_went():
+    topology = Topology.from_shorthand("2x4")
+    before = plan(topology, actor="0-3", rollout="4-5", old="6")
+    after = plan(topology, actor="0-1,4-5", rollout="6-7", new="2")
+    found = before.diff(after)
+    assert [str(item.worker) for item in found.moved] == ["actor:2", "actor:3", "rollout:0", "rollout:1"]
+    assert [str(worker) for worker in found.appeared] == ["new:0"]
+    assert [str(worker) for worker in found.went] == ["old:0"]
+    assert [(str(item.piece), item.before, item.after) for item in found.changed_hands] == [
+        ("0:2", ("actor",), ("new",)),
+        ("0:3", ("actor",), ()),
+        ("1:0", ("rollout",), ("actor",)),
+        ("1:1", ("rollout",), ("actor",)),
+        ("1:2", ("old",), ("rollout",)),
+        ("1:3", (), ("rollout",)),
+    ]
+    assert {item.worker.rank for item in found.changed_variables} == {0, 1}  # LOCAL_WORLD_SIZE is 2, not 4
+    assert found.to_dict()["moved"][0] == {
+        "worker": "actor:2",
+        "before": "node 0, accelerator 2",
+        "after": "node 1, accelerator 0",
+    }
+
+
+def test_a_difference_sees_more_than_places():
+    small, large = Topology.from_shorthand("1x4"), Topology.from_shorthand("1x4,1x0")
+    found = plan(small, actor="0-3").diff(plan(large, actor="0-3"))
+    assert found.facts == (
+        ("num_nodes", "1", "2"),
+        ("cluster", "1 node, 4 accelerators", "2 nodes, 4 accelerators"),
+    )
+    assert found
+    assert not found.moved
+
+
+def test_lint_is_silent_on_a_plan_with_nothing_to_say():
+    assert lint(plan(Topology.from_shorthand("2x4"), actor="0-7")) == ()
+
+
+def test_lint_finds_idle_accelerators():
+    (finding,) = lint(plan(Topology.from_shorthand("3x4"), actor="0-3"))
+    assert str(finding) == "warning: 8 of 12 accelerators idle: nodes 1-2: 0-3 [idle]"
+
+
+def test_lint_tells_of_sharing_as_information():
+    (finding,) = lint(plan(Topology.from_shorthand("1x4"), actor="0-3", reward="1-2"))
+    assert str(finding) == "info: actor and reward share 2 accelerators: node 0: 1-2 [shared]"
+
+
+def test_lint_finds_an_uneven_spread():
+    (finding,) = lint(plan(Topology.from_shorthand("2x4"), actor="0-3,4:4-6,5-7:7-9"))
+    assert str(finding) == "warning: actor is spread unevenly: 6 on 1 node and 4 on 1 node [uneven]"
+    assert codes(plan(Topology.from_shorthand("2x0"), env=on("node", "0-1:0-2"))) == []
+
+
+def test_lint_finds_accelerators_that_are_apart():
+    from roost import ComponentPlan, FlexiblePlacementStrategy
+
+    topology = Topology.from_shorthand("1x4")
+    placements = tuple(FlexiblePlacementStrategy([[0, 3], [1, 2]]).get_placement(topology))
+    component = ComponentPlan(name="a", node_groups=(), hardware_ranks=(0, 1, 2, 3), placements=placements)
+    made = Plan(topology=topology, components=(component,))
+    assert [finding.message for finding in lint(made)] == [
+        "a:0 has accelerators 0,3 of node 0, which are apart where 2 neighbours would do"
+    ]
+
+
+def model_parallel(shape, components, *, tp=1, pp=1, rollout_tp=1, inference=None) -> Plan:
+    config = {
+        "cluster": {"component_placement": components},
+        "algorithm": {"recompute_logprobs": True},
+        "actor": {"model": {"tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp}},
+        "rollout": {"tensor_parallel_size": rollout_tp},
+    }
+    if inference:
+        config["inference"] = {"model": {"tensor_model_parallel_size": inference}}
+    return ModelParallelComponentPlacement(config, Topology.from_shorthand(shape)).plan()
+
+
+def test_lint_leaves_a_strided_rollout_alone():
+    assert codes(model_parallel("1x4", {"actor,rollout": "0-3"}, tp=4, rollout_tp=2)) == ["shared"]
+
+
+def test_lint_finds_a_tensor_parallel_group_cut_by_a_node():
+    made = model_parallel("2x4", {"actor": "2-5", "rollout": "6-7"}, tp=4)
+    (finding,) = [finding for finding in lint(made) if finding.code == "tensor-parallel-cut"]
+    assert finding.message == "the tensor-parallel group actor:0-3 is cut by a node's edge: nodes 0-1"
+
+
+def test_lint_finds_inference_workers_that_are_left_over():
+    made = model_parallel("1x8", {"actor": "0", "rollout": "1", "inference": "2-7"}, inference=4)
+    messages = [finding.message for finding in lint(made) if finding.code == "left-over"]
+    assert messages == ["inference has 6 workers, and 4 hold one copy of the model: 2 left over"]
+
+
+def test_lint_finds_a_num_nodes_unlike_the_cluster():
+    made = make_plan({"cluster": {"num_nodes": 3, "component_placement": {"a": "0-7"}}}, Topology.from_shorthand("2x4"))
+    assert [str(finding) for finding in lint(made)] == [
+        "warning: cluster.num_nodes is 3, but the plan is for 2 nodes [num-nodes]"
+    ]
+
+
+def test_only_keeps_the_components_that_are_named():
+    made = plan(actor="0", reward="1")
+    assert [component.name for component in made.only(["reward"]).components] == ["reward"]
+    with pytest.raises(PlacementError):
+        made.only(["nobody"])
