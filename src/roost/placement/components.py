@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roost.errors import ConfigError, PlacementError, Problem, RoostError, counted, said
-from roost.placement.config import ClusterConfig, ComponentConfig, read_job_config
+from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_config
 from roost.placement.placement import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
@@ -41,13 +41,8 @@ class ComponentPlacement:
         job, notes = read_job_config(config)
         self._job = job
         self._isolate_accelerator = isolate_accelerator
-        broken = bool(notes.problems)
-        try:
-            self._topology = join_groups(topology_of(cluster), job.cluster)
-        except ConfigError as error:
-            notes.take(error)
-            notes.raise_if_any()
-        self._layouts = self._lay_out(notes, broken=broken)
+        self._topology = _join_groups(topology_of(cluster), job, notes)
+        self._layouts = self._lay_out(notes, broken=bool(notes.problems))
         notes.raise_if_any()
 
     @property
@@ -161,9 +156,14 @@ class HybridComponentPlacement(ComponentPlacement):
     """Components on any sets of hardware, as embodied jobs use it."""
 
 
-def join_groups(topology: Topology, config: ClusterConfig) -> Topology:
-    """The topology with the config's node groups over it."""
-    return topology.with_groups(config.node_groups)
+def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
+    """The topology with the job's node groups over it; one that does not fit is noted and left out."""
+    for group in job.cluster.node_groups:
+        try:
+            topology = topology.with_groups([group])
+        except ConfigError as error:
+            notes.take(ConfigError(problem.at(job.where_group(group.label)) for problem in error.problems))
+    return topology
 
 
 def resolve(component: ComponentConfig, space: RankSpace) -> list[Segment]:

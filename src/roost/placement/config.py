@@ -99,6 +99,15 @@ class JobConfig:
         """Read a dict or DictConfig; every mistake comes with its key."""
         return _checked(as_document(config))
 
+    def where_group(self, label: str) -> Where | None:
+        """Where a node group says which nodes it has."""
+        section = self.document.get("cluster", "node_groups")
+        for item in section.elements() if section is not None and section.kind == "list" else ():
+            found, ranks = item.get("label"), item.get("node_ranks")
+            if found is not None and ranks is not None and str(found.scalar) == label:
+                return ranks.where()
+        return None
+
     def has_parallel_sizes(self) -> bool:
         """Whether the sections have the sizes that only a model-parallel job has."""
         actor = self.document.get("actor", "model", "tensor_model_parallel_size")

@@ -16,7 +16,16 @@ from typing import Any, ClassVar
 from roost.errors import PlacementError, Problem
 from roost.placement.hardware import AcceleratorType
 from roost.placement.ranks import format_ranks
-from roost.placement.topology import ACCELERATOR, BARE_NODE, HasTopology, RankSpace, Topology, split_labels, topology_of
+from roost.placement.topology import (
+    ACCELERATOR,
+    BARE_NODE,
+    HasTopology,
+    RankSpace,
+    Stretch,
+    Topology,
+    split_labels,
+    topology_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,17 +201,18 @@ def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """One placement for each process, given as its ascending hardware ranks; a process never leaves its node."""
-    seats = [_seat(space, rank, ranks) for rank, ranks in enumerate(processes)]
+    stretches, local_ranks_of = _seats(space, processes)
     local_world_sizes: dict[int, int] = {}
-    for node_rank, *_ in seats:
-        local_world_sizes[node_rank] = local_world_sizes.get(node_rank, 0) + 1
+    for stretch in stretches:
+        local_world_sizes[stretch.node_rank] = local_world_sizes.get(stretch.node_rank, 0) + 1
     placement_node_ranks = {node_rank: index for index, node_rank in enumerate(local_world_sizes)}
     next_local = dict.fromkeys(local_world_sizes, 0)
     visible: dict[object, tuple[str, ...]] = {}
     placements = []
-    for rank, (node_rank, label, kind, local_ranks) in enumerate(seats):
+    for rank, (stretch, local_ranks) in enumerate(zip(stretches, local_ranks_of, strict=True)):
+        node_rank = stretch.node_rank
         node = topology.nodes[node_rank]
-        own = isolate_accelerator and kind == ACCELERATOR
+        own = isolate_accelerator and stretch.kind == ACCELERATOR
         key = local_ranks if own else len(node.accelerators)
         seen = visible.get(key)
         if seen is None:
@@ -221,27 +231,40 @@ def place(
                 visible_accelerators=seen,
                 isolate_accelerator=isolate_accelerator,
                 local_hardware_ranks=local_ranks,
-                node_group_label=label,
-                hardware_type=kind,
+                node_group_label=stretch.label,
+                hardware_type=stretch.kind,
             )
         )
     return placements
 
 
-def _seat(space: RankSpace, process: int, ranks: Sequence[int]) -> tuple[int, str, str, tuple[int, ...]]:
-    first, last = ranks[0], ranks[-1]
-    if first < 0 or last >= space.count:
-        space.check(ranks)
-    stretch, start = space.stretch_of(first)
-    if last >= start + stretch.size:
-        raise _leaves_node(space, process, ranks)
-    if stretch.kind == BARE_NODE:
+def _seats(space: RankSpace, processes: Iterable[Sequence[int]]) -> tuple[list[Stretch], list[tuple[int, ...]]]:
+    """For each process the stretch that it is on, and its local ranks there.
+
+    Two lists of shared values, and a look at the last stretch before a search: a million processes make no garbage.
+    """
+    stretches: list[Stretch] = []
+    local_ranks_of: list[tuple[int, ...]] = []
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    start = end = 0
+    stretch: Stretch | None = None
+    for process, ranks in enumerate(processes):
+        first, last = ranks[0], ranks[-1]
+        if stretch is None or not start <= first < end:
+            if first < 0 or first >= space.count:
+                space.check(ranks)
+            stretch, start = space.stretch_of(first)
+            end = start + stretch.size
+        if last >= end:
+            space.check(ranks)
+            raise _leaves_node(space, process, ranks)
         local: tuple[int, ...] = ()
-    elif len(ranks) == 1:
-        local = (first - start,)
-    else:
-        local = tuple([rank - start for rank in ranks])
-    return stretch.node_rank, stretch.label, stretch.kind, local
+        if stretch.kind != BARE_NODE:
+            local = (first - start,) if len(ranks) == 1 else tuple([rank - start for rank in ranks])
+            local = shared.setdefault(local, local)
+        stretches.append(stretch)
+        local_ranks_of.append(local)
+    return stretches, local_ranks_of
 
 
 def _leaves_node(space: RankSpace, process: int, ranks: Sequence[int]) -> PlacementError:
