@@ -271,3 +271,18 @@ def test_a_reader_that_goes_away_gets_no_traceback():
     assert done.stdout == b"{\n"
     assert b"Traceback" not in done.stderr
     assert b"BrokenPipe" not in done.stderr
+
+
+def test_a_job_can_come_through_a_pipe():
+    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan /dev/stdin -c 1x8 -f table"
+    job = b"cluster: {component_placement: {actor: 0-3}}"
+    done = subprocess.run(["bash", "-c", command], input=job, capture_output=True, cwd=ROOT, timeout=60)  # noqa: S607
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"actor:") == 4
+
+
+def test_a_job_that_is_too_large_is_refused(roost, tmp_path):
+    large = tmp_path / "large.yaml"
+    large.write_text("# filler\n" * 1_200_000)
+    code, _, err = roost("plan", str(large))
+    assert (code, "at most 4 MiB are read" in err) == (2, True)

@@ -225,34 +225,29 @@ def main() -> NoReturn:
 
 def _make_plan(job: Path, cluster: str | None, inventory: Path | None, kind: Kind, no_isolate: bool) -> Plan:
     from roost.placement.config import read_job_config
+    from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, read_text
+    from roost.placement.plan import Plan
     from roost.placement.planner import make_plan
 
     if cluster is not None and inventory is not None:
         raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
-    if (saved := _saved_plan(job)) is not None:
+    text = load_text(job, limit=PLAN_FILE_LIMIT)
+    if _is_saved_plan(text):
         if cluster is not None or inventory is not None:
             raise ConfigError(f"{job} is a plan and has its hardware in it", hint="leave out --cluster and --inventory")
-        return saved
-    config, notes = read_job_config(job)
+        return Plan.from_json(text)
+    check_size(str(job), len(text), JOB_FILE_LIMIT)
+    config, notes = read_job_config(read_text(text, name=str(job)))
     # A config with mistakes is given on as it is: the planner says them all, with its own.
     source = config.document if notes.problems else config
     topology = _topology(cluster, inventory, config.cluster.num_nodes)
     return make_plan(source, topology, placement=kind.value, isolate_accelerator=not no_isolate)
 
 
-def _saved_plan(path: Path) -> Plan | None:
-    """A plan that was saved with --format json; a job in JSON has no version."""
-    from roost.placement.plan import Plan
-
-    try:
-        with path.open("rb") as file:
-            head = file.read(400).lstrip()
-        if not (head.startswith(b"{") and b'"version"' in head and b'"hash"' in head):
-            return None
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return Plan.from_json(text)
+def _is_saved_plan(text: str) -> bool:
+    """Whether this was saved with --format json; a job in JSON has no version and no hash."""
+    head = text[:400].lstrip()
+    return head.startswith("{") and '"version"' in head and '"hash"' in head
 
 
 def _topology(cluster: str | None, inventory: Path | None, num_nodes: int | None) -> Topology:

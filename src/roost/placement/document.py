@@ -7,6 +7,7 @@ makes an object, an alias costs nothing until it is looked at, and only the keys
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from roost.errors import ConfigError, Problem, Where
 
 JOB_FILE_LIMIT = 4 * 2**20
 INVENTORY_FILE_LIMIT = 64 * 2**20
+PLAN_FILE_LIMIT = 1024 * 2**20
 _MAX_DEPTH = 64
 _MAX_VALUES = 2_000_000
 """How many values may be looked at: aliases can make a small file endless."""
@@ -290,19 +292,28 @@ class _File:
 
 def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
     """Read a YAML or JSON file."""
-    path = Path(path)
-    name = str(path)
+    return read_text(load_text(path, limit=limit), name=str(path))
+
+
+def load_text(path: str | Path, *, limit: int) -> str:
+    """The text of a file (or a pipe), read once and never more than `limit` bytes of it."""
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise ConfigError(
-                f"{name}: the file has {size / 2**20:.1f} MiB, and at most {limit // 2**20} MiB are read",
-                hint="is this the right file?",
-            )
-        data = path.read_bytes()[: limit + 1]
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(limit + 1) if size <= limit else b""
     except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror or error}") from None
-    return read_text(_decode(name, data), name=name)
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    check_size(str(path), max(size, len(data)), limit)
+    return _decode(str(path), data)
+
+
+def check_size(name: str, size: int, limit: int) -> None:
+    """Refuse a file that is too large to be what it should be."""
+    if size > limit:
+        raise ConfigError(
+            f"{name}: the file has {size / 2**20:.1f} MiB, and at most {limit // 2**20} MiB are read",
+            hint="is this the right file?",
+        )
 
 
 def read_text(text: str, *, name: str = "<text>") -> Value:

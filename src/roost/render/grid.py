@@ -78,7 +78,7 @@ class Row:
     last: int
     name: str
     strips: tuple[Strip, ...]
-    folded: tuple[tuple[int, str], ...] = ()
+    folded: tuple[tuple[int, str], ...] | None = None
     """For a run of nodes: the ranks of each component on all of them, as (component, ranks)."""
 
     @property

@@ -21,7 +21,8 @@ h1{font-size:1.25rem;margin:0}h2{font-size:1rem;margin:2rem 0 .5rem}.soft{color:
 .map{overflow-x:auto;margin:0 -24px}.block{cursor:help;outline:none}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.2rem .9rem .2rem 0;border-bottom:1px solid var(--line)}
-th{font-weight:600}td code{font-size:12px}summary{cursor:pointer;padding:.3rem 0;font-weight:600}
+th{font-weight:600}
+td:not(:last-child),th{white-space:nowrap}td code{font-size:12px}summary{cursor:pointer;padding:.3rem 0;font-weight:600}
 #tip{position:fixed;z-index:1;max-width:30rem;padding:.5rem .75rem;border:1px solid var(--line);border-radius:6px;
 background:var(--tip);font:12px/1.5 ui-monospace,monospace;white-space:pre-wrap;overflow-wrap:anywhere;
 pointer-events:none;box-shadow:0 4px 16px #0004}

@@ -81,7 +81,6 @@ class _Drawing:
             labels = [(strip.title, "soft")]
             if number == 0:
                 labels.insert(0, (row.title, "node"))
-                labels += [(f"{row.count} alike", "soft")] if row.folded else []
                 labels += [(row.name, "soft")] if row.name else []
             top = self._y
             self._strip(row, strip)
@@ -89,10 +88,10 @@ class _Drawing:
             for index, (text, kind) in enumerate(labels):
                 self._text(_MARGIN, _clip(text, _LABEL - 8), kind, top + 12 + 17 * index + 16)
             self._y = max(bottom, top + 17 * len(labels) + 20)
-        if row.folded:
+        if row.folded is not None:
             said = " · ".join(f"{self._names[index]} {ranks}" for index, ranks in row.folded)
             self._y += 10
-            self._text(_MARGIN + _LABEL, said, "soft")
+            self._text(_MARGIN + _LABEL, f"{row.count} nodes alike: {said or 'idle'}", "soft")
             self._y += 4
         self._y += _GAP / 2
 

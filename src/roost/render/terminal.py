@@ -78,9 +78,9 @@ class _Drawing:
         yield self._line(_title(row), self._header(first, 0), "bold")
         for strip in row.strips:
             yield from self._strip(strip)
-        if row.folded:
+        if row.folded is not None:
             said = " · ".join(f"{self._grid.legend[index].name} {ranks}" for index, ranks in row.folded)
-            text = f"{row.count} nodes alike: {said}" if said else f"{row.count} nodes alike"
+            text = f"{row.count} nodes alike: {said or 'idle'}"
             yield self._line("", Text(_cut(text, self._width - self._label), style="dim"))
 
     def _line(self, label: str, body: Text, style: str = "dim") -> Text:
