@@ -28,7 +28,7 @@ tests: $(VENV)/.installed-dev
 	@$(BIN)/pytest -n 2
 
 golden: $(VENV)/.installed-dev
-	@$(BIN)/pytest tests/golden tests/errors --refresh-golden
+	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py

@@ -55,14 +55,14 @@ def test_terminal(name, width, colour, golden):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_svg(name, golden):
-    text = draw_svg(plan_of(name), title=f"{name}.yaml")
+    text = draw_svg(plan_of(name), make_grid(plan_of(name), title=f"{name}.yaml"))
     ElementTree.fromstring(text)  # noqa: S314 - our own text
     golden(FILES / f"{name}.svg", text)
 
 
 @pytest.mark.parametrize("name", ["job", "heterogeneous"])
 def test_html(name, golden):
-    text = draw_html(plan_of(name), title=f"{name}.yaml")
+    text = draw_html(plan_of(name), make_grid(plan_of(name), title=f"{name}.yaml"))
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
     golden(FILES / f"{name}.html", text)
@@ -91,7 +91,8 @@ def test_markup_in_names_is_text():
     config = {"cluster": {"component_placement": {"a": "0"}}}
     topology = Topology.from_dict({"nodes": [{"accelerators": 1, "name": "[red]<script>alert(1)</script>"}]})
     plan = make_plan(config, topology)
-    for text in (draw_svg(plan, title="<b>"), draw_html(plan, title="<b>")):
+    grid = make_grid(plan, title="<b>")
+    for text in (draw_svg(plan, grid), draw_html(plan, grid)):
         assert "<script>alert" not in text
         assert "<b>" not in text.replace("<b>warning", "").replace("<b>info", "")
     assert "[red]" in draw_terminal(make_grid(plan), width=200).plain
@@ -111,3 +112,14 @@ def test_text_reads_on_every_colour():
 def test_short_names_stay_apart():
     assert short_names(["rollout", "reward", "actor"], 1) == ["ro", "re", "a"]
     assert short_names(["a", "ab", "abc"], 1) == ["a", "ab", "abc"]
+
+
+def test_components_that_are_not_shown_are_not_idle():
+    plan = plan_of("job")
+    grid = make_grid(plan, only=["reward", "env"])
+    text = draw_terminal(grid, width=80).plain
+    assert "actor" not in text
+    assert "other" in text
+    assert "idle" not in text
+    assert "reward" in draw_svg(plan, grid)
+    assert "rollout" not in draw_svg(plan, grid)

@@ -81,8 +81,8 @@ def test_every_plan_can_be_drawn(job, width):
     plan = make_plan(*job)
     text = draw_terminal(make_grid(plan), width=width).plain
     assert all(component.name in text for component in plan.components)
-    draw_svg(plan)
-    draw_html(plan)
+    draw_svg(plan, make_grid(plan))
+    draw_html(plan, make_grid(plan))
 
 
 @given(jobs(), jobs())

@@ -112,8 +112,21 @@ def test_a_saved_plan_is_as_good_as_its_job(roost, tmp_path):
     code, out, _ = roost("where", str(saved), "env:1")
     assert code == 0
     assert "the node itself" in out
-    code, _, err = roost("plan", str(saved), "--cluster", "2x8")
-    assert (code, "has its hardware in it" in err) == (2, True)
+    for flags in (["--cluster", "2x8"], ["--no-isolate"], ["--placement", "hybrid"]):
+        code, _, err = roost("plan", str(saved), *flags)
+        assert code == 2
+        assert f"leave out {flags[0]}" in err
+        assert roost("diff", str(saved), str(saved), *flags)[0] == 2
+
+
+def test_a_job_beside_a_saved_plan_is_planned_on_its_hardware(roost, tmp_path):
+    saved = tmp_path / "saved.json"
+    roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
+    assert roost("diff", str(saved), JOB) == (0, "the plans are alike\n", "")
+    assert roost("diff", JOB, str(saved), *HARDWARE)[0] == 0
+    code, out, _ = roost("diff", str(saved), JOB, "--cluster", "3x8")
+    assert code == 1
+    assert "~ cluster: 3 nodes, 16 accelerators -> 3 nodes, 24 accelerators" in out
 
 
 def test_a_saved_plan_that_was_edited_is_refused(roost, tmp_path):
@@ -121,14 +134,15 @@ def test_a_saved_plan_that_was_edited_is_refused(roost, tmp_path):
     roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
     saved.write_text(saved.read_text().replace('"rank": 1,', '"rank": 2,', 1))
     code, _, err = roost("plan", str(saved))
-    assert (code, "edited after it was made" in err) == (2, True)
+    assert (code, err.startswith(f"{saved}: this plan's hash does not fit")) == (2, True)
 
 
 def test_diff_ends_with_1_where_plans_differ(roost):
     code, out, _ = roost("diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8")
     assert code == 1
     assert "~ mode: collocated -> disaggregated" in out
-    assert "  + inference:0-3" in out
+    assert "appeared (4)\n  + inference:0-3" in out
+    assert "went (14)\n" in out
     assert "  ~ node 1 accelerator 7: actor, rollout -> inference" in out
 
 
@@ -146,7 +160,12 @@ def test_where_tells_the_seat_and_the_environment(roost):
     assert "accelerator 4,5" in out
     assert "CUDA_VISIBLE_DEVICES=4,5" in out
     _, out, _ = roost("where", JOB, "rollout:2", *HARDWARE, "--format", "json")
-    assert json.loads(out)["environment"]["RANK"] == "2"
+    answer = json.loads(out)
+    assert answer["environment"]["RANK"] == "2"
+    assert (answer["node_rank"], answer["local_hardware_ranks"]) == (1, [4, 5])
+    inventory = ["--inventory", "examples/heterogeneous-inventory.yaml"]
+    _, out, _ = roost("where", "examples/heterogeneous.yaml", "actor:0", *inventory)
+    assert "0 (train-0, 10.0.0.2)" in out
 
 
 @pytest.mark.parametrize(
@@ -166,15 +185,15 @@ def test_where_explains_a_worker_that_is_not_there(roost, worker, said):
 
 
 def test_who_tells_the_workers(roost):
-    assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1].split(maxsplit=1) == [
-        "workers",
-        "actor:1, reward:1",
-    ]
+    assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
+    assert roost("who", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
+    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "workers  nobody"
     _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
-    assert json.loads(out) == {"node": 2, "workers": {"node 2": ["env:0-7"]}}
+    piece = {"hardware_type": "node", "local_rank": None, "workers": [f"env:{rank}" for rank in range(8)]}
+    assert json.loads(out) == {"node_rank": 2, "hardware": [piece]}
     inventory = ["--inventory", "examples/heterogeneous-inventory.yaml"]
     _, out, _ = roost("who", "examples/heterogeneous.yaml", "3:Franka:1", *inventory, "--format", "json")
-    assert json.loads(out)["workers"] == ["env:6-7"]
+    assert json.loads(out)["hardware"][0]["workers"] == ["env:6", "env:7"]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,13 @@ cluster:
     assert {component.node_groups for component in config.cluster.components} == {("node",)}
 
 
+def test_merged_keys_come_first_as_omegaconf_has_them():
+    text = "b: &b {x: 0, y: 0}\ncluster:\n  component_placement: {z: 1, <<: *b, x: 2}\n"
+    config = JobConfig.from_text(text)
+    assert names(config) == ["y", "z", "x"] == names(JobConfig.from_dict(OmegaConf.create(text)))
+    assert str(config.cluster.components[2].segments[0]) == "2"
+
+
 def test_aliases_that_unfold_without_end_are_refused():
     group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
     text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"
@@ -99,6 +106,11 @@ def test_a_yaml_1_1_pair_is_kept_in_a_file_and_hinted_at_in_a_dict():
 @pytest.mark.parametrize("extra", ["", "\n# comment\n", "x: " + "[" * 30 + "]" * 30 + "\n"])
 def test_what_stands_beside_the_cluster_section_does_not_matter(extra):
     assert names(JobConfig.from_text(extra + "\ncluster: {component_placement: {actor: 0}}\n")) == ["actor"]
+
+
+def test_a_placement_kind_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="auto, hybrid or model-parallel"):
+        make_plan({"cluster": {"component_placement": {"a": 0}}}, Topology.from_shorthand("1x1"), placement="bogus")
 
 
 def test_the_input_is_not_changed():
@@ -144,8 +156,20 @@ cluster:
 """
     with pytest.raises(PlacementError) as caught:
         make_plan_text(text)
-    assert [problem.where.line for problem in caught.value.problems] == [2, 4, 5, 7]
-    assert "nowhere" not in str(caught.value)  # the groups are what is mistaken: that one may be right
+    assert [problem.where.line for problem in caught.value.problems] == [2, 4, 5, 6, 7]
+
+
+def test_a_group_that_is_declared_wrongly_is_told_once():
+    text = """\
+cluster:
+  component_placement:
+    env: {node_group: a, placement: 0}
+    actor: {node_group: b, placement: 0}
+  node_groups: [{label: a, node_ranks: x}]
+"""
+    with pytest.raises(PlacementError) as caught:
+        make_plan_text(text)
+    assert [problem.where.line for problem in caught.value.problems] == [4, 5]
 
 
 def make_plan_text(text):

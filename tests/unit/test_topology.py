@@ -171,3 +171,11 @@ def test_conversions_stay_quick_on_a_large_cluster():
     space = Topology.from_shorthand("100000x8").space()
     assert space.locate(799_999) == (99_999, 7, "accelerator", "cluster")
     assert space.rank_of(99_999, 7) == 799_999
+
+
+def test_hardware_declared_by_job_and_inventory_is_refused():
+    groups = [{"label": "r", "node_ranks": 0, "hardware": {"type": "Franka", "configs": [{"node_rank": 0}]}}]
+    one = Topology.from_dict({"nodes": [{"accelerators": 0}], "groups": groups})
+    other = Topology.from_dict({"nodes": [{"accelerators": 0}], "groups": [{**groups[0], "label": "s"}]})
+    with pytest.raises(ConfigError, match="both declare 'Franka' on node rank 0"):
+        one.with_groups(other.groups)

@@ -18,10 +18,8 @@ from roost.errors import ConfigError, RoostError, counted
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from roost.cli.load import Flags
     from roost.placement.plan import Plan
-    from roost.placement.topology import Topology
-
-_DEFAULT_ACCELERATORS = 8
 
 app = typer.Typer(
     name="roost",
@@ -101,25 +99,30 @@ def _plan(
 ) -> None:
     """Show which worker sits on which hardware."""
     from roost.cli import show
+    from roost.cli.load import load_plan
+    from roost.render.grid import make_grid
 
-    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
-    shown = plan.only(component) if component else plan
-    title = job.name
+    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
+    names = component or [item.name for item in plan.components]
     if form is Format.JSON:
-        _write(shown.to_json() + "\n", out)
-    elif form is Format.SVG:
-        from roost.render.svg import draw_svg
-
-        _write(draw_svg(shown, title=title, fold=not all_nodes), out)
-    elif form is Format.HTML:
-        from roost.render.html import draw_html
-
-        _write(draw_html(shown, title=title, fold=not all_nodes), out)
+        _write(plan.only(names).to_json() + "\n", out)
     elif form is Format.TABLE:
-        _print(show.table(shown), out)
+        _print(show.table(plan.only(names)), out)
     else:
-        _print(show.plan_map(shown, title, _width(out), _ascii(out), fold=not all_nodes), out)
-        _print_warnings(plan)
+        grid = make_grid(plan, title=job.name, fold=not all_nodes, only=names)
+        if form is Format.SVG:
+            from roost.render.svg import draw_svg
+
+            _write(draw_svg(plan, grid), out)
+        elif form is Format.HTML:
+            from roost.render.html import draw_html
+
+            _write(draw_html(plan, grid), out)
+        else:
+            from roost.render.terminal import draw_terminal
+
+            _print(draw_terminal(grid, width=_width(out), ascii_only=_ascii(out)), out)
+            _print_warnings(plan)
 
 
 @app.command("diff")
@@ -134,10 +137,10 @@ def _diff(
 ) -> None:
     """Compare two plans: exit 0 if they are alike, 1 if they differ."""
     from roost.cli import show
+    from roost.cli.load import load_plans
 
-    difference = _make_plan(before, cluster, inventory, placement, no_isolate).diff(
-        _make_plan(after, cluster, inventory, placement, no_isolate)
-    )
+    one, other = load_plans(before, after, _flags(cluster, inventory, placement, no_isolate))
+    difference = one.diff(other)
     if form is TextFormat.JSON:
         show.json_out(difference.to_dict())
     else:
@@ -157,13 +160,14 @@ def _where(
 ) -> None:
     """Tell where a worker sits and which environment it gets."""
     from roost.cli import show
+    from roost.cli.load import load_plan
 
-    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
+    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
     name, colon, rank = worker.rpartition(":")
     if not colon or not (rank.isascii() and rank.isdigit() and len(rank) < 10):
         raise ConfigError(f"{worker!r} is no worker", hint="write component:rank, as in actor:3")
     answer = show.where(plan, name, int(rank))
-    show.json_out(answer) if form is TextFormat.JSON else _print(show.facts(answer))
+    show.json_out(answer) if form is TextFormat.JSON else _print(show.where_text(plan, answer))
 
 
 @app.command("who")
@@ -180,10 +184,11 @@ def _who(
 ) -> None:
     """Tell which workers sit on a piece of hardware."""
     from roost.cli import show
+    from roost.cli.load import load_plan
 
-    plan = _make_plan(job, cluster, inventory, placement, no_isolate)
+    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
     answer = show.who(plan, hardware)
-    show.json_out(answer) if form is TextFormat.JSON else _print(show.facts(answer))
+    show.json_out(answer) if form is TextFormat.JSON else _print(show.who_text(answer))
 
 
 @app.command("lint")
@@ -198,9 +203,10 @@ def _lint(
 ) -> None:
     """Tell what a person would want to know of a plan that is legal."""
     from roost.cli import show
+    from roost.cli.load import load_plan
     from roost.placement.lint import lint
 
-    found = lint(_make_plan(job, cluster, inventory, placement, no_isolate))
+    found = lint(load_plan(job, _flags(cluster, inventory, placement, no_isolate)))
     if form is TextFormat.JSON:
         show.json_out([{"code": item.code, "level": item.level, "message": item.message} for item in found])
     else:
@@ -214,62 +220,26 @@ def main() -> NoReturn:
     try:
         app()
     except RoostError as error:
-        _tell(f"{error}")
+        print(error, file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
-        sys.stderr.close()
-        sys.exit(141)
     sys.exit(0)
 
 
-def _make_plan(job: Path, cluster: str | None, inventory: Path | None, kind: Kind, no_isolate: bool) -> Plan:
-    from roost.placement.config import read_job_config
-    from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, read_text
-    from roost.placement.plan import Plan
-    from roost.placement.planner import make_plan
+def _flags(cluster: str | None, inventory: Path | None, placement: Kind, no_isolate: bool) -> Flags:
+    from roost.cli.load import Flags
 
-    if cluster is not None and inventory is not None:
-        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
-    text = load_text(job, limit=PLAN_FILE_LIMIT)
-    if _is_saved_plan(text):
-        if cluster is not None or inventory is not None:
-            raise ConfigError(f"{job} is a plan and has its hardware in it", hint="leave out --cluster and --inventory")
-        return Plan.from_json(text)
-    check_size(str(job), len(text), JOB_FILE_LIMIT)
-    config, notes = read_job_config(read_text(text, name=str(job)))
-    # A config with mistakes is given on as it is: the planner says them all, with its own.
-    source = config.document if notes.problems else config
-    topology = _topology(cluster, inventory, config.cluster.num_nodes)
-    return make_plan(source, topology, placement=kind.value, isolate_accelerator=not no_isolate)
-
-
-def _is_saved_plan(text: str) -> bool:
-    """Whether this was saved with --format json; a job in JSON has no version and no hash."""
-    head = text[:400].lstrip()
-    return head.startswith("{") and '"version"' in head and '"hash"' in head
-
-
-def _topology(cluster: str | None, inventory: Path | None, num_nodes: int | None) -> Topology:
-    from roost.placement.topology import Topology
-
-    if cluster is not None:
-        return Topology.from_shorthand(cluster)
-    if inventory is not None:
-        return Topology.from_file(inventory)
-    assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
-    _tell(f"note: no --cluster and no --inventory given: assuming {assumed}")
-    return Topology.from_shorthand(assumed)
+    return Flags(cluster=cluster, inventory=inventory, placement=placement.value, no_isolate=no_isolate)
 
 
 def _print_warnings(plan: Plan) -> None:
+    from roost.cli.load import tell
     from roost.placement.lint import lint
 
     found = [item for item in lint(plan) if item.level == "warning"]
     for item in found[:3]:
-        _tell(f"{item}")
+        tell(f"{item}")
     if len(found) > 3:
-        _tell(f"and {counted(len(found) - 3, 'more warning')}: see roost lint")
+        tell(f"and {counted(len(found) - 3, 'more warning')}: see roost lint")
 
 
 def _print(text: Text, out: Path | None = None) -> None:
@@ -300,8 +270,4 @@ def _write(text: str, out: Path | None) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror or error}") from None
-    _tell(f"wrote {out}")
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(f"wrote {out}", file=sys.stderr)

@@ -14,19 +14,12 @@ from roost.placement.environ import worker_interpreter
 from roost.placement.plan import Piece, Plan, Worker, seat
 from roost.placement.ranks import format_ranks
 from roost.placement.topology import ACCELERATOR, BARE_NODE
-from roost.render.grid import make_grid
-from roost.render.terminal import draw_terminal
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
     from roost.placement.lint import Finding
 
 _MOST_LINES = 40
-
-
-def plan_map(plan: Plan, title: str, width: int, ascii_only: bool, *, fold: bool) -> Text:
-    """The map."""
-    return draw_terminal(make_grid(plan, title=title, fold=fold), width=width, ascii_only=ascii_only)
 
 
 def table(plan: Plan) -> Text:
@@ -52,39 +45,55 @@ def table(plan: Plan) -> Text:
 
 
 def where(plan: Plan, component: str, rank: int) -> dict[str, Any]:
-    """All that is known of one worker."""
+    """All that is known of one worker, as JSON has it."""
     placement = plan.placement(component, rank)
-    node = plan.topology.nodes[placement.cluster_node_rank]
-    answer: dict[str, Any] = {
-        "worker": f"{component}:{rank} of {plan.component(component).world_size}",
-        "node": placement.cluster_node_rank,
-        "hardware": seat(placement).partition(", ")[2] or "the node itself",
+    return {
+        "worker": f"{component}:{rank}",
+        "world_size": plan.component(component).world_size,
+        "node_rank": placement.cluster_node_rank,
+        "hardware_type": placement.hardware_type,
+        "local_hardware_ranks": list(placement.local_hardware_ranks),
         "node_group": placement.node_group_label,
+        "python_interpreter_path": worker_interpreter(plan, component, rank),
+        "environment": plan.environment(component, rank),
     }
-    for key, value in (("name", node.name), ("address", node.address)):
-        if value:
-            answer[f"node_{key}"] = value
-    if interpreter := worker_interpreter(plan, component, rank):
-        answer["interpreter"] = interpreter
-    answer["environment"] = plan.environment(component, rank)
-    return answer
+
+
+def where_text(plan: Plan, answer: Mapping[str, Any]) -> Text:
+    """What `where` found, for people."""
+    node = plan.topology.nodes[answer["node_rank"]]
+    named = ", ".join(part for part in (node.name, node.address) if part)
+    ranks = ",".join(map(str, answer["local_hardware_ranks"]))
+    lines = [
+        ("worker", f"{answer['worker']} of {answer['world_size']}"),
+        ("node", f"{answer['node_rank']} ({named})" if named else str(answer["node_rank"])),
+        ("hardware", f"{answer['hardware_type']} {ranks}" if ranks else "the node itself"),
+        ("node group", answer["node_group"]),
+        ("interpreter", answer["python_interpreter_path"] or ""),
+    ]
+    variables = [f"{name}={value}" for name, value in answer["environment"].items()]
+    lines += [("environment" if number == 0 else "", text) for number, text in enumerate(variables)]
+    return _facts([(name, text) for name, text in lines if text])
 
 
 def who(plan: Plan, text: str) -> dict[str, Any]:
-    """The workers on a piece of hardware: `1:4`, `1:Franka:0`, or all on a node, `1`."""
+    """The workers on a piece of hardware (`1:4`, `1:Franka:0`) or on a node (`1`), as JSON has it."""
     parts = text.split(":")
-    numbers = [part for part in (parts[0], *parts[1:][-1:]) if not (part.isascii() and part.isdigit())]
-    if len(parts) > 3 or numbers or any(len(part) > 64 for part in parts):
+    numbers = (parts[0], *parts[1:][-1:])
+    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
         raise ConfigError(
             f"{text!r} is no piece of hardware", hint="write node:accelerator as in 1:4, 1:Franka:0, or 1 for a node"
         )
     node_rank = int(parts[0])
     if node_rank >= plan.topology.num_nodes:
-        raise ConfigError(f"there is no node {node_rank}", hint=f"node ranks are 0-{plan.topology.num_nodes - 1}")
+        last = plan.topology.num_nodes - 1
+        raise ConfigError(
+            f"there is no node {node_rank}", hint=f"node ranks are 0-{last}" if last else "there is only 0"
+        )
     found = plan.occupants()
     if len(parts) == 1:
-        on_node = {str(_piece_text(piece)): found[piece] for piece in sorted(found) if piece.node_rank == node_rank}
-        return {"node": node_rank, "workers": {name: _names(workers) for name, workers in on_node.items()}}
+        pieces = sorted(piece for piece in found if piece.node_rank == node_rank)
+        return {"node_rank": node_rank, "hardware": [_piece(piece, found[piece]) for piece in pieces]}
     kind = parts[1] if len(parts) == 3 else ACCELERATOR
     local_rank = int(parts[-1])
     count = _count(plan, node_rank, kind)
@@ -93,28 +102,21 @@ def who(plan: Plan, text: str) -> dict[str, Any]:
             f"node {node_rank} has no {kind} {local_rank}",
             hint=f"it has {counted(count, kind)}" + (f", 0-{count - 1}" if count > 1 else ""),
         )
-    workers = found.get(Piece(node_rank, kind, local_rank), [])
-    return {"node": node_rank, "hardware": f"{kind} {local_rank}", "workers": _names(workers)}
+    piece = Piece(node_rank, kind, local_rank)
+    return {"node_rank": node_rank, "hardware": [_piece(piece, found.get(piece, []))]}
 
 
-def facts(answer: Mapping[str, Any]) -> Text:
-    """An answer as lines of name and value."""
-    text = Text()
-    size = max(len(name) for name in answer)
-    for name, value in answer.items():
-        text.append(name.replace("_", " ").ljust(size + 2), style="bold")
-        if isinstance(value, Mapping):
-            lines = [
-                f"{key}={item}" if isinstance(item, str) else f"{key}: {', '.join(item)}" for key, item in value.items()
-            ]
-            text.append(("\n" + " " * (size + 2)).join(lines) or "none")
-        elif isinstance(value, list):
-            text.append(", ".join(value) or "none")
-        else:
-            text.append(str(value))
-        text.append("\n")
-    text.rstrip()
-    return text
+def who_text(answer: Mapping[str, Any]) -> Text:
+    """What `who` found, for people."""
+    lines = [("node", str(answer["node_rank"]))]
+    for piece in answer["hardware"]:
+        bare = piece["hardware_type"] == BARE_NODE
+        name = "the node itself" if bare else f"{piece['hardware_type']} {piece['local_rank']}"
+        workers = [Worker(*_split(worker)) for worker in piece["workers"]]
+        lines.append((name, ", ".join(_names(workers)) or "nobody"))
+    if not answer["hardware"]:
+        lines.append(("workers", "nobody"))
+    return _facts(lines)
 
 
 def diff(difference: PlanDiff) -> Text:
@@ -144,10 +146,11 @@ def diff(difference: PlanDiff) -> Text:
         ),
     ]
     signs = {"green": "+", "red": "-", "yellow": "~"}
+    counts = {"appeared": len(difference.appeared), "went": len(difference.went)}
     for title, style, lines in parts:
         if not lines:
             continue
-        text.append(f"{title} ({len(lines)})\n", style="bold")
+        text.append(f"{title} ({counts.get(title, len(lines))})\n", style="bold")
         for line in lines[:_MOST_LINES]:
             text.append(f"  {signs[style]} {line}\n", style=style)
         if len(lines) > _MOST_LINES:
@@ -172,6 +175,29 @@ def findings(found: Sequence[Finding]) -> Text:
 def json_out(answer: object) -> None:
     """Print an answer as JSON."""
     sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+
+
+def _facts(lines: Sequence[tuple[str, str]]) -> Text:
+    text = Text()
+    size = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        text.append(name.ljust(size + 2), style="bold")
+        text.append(f"{value}\n")
+    text.rstrip()
+    return text
+
+
+def _piece(piece: Piece, workers: Sequence[Worker]) -> dict[str, Any]:
+    return {
+        "hardware_type": piece.kind,
+        "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
+        "workers": [str(worker) for worker in workers],
+    }
+
+
+def _split(worker: str) -> tuple[str, int]:
+    component, _, rank = worker.rpartition(":")
+    return component, int(rank)
 
 
 def _piece_text(piece: Piece) -> str:

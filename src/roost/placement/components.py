@@ -42,7 +42,7 @@ class ComponentPlacement:
         self._job = job
         self._isolate_accelerator = isolate_accelerator
         self._topology = _join_groups(topology_of(cluster), job, notes)
-        self._layouts = self._lay_out(notes, broken=bool(notes.problems))
+        self._layouts = self._lay_out(notes)
         notes.raise_if_any()
 
     @property
@@ -99,17 +99,11 @@ class ComponentPlacement:
                 hint=f"it has {said([repr(name) for name in self._layouts])}",
             ) from None
 
-    def _lay_out(self, notes: Notes, *, broken: bool) -> dict[str, ComponentLayout]:
-        """Every component's layout; `broken` says that the config has mistakes, noted already.
-
-        One that cannot be placed is noted and left out.
-        """
+    def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
+        """Every component's layout; one that cannot be placed is noted and left out."""
         layouts: dict[str, ComponentLayout] = {}
         for component in self._job.cluster.components:
-            if unknown := self._unknown_group(component):
-                # A group that the config declares wrongly was noted where it is declared.
-                if not broken:
-                    notes.placement(unknown)
+            if not self._has_groups(component, notes):
                 continue
             try:
                 layouts[component.name] = self._lay_out_component(component)
@@ -117,15 +111,18 @@ class ComponentPlacement:
                 notes.placement(*(pointed(problem, component) for problem in error.problems))
         return layouts
 
-    def _unknown_group(self, component: ComponentConfig) -> Problem | None:
-        """What to say where the component names a node group that is not there."""
-        try:
-            for label in component.node_groups:
+    def _has_groups(self, component: ComponentConfig, notes: Notes) -> bool:
+        """Whether the component's node groups are there; one that is not is noted."""
+        for label in component.node_groups:
+            try:
                 self._topology.group(label)
-        except PlacementError as error:
-            where = (component.groups_value or component.value).where()
-            return pointed(error.problems[0], component).at(where)
-        return None
+            except PlacementError as error:
+                # A group that the job declares wrongly was noted where it is declared.
+                if self._job.where_group(label) is None:
+                    where = (component.groups_value or component.value).where()
+                    notes.placement(pointed(error.problems[0], component).at(where))
+                return False
+        return True
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
         space = self._topology.space(component.node_groups)

@@ -100,12 +100,12 @@ class JobConfig:
         return _checked(as_document(config))
 
     def where_group(self, label: str) -> Where | None:
-        """Where a node group says which nodes it has."""
+        """Where the job declares a node group, rightly or wrongly; None where it does not."""
         section = self.document.get("cluster", "node_groups")
         for item in section.elements() if section is not None and section.kind == "list" else ():
-            found, ranks = item.get("label"), item.get("node_ranks")
-            if found is not None and ranks is not None and str(found.scalar) == label:
-                return ranks.where()
+            found = item.get("label")
+            if found is not None and found.kind == "scalar" and str(found.scalar) == label:
+                return (item.get("node_ranks") or item).where()
         return None
 
     def has_parallel_sizes(self) -> bool:

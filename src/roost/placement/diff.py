@@ -8,6 +8,7 @@ from typing import Any
 from roost.errors import counted
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, Worker, pieces_of, seat
+from roost.placement.topology import BARE_NODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class PlanDiff:
                 {
                     "node_rank": item.piece.node_rank,
                     "kind": item.piece.kind,
-                    "local_rank": item.piece.local_rank,
+                    "local_rank": None if item.piece.kind == BARE_NODE else item.piece.local_rank,
                     "before": list(item.before),
                     "after": list(item.after),
                 }

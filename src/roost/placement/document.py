@@ -27,6 +27,7 @@ _MAX_VALUES = 2_000_000
 
 Kind = Literal["mapping", "list", "scalar"]
 Scalar = str | int | float | bool | None
+_Pair = tuple[yaml.Node, yaml.Node]
 
 # The C parser is part of every PyYAML wheel; a build without it only reads more slowly.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -183,12 +184,8 @@ class YamlValue(Value):
     def items(self) -> Iterator[tuple[Value, Value]]:
         pairs = self._pairs(self._node, 0)
         own = [(key, value) for key, value, merged in pairs if not merged]
-        names = {key.value for key, _ in own}
-        # A key of the mapping itself wins over a merged one, and an earlier merge over a later.
-        for key, value, merged in pairs:
-            if merged and key.value not in names:
-                names.add(key.value)
-                own.append((key, value))
+        if len(own) < len(pairs):
+            own = _merged([(key, value) for key, value, merged in pairs if merged], own)
         for key, value in own:
             path = (*self.path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
             yield YamlValue(key, path, self._file), self._file.value(value, path)
@@ -241,6 +238,20 @@ class YamlValue(Value):
                     )
                 found += [(k, v, True) for k, v, _ in self._pairs(source, depth + 1)]
         return found
+
+
+def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
+    """Merged keys first, as OmegaConf has them; an earlier merge wins, and the mapping's own key over all."""
+    names = {_name(key) for key, _ in own}
+    found: dict[object, _Pair] = {}
+    for key, value in merged:
+        if _name(key) not in names:
+            found.setdefault(_name(key), (key, value))
+    return [*found.values(), *own]
+
+
+def _name(key: yaml.Node) -> object:
+    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 
 def _is_plain(node: yaml.Node) -> bool:

@@ -66,10 +66,11 @@ def _read(value: Value) -> Topology:
     fields = read_mapping(value, notes, "an inventory", ("nodes", "groups"), required=("nodes",))
     nodes: list[Node] = []
     if "nodes" in fields:
-        nodes = [_read_node(item, notes) for item in read_list(fields["nodes"], notes, "nodes")]
+        items = read_list(fields["nodes"], notes, "nodes")
+        nodes = [_read_node(item, notes) for item in items]
         if not nodes and fields["nodes"].kind == "list":
             notes.config(fields["nodes"], "an inventory needs at least one node")
-        _check_unique(nodes, fields["nodes"], notes)
+        _check_unique(nodes, items, notes)
     groups = read_node_groups(fields["groups"], notes, len(nodes), "the inventory") if "groups" in fields else ()
     notes.raise_if_any()
     return Topology(nodes=tuple(nodes), groups=groups)
@@ -145,11 +146,11 @@ def _read_memory(value: Value, notes: Notes, what: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
 
 
-def _check_unique(nodes: list[Node], value: Value, notes: Notes) -> None:
+def _check_unique(nodes: list[Node], items: list[Value], notes: Notes) -> None:
     first: dict[str, int] = {}
-    for rank, node in enumerate(nodes):
+    for rank, (node, item) in enumerate(zip(nodes, items, strict=True)):
         if node.name is not None and first.setdefault(node.name, rank) != rank:
-            notes.config(value, f"nodes {first[node.name]} and {rank} are both named {node.name!r}")
+            notes.config(item.get("name") or item, f"nodes {first[node.name]} and {rank} are both named {node.name!r}")
 
 
 def _write_node(node: Node) -> dict[str, Any]:

@@ -133,10 +133,11 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         """How many whole copies of the model inference has; accelerators left over are a lint finding."""
         return self.inference_world_size // (self.inference_tp_size * self.inference_pp_size)
 
-    def _lay_out(self, notes: Notes, *, broken: bool) -> dict[str, ComponentLayout]:
+    def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
         self._shares: dict[str, _Share] = {}
-        if broken:
-            return super()._lay_out(notes, broken=broken)
+        if notes.problems:
+            # What the mistakes left out may be what decides the mode: only look at each component by itself.
+            return super()._lay_out(notes)
         sizes = self._sizes
         by_name = {component.name: component for component in self._job.cluster.components}
         for name in ("actor", "rollout"):
@@ -148,8 +149,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             component = by_name.get(name)
             if component is None:
                 continue
-            if unknown := self._unknown_group(component):
-                notes.placement(unknown)
+            if not self._has_groups(component, notes):
                 continue
             try:
                 self._shares[name] = self._share(component)
@@ -163,7 +163,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             except PlacementError as error:
                 notes.take(error)
         notes.raise_if_any()
-        return super()._lay_out(notes, broken=broken)
+        return super()._lay_out(notes)
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
         share = self._shares.get(component.name)
@@ -205,7 +205,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                     Problem(
                         message=f"{what} must have consecutive accelerators, and {before.last} is followed by "
                         f"{after.first}",
-                        hint=f"write one range, such as {ranges[0].first}-{ranges[-1].last}",
+                        hint="the components of a model-parallel job take one unbroken range each",
                         where=component.where(segment),
                     )
                 )

@@ -93,6 +93,11 @@ class Plan:
     """What the config says of the number of nodes."""
     mode: PlacementMode = PlacementMode.HYBRID
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the components, in the order of the config."""
+        return [component.name for component in self.components]
+
     def component(self, name: str) -> ComponentPlan:
         """A component by its name."""
         found = next((item for item in self.components if item.name == name), None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
+from roost.errors import ConfigError, said
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.config import JobConfig, read_job_config
 from roost.placement.parallel import ModelParallelComponentPlacement
@@ -22,6 +23,8 @@ def make_plan(
     With `placement="auto"` a job is model-parallel if it has actor and rollout, nothing beside inference and
     reward, and gives tensor-parallel sizes for both.
     """
+    if placement not in get_args(PlacementKind):
+        raise ConfigError(f"placement is {placement!r}", hint=f"it is {said(get_args(PlacementKind), last='or')}")
     job, notes = read_job_config(config)
     kind: type[ComponentPlacement] = HybridComponentPlacement
     if placement == "model-parallel" or (placement == "auto" and is_model_parallel(job)):

@@ -148,7 +148,15 @@ class Topology:
 
     def __post_init__(self) -> None:
         labels: set[str] = set()
+        declared: dict[tuple[str, int], str] = {}
         for group in self.groups:
+            for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
+                other = declared.setdefault((kind, node_rank), group.label)
+                if other != group.label:
+                    raise ConfigError(
+                        f"node groups {other!r} and {group.label!r} both declare {kind!r} on node rank {node_rank}",
+                        hint="declare each piece once; several components may use one group",
+                    )
             if group.label in labels or group.label in RESERVED:
                 raise ConfigError(f"node group {group.label!r} is declared twice or reserved")
             labels.add(group.label)

@@ -58,16 +58,19 @@ class Strip:
     title: str
     cells: int
     lanes: tuple[tuple[Block, ...], ...]
+    others: tuple[int, ...] = ()
+    """Cells that only components use which are not shown."""
 
-    def idle(self) -> list[int]:
-        """The cells that nobody uses."""
+    def empty(self) -> dict[int, str]:
+        """The cells with no block over them, and what to say of each."""
         used = {cell for lane in self.lanes for block in lane for cell in block.cells}
-        return [cell for cell in range(self.cells) if cell not in used]
+        others = set(self.others)
+        return {cell: "other" if cell in others else "idle" for cell in range(self.cells) if cell not in used}
 
     def shape(self) -> object:
         """What must be the same for two strips to look alike: everything but the ranks."""
         lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
-        return self.kind, self.title, self.cells, lanes
+        return self.kind, self.title, self.cells, self.others, lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +97,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the legend."""
+    """A line of the legend; components that are not shown have one too, and `shown` is false."""
 
     name: str
     colour: str
     summary: str
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,15 +115,17 @@ class Grid:
     legend: tuple[Entry, ...]
 
 
-def make_grid(plan: Plan, *, title: str = "", fold: bool = True) -> Grid:
-    """The picture of a plan; `fold=False` gives every node a row of its own."""
+def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[str] | None = None) -> Grid:
+    """The picture of a plan, or of some of its components; `fold=False` gives every node a row of its own."""
+    shown = {component.name for component in plan.components} if only is None else {*plan.only(only).names}
     blocks = _blocks_by_node(plan)
+    hidden = {index for index, component in enumerate(plan.components) if component.name not in shown}
     rows = [
         Row(
             first=rank,
             last=rank,
             name=node.name or node.address or "",
-            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}))),
+            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden)),
         )
         for rank, node in enumerate(plan.topology.nodes)
     ]
@@ -134,7 +140,12 @@ def make_grid(plan: Plan, *, title: str = "", fold: bool = True) -> Grid:
         f"plan {plan.hash[:8]}",
     ]
     legend = tuple(
-        Entry(name=component.name, colour=PALETTE[index % len(PALETTE)], summary=_summary(component))
+        Entry(
+            name=component.name,
+            colour=PALETTE[index % len(PALETTE)],
+            summary=_summary(component),
+            shown=component.name in shown,
+        )
         for index, component in enumerate(plan.components)
     )
     return Grid(title=title, summary=" · ".join(parts), rows=tuple(rows), legend=legend)
@@ -183,24 +194,25 @@ def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
     return found
 
 
-def _strips(plan: Plan, rank: int, node: Node, blocks: _NodeBlocks) -> Iterable[Strip]:
+def _strips(plan: Plan, rank: int, node: Node, blocks: _NodeBlocks, hidden: set[int]) -> Iterable[Strip]:
+    def strip(kind: str, title: str, cells: int) -> Strip:
+        found = blocks.get(kind, [])
+        others = {cell for block in found if block.component in hidden for cell in block.cells}
+        lanes = _lanes([block for block in found if block.component not in hidden])
+        return Strip(kind=kind, title=title, cells=cells, lanes=lanes, others=tuple(sorted(others)))
+
     if node.accelerators:
-        yield Strip(
-            kind=ACCELERATOR,
-            title=_accelerators_title(node),
-            cells=len(node.accelerators),
-            lanes=_lanes(blocks.get(ACCELERATOR, [])),
-        )
+        yield strip(ACCELERATOR, _accelerators_title(node), len(node.accelerators))
     declared: dict[str, int] = {}
     for group in plan.topology.groups:
         for item in group.hardware:
             if item.node_rank == rank:
                 declared[item.type] = declared.get(item.type, 0) + 1
     for kind, count in declared.items():
-        yield Strip(kind=kind, title=f"{count} x {kind}", cells=count, lanes=_lanes(blocks.get(kind, [])))
+        yield strip(kind, f"{count} x {kind}", count)
     if BARE_NODE in blocks or not (node.accelerators or declared):
         title = "the node itself" if node.accelerators or declared else "no accelerators"
-        yield Strip(kind=BARE_NODE, title=title, cells=1, lanes=_lanes(blocks.get(BARE_NODE, [])))
+        yield strip(BARE_NODE, title, 1)
 
 
 def _accelerators_title(node: Node) -> str:

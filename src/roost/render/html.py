@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 
 from roost.placement.environ import worker_interpreter
 from roost.placement.lint import lint
 from roost.placement.plan import ComponentPlan, Plan, seat
+from roost.render.grid import Grid
 from roost.render.svg import draw_svg
 
 _MOST_ROWS = 2000
@@ -43,19 +45,20 @@ for(const block of document.querySelectorAll('.block')){
 """
 
 
-def draw_html(plan: Plan, *, title: str = "", fold: bool = True) -> str:
-    """The whole HTML page."""
-    heading = title or "Placement map"
+def draw_html(plan: Plan, grid: Grid) -> str:
+    """The whole HTML page: the grid's picture, with findings and workers from the plan."""
+    heading = grid.title or "Placement map"
+    shown = {entry.name for entry in grid.legend if entry.shown}
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - Roost</title>',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>{escape(heading)}</h1>",
-        f'<div class="map">{draw_svg(plan, fold=fold)}</div>',
+        f'<div class="map">{draw_svg(plan, replace(grid, title=""))}</div>',
         *_findings(plan),
         "<h2>Workers</h2>",
-        *(line for component in plan.components for line in _table(plan, component)),
+        *(line for item in plan.components if item.name in shown for line in _table(plan, item)),
         f'<p class="soft">plan <code>{plan.hash}</code></p>',
         f'<div id="tip" role="tooltip" hidden></div><script>{_SCRIPT}</script></body></html>',
     ]

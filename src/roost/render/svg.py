@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from roost.placement.plan import Plan, seat
 from roost.placement.topology import BARE_NODE
-from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, make_grid, short_names
+from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 
 _MARGIN = 24
 _LABEL = 132
@@ -33,9 +33,9 @@ _STYLE = """
 """
 
 
-def draw_svg(plan: Plan, *, title: str = "", fold: bool = True) -> str:
-    """The whole SVG document."""
-    return _Drawing(plan, make_grid(plan, title=title, fold=fold)).document()
+def draw_svg(plan: Plan, grid: Grid) -> str:
+    """The whole SVG document: the grid, with what hovering tells from the plan."""
+    return _Drawing(plan, grid).document()
 
 
 class _Drawing:
@@ -110,8 +110,9 @@ class _Drawing:
                     f'<rect class="cell" x="{self._x(cell, start):g}" y="{top:g}" width="{span * _CELL - 4}" '
                     f'height="{height}" rx="5"/>'
                 )
-            for cell in (cell for cell in strip.idle() if start <= cell < stop):
-                self._text(self._x(cell, start) + 8, "idle", "soft", top + 19)
+            for cell, said in strip.empty().items():
+                if start <= cell < stop:
+                    self._text(self._x(cell, start) + 8, said, "soft", top + 19)
             for number, lane in enumerate(strip.lanes):
                 for block in lane:
                     self._block(row, strip, block, range(start, stop), top + 2 + number * _LANE)
@@ -156,7 +157,7 @@ class _Drawing:
     def _legend(self) -> None:
         self._y += 8
         column = _MARGIN + 36 + max((_width(entry.name) for entry in self._grid.legend), default=0)
-        for entry in self._grid.legend:
+        for entry in (entry for entry in self._grid.legend if entry.shown):
             self._out.append(
                 f'<rect x="{_MARGIN}" y="{self._y:g}" width="14" height="14" rx="3" fill="{entry.colour}"/>'
             )

@@ -98,7 +98,7 @@ class _Drawing:
         return Text("".join(f" {index}".ljust(width) for index in shown), style="dim")
 
     def _strip(self, strip: Strip) -> Iterator[Text]:
-        idle = set(strip.idle())
+        empty = strip.empty()
         per_line, width = self._cells(strip)
         title = strip.title
         for start in range(0, strip.cells, per_line):
@@ -111,17 +111,17 @@ class _Drawing:
                 if any(block.cells[0] < shown.stop and block.cells[-1] >= shown.start for block in lane)
             ]
             for number, lane in enumerate(lanes or [()]):
-                yield self._line(title, self._lane(lane, shown, width, idle if number == 0 else set()))
+                yield self._line(title, self._lane(lane, shown, width, empty if number == 0 else {}))
                 title = ""
 
-    def _lane(self, lane: Sequence[Block], shown: range, width: int, idle: set[int]) -> Text:
+    def _lane(self, lane: Sequence[Block], shown: range, width: int, empty: dict[int, str]) -> Text:
         line = Text()
         at = {cell: block for block in lane for cell in range(block.cells[0], block.cells[-1] + 1)}
         cell = shown.start
         while cell < shown.stop:
             block = at.get(cell)
             if block is None:
-                line.append((" idle" if cell in idle else "").ljust(width), style="dim")
+                line.append(f" {empty.get(cell, '')}".ljust(width), style="dim")
                 cell += 1
             elif cell not in block.cells:
                 line.append("┄" * width, style=self._colour(block))
@@ -149,6 +149,8 @@ class _Drawing:
         longest = max((cell_len(entry.name) for entry in entries), default=0)
         keys = ["" if key == entry.name else f" ({key})" for key, entry in zip(self._names, entries, strict=True)]
         for index, entry in enumerate(entries):
+            if not entry.shown:
+                continue
             line = Text("■ ", style=entry.colour)
             line.append(set_cell_size(entry.name, longest), style=f"bold {entry.colour}")
             line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")

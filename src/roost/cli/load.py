@@ -1,0 +1,108 @@
+"""From what was typed to a plan: a job planned on the hardware of the flags, or a plan that was saved."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from roost.errors import ConfigError, RoostError
+from roost.placement.config import read_job_config
+from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, read_text
+from roost.placement.plan import Plan
+from roost.placement.planner import PlacementKind, make_plan
+from roost.placement.topology import Topology
+
+_DEFAULT_ACCELERATORS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """How a job is to be planned: on which hardware, by which rules."""
+
+    cluster: str | None
+    inventory: Path | None
+    placement: PlacementKind
+    no_isolate: bool
+
+    def given(self) -> list[str]:
+        """The flags that were given, by name."""
+        values = {
+            "--cluster": self.cluster is not None,
+            "--inventory": self.inventory is not None,
+            "--placement": self.placement != "auto",
+            "--no-isolate": self.no_isolate,
+        }
+        return [name for name, given in values.items() if given]
+
+
+def load_plan(path: Path, flags: Flags) -> Plan:
+    """The plan of a job, or a saved plan; for that one the flags have nothing to say."""
+    text = load_text(path, limit=PLAN_FILE_LIMIT)
+    if not _is_saved_plan(text):
+        return _plan_job(path, text, flags, None)
+    if flags.given():
+        raise ConfigError(
+            f"{path} is a plan that was saved, with its hardware in it", hint=f"leave out {', '.join(flags.given())}"
+        )
+    return _saved_plan(path, text)
+
+
+def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
+    """Two plans to compare. A job beside a saved plan is planned on that plan's hardware unless flags say other."""
+    texts = [load_text(path, limit=PLAN_FILE_LIMIT) for path in (before, after)]
+    saved = [
+        _saved_plan(path, t) if _is_saved_plan(t) else None for path, t in zip((before, after), texts, strict=True)
+    ]
+    if all(saved) and flags.given():
+        raise ConfigError(
+            "both plans were saved, with their hardware in them", hint=f"leave out {', '.join(flags.given())}"
+        )
+    hardware = next((plan.topology for plan in saved if plan is not None), None)
+    one, other = (
+        plan or _plan_job(path, text, flags, hardware)
+        for plan, path, text in zip(saved, (before, after), texts, strict=True)
+    )
+    return one, other
+
+
+def tell(text: str) -> None:
+    """Say something beside the answer."""
+    print(text, file=sys.stderr)
+
+
+def _is_saved_plan(text: str) -> bool:
+    """Whether this was saved with --format json; a job in JSON has no version and no hash."""
+    head = text[:400].lstrip()
+    return head.startswith("{") and '"version"' in head and '"hash"' in head
+
+
+def _saved_plan(path: Path, text: str) -> Plan:
+    try:
+        return Plan.from_json(text)
+    except RoostError as error:
+        problems = [replace(problem, message=f"{path}: {problem}", hint="", where=None) for problem in error.problems]
+        raise ConfigError(problems) from None
+
+
+def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> Plan:
+    check_size(str(path), len(text), JOB_FILE_LIMIT)
+    config, notes = read_job_config(read_text(text, name=str(path)))
+    # A config with mistakes is given on as it is: the planner says them all, with its own.
+    source = config.document if notes.problems else config
+    topology = _topology(flags, config.cluster.num_nodes, hardware)
+    return make_plan(source, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+
+
+def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> Topology:
+    if flags.cluster is not None and flags.inventory is not None:
+        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
+    if flags.cluster is not None:
+        return Topology.from_shorthand(flags.cluster)
+    if flags.inventory is not None:
+        return Topology.from_file(flags.inventory)
+    if hardware is not None:
+        return hardware
+    assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+    tell(f"note: no --cluster and no --inventory given: assuming {assumed}")
+    return Topology.from_shorthand(assumed)
