@@ -49,7 +49,7 @@ class Where:
             tail = "…" if cut + _EXCERPT_CELLS < len(text) else ""
             text = ("…" if cut else "") + text[cut : cut + _EXCERPT_CELLS] + tail
             offset = offset - cut + (1 if cut else 0)
-        text = "".join(c if c.isprintable() else " " for c in text.rstrip())
+        text = "".join(c if c.isprintable() else " " for c in text).rstrip()
         length = max(1, min(self.length, len(text) - offset))
         pad = " " * _cells(text[:offset])
         return f"    {text}\n    {pad}{'^' * max(1, _cells(text[offset : offset + length]))}"
@@ -106,7 +106,12 @@ class PlacementError(RoostError, ValueError, AssertionError):
 
 def _cells(text: str) -> int:
     """How many terminal cells `text` takes: East Asian wide characters take two."""
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def clipped(text: str, most: int = 60) -> str:
+    """The text, cut where it is too long for a message."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def said(items: Sequence[object], *, last: str = "and", most: int = 8) -> str:

@@ -16,7 +16,7 @@ from roost import Plan, Topology, make_plan
 from roost.render.grid import PALETTE, ink, make_grid, short_names
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
-from roost.render.terminal import draw_terminal
+from roost.render.terminal import draw_terminal, to_ascii
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).parent / "files"
@@ -69,7 +69,7 @@ def test_html(name, golden):
 
 
 def test_ascii(golden):
-    text = draw_terminal(make_grid(plan_of("collocated")), width=80, ascii_only=True).plain
+    text = to_ascii(draw_terminal(make_grid(plan_of("collocated")), width=80)).plain
     assert text.isascii()
     golden(FILES / "collocated-ascii.txt", text + "\n")
 

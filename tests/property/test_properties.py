@@ -21,8 +21,8 @@ from roost import (
     lint,
     make_plan,
 )
+from roost.placement.hardware import ACCELERATOR
 from roost.placement.ranks import format_placement, format_ranks, parse_placement, parse_ranks
-from roost.placement.topology import ACCELERATOR
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg

@@ -91,7 +91,7 @@ def test_aliases_that_unfold_without_end_are_refused():
     group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
     text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"
     text += "  node_groups: [" + ",".join(["*g"] * 2000) + "]\n"
-    with pytest.raises(ConfigError, match="unfold to over"):
+    with pytest.raises(ConfigError, match="unfold without end"):
         JobConfig.from_text(text)
 
 

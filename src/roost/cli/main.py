@@ -121,7 +121,7 @@ def _plan(
         else:
             from roost.render.terminal import draw_terminal
 
-            _print(draw_terminal(grid, width=_width(out), ascii_only=_ascii(out)), out)
+            _print(draw_terminal(grid, width=_width(out)), out)
             _print_warnings(plan)
 
 
@@ -246,10 +246,13 @@ def _print(text: Text, out: Path | None = None) -> None:
     """Print styled text: colours on a terminal unless NO_COLOR is set, none into a pipe or a file."""
     from rich.console import Console
 
+    from roost.render.terminal import to_ascii
+
     if out is not None:
         _write(text.plain + "\n", out)
     else:
-        Console(highlight=False).print(text, soft_wrap=True)
+        shown = to_ascii(text) if _ascii() else text
+        Console(highlight=False).print(shown, soft_wrap=True)
 
 
 def _width(out: Path | None) -> int:
@@ -258,13 +261,15 @@ def _width(out: Path | None) -> int:
     return 120 if out is not None else Console().width
 
 
-def _ascii(out: Path | None) -> bool:
-    return out is None and "utf" not in (getattr(sys.stdout, "encoding", "") or "").lower()
+def _ascii() -> bool:
+    return "utf" not in (getattr(sys.stdout, "encoding", "") or "").lower()
 
 
 def _write(text: str, out: Path | None) -> None:
     if out is None:
-        sys.stdout.write(text)
+        # JSON, SVG and HTML are UTF-8 whatever the terminal speaks.
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode())
         return
     try:
         out.write_text(text, encoding="utf-8")

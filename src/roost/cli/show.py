@@ -11,9 +11,9 @@ from rich.text import Text
 
 from roost.errors import ConfigError, counted, said
 from roost.placement.environ import worker_interpreter
+from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.plan import Piece, Plan, Worker, seat
 from roost.placement.ranks import format_ranks
-from roost.placement.topology import ACCELERATOR, BARE_NODE
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -174,7 +174,7 @@ def findings(found: Sequence[Finding]) -> Text:
 
 def json_out(answer: object) -> None:
     """Print an answer as JSON."""
-    sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
 def _facts(lines: Sequence[tuple[str, str]]) -> Text:

@@ -112,20 +112,24 @@ class ComponentPlacement:
         return layouts
 
     def _has_groups(self, component: ComponentConfig, notes: Notes) -> bool:
-        """Whether the component's node groups are there; one that is not is noted."""
+        """Whether the component's node groups are there and go together; what is wrong is noted."""
         for label in component.node_groups:
             try:
                 self._topology.group(label)
             except PlacementError as error:
                 # A group that the job declares wrongly was noted where it is declared.
                 if self._job.where_group(label) is None:
-                    where = (component.groups_value or component.value).where()
-                    notes.placement(pointed(error.problems[0], component).at(where))
+                    notes.placement(pointed(error.problems[0], component).at(component.where_group(label)))
                 return False
+        try:
+            self._topology.space(component.node_groups or None)
+        except PlacementError as error:
+            notes.placement(pointed(error.problems[0], component).at(component.where_group()))
+            return False
         return True
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
-        space = self._topology.space(component.node_groups)
+        space = self._topology.space(component.node_groups or None)
         segments = resolve(component, space)
         labels = component.node_groups or None
         strategy: PlacementStrategy
@@ -155,12 +159,15 @@ class HybridComponentPlacement(ComponentPlacement):
 
 def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
     """The topology with the job's node groups over it; one that does not fit is noted and left out."""
-    for group in job.cluster.node_groups:
-        try:
-            topology = topology.with_groups([group])
-        except ConfigError as error:
-            notes.take(ConfigError(problem.at(job.where_group(group.label)) for problem in error.problems))
-    return topology
+    try:
+        return topology.with_groups(job.cluster.node_groups)
+    except ConfigError:
+        for group in job.cluster.node_groups:
+            try:
+                topology = topology.with_groups([group])
+            except ConfigError as error:
+                notes.take(ConfigError(problem.at(job.where_group(group.label)) for problem in error.problems))
+        return topology
 
 
 def resolve(component: ComponentConfig, space: RankSpace) -> list[Segment]:
@@ -191,9 +198,9 @@ def _check_resources(component: ComponentConfig, segment: Segment, resources: Ra
         hint = ""
         if resources.first < space.count:
             hint = f"ranges include both ends; write {RankRange(resources.first, space.count - 1)}"
-        elif len(component.segments) == 1 and len(resources) == 1:
-            scalar = component.value.scalar if component.value.kind == "scalar" else None
-            hint = pair_hint(scalar)
+        elif space.count:
+            value = component.source.value
+            hint = pair_hint(value.scalar if value.kind == "scalar" else None) or "ranks count from 0"
         (problem,) = error.problems
         where = component.where(segment, last=True)
         raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None

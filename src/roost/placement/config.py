@@ -11,14 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roost.errors import Where
+from roost.errors import ConfigError, Where
 from roost.placement.document import Value, as_document, read_file, read_text
 from roost.placement.groups import NodeGroup, read_node_groups
 from roost.placement.ranks import Segment
 from roost.placement.reading import (
     Notes,
+    PlacementText,
     check_name,
+    nearest,
     read_bool,
+    read_fields,
     read_int,
     read_mapping,
     read_placement,
@@ -27,6 +30,7 @@ from roost.placement.reading import read_list as _read_list
 from roost.placement.reading import read_text as _read_text
 
 _MAX_NODES = 1_000_000
+_FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +40,19 @@ class ComponentConfig:
     name: str
     node_groups: tuple[str, ...]
     segments: tuple[Segment, ...]
-    text: str
-    value: Value = field(repr=False, compare=False)
-    groups_value: Value | None = field(default=None, repr=False, compare=False)
+    source: PlacementText = field(repr=False, compare=False)
+    group_values: tuple[Value, ...] = field(default=(), repr=False, compare=False)
 
     def where(self, segment: Segment | None = None, *, last: bool = False) -> Where:
         """Where the placement stands, or one segment of it, or that segment's last resource."""
-        if segment is None or self.value.kind != "scalar":
-            return self.value.where()
-        return self.value.where(segment.last_span if last else segment.span)
+        if segment is None:
+            return self.source.where()
+        return self.source.where(segment.last_span if last else segment.span)
+
+    def where_group(self, label: str | None = None) -> Where:
+        """Where the component names its node groups, or one of them."""
+        found = dict(zip(self.node_groups, self.group_values, strict=True))
+        return (found.get(label or "") or next(iter(found.values()), self.source.value)).where()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,7 @@ class ParallelSizes:
     inference_pp: int = 1
     inference_is_own: bool = False
     """Whether the config gives inference sizes of its own; else it is cut as the actor is."""
-    recompute_logprobs: bool = False
+    recompute_logprobs: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,10 @@ class JobConfig:
         notes.raise_if_any()
         return sizes
 
+    def where_components(self) -> Where:
+        """Where the components are named."""
+        return (self.document.get("cluster", "component_placement") or self.document).where()
+
 
 def as_job_config(config: object) -> JobConfig:
     """Any config as a JobConfig: a JobConfig, a path, a dict or a DictConfig."""
@@ -149,56 +161,65 @@ def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
         return empty
-    section = document.get("cluster")
+    try:
+        section = document.get("cluster")
+    except ConfigError as error:
+        notes.take(error)
+        return empty
     if section is None:
-        hint = "put num_nodes, component_placement and node_groups under 'cluster:'"
-        notes.config(document, "the job has no section 'cluster'", hint=hint)
+        notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
         return empty
     known = ("num_nodes", "component_placement", "node_groups")
-    fields = read_mapping(section, notes, "cluster", known, required=("component_placement",))
+    hint = "components stand under component_placement, one level deeper"
+    fields = read_mapping(section, notes, "cluster", known, required=("component_placement",), otherwise=hint)
     num_nodes = None
     if "num_nodes" in fields:
-        num_nodes = read_int(fields["num_nodes"], notes, "cluster.num_nodes", minimum=1, maximum=_MAX_NODES)
+        num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=_MAX_NODES)
     groups: tuple[NodeGroup, ...] = ()
     if "node_groups" in fields:
-        groups = read_node_groups(fields["node_groups"], notes, num_nodes, "cluster.num_nodes")
+        groups = read_node_groups(fields["node_groups"], notes, num_nodes, f"num_nodes is {num_nodes}")
     components: tuple[ComponentConfig, ...] = ()
     if "component_placement" in fields:
         components = _read_components(fields["component_placement"], notes)
     return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups)
 
 
+def _no_cluster_hint(keys: list[str]) -> str:
+    near = nearest("cluster", keys[:1000])
+    if "did you mean" in near:
+        return f"is that {near.split()[3].rstrip('?')}?"
+    return "put num_nodes, component_placement and node_groups under 'cluster:'"
+
+
 def _read_components(value: Value, notes: Notes) -> tuple[ComponentConfig, ...]:
-    if value.kind == "mapping" and not any(True for _ in value.items()):
+    if value.kind == "mapping" and not value.keys():
         notes.config(value, "component_placement names no component")
     found: dict[str, ComponentConfig] = {}
     seen: set[str] = set()
-    for text, item in read_mapping(value, notes, "component_placement").items():
-        where = next(key for key, _ in value.items() if str(key.scalar) == text)
+    for text, entry in read_fields(value, notes, "component_placement").items():
         for part in text.split(","):
-            name = check_name(part, where, notes, "the component name")
+            name = check_name(part, entry.key, notes, "the component name")
             if name is None:
                 continue
             if name in seen:
-                notes.config(where, f"component {name!r} is named twice")
+                notes.config(entry.key, f"component {name!r} is named twice")
                 continue
             seen.add(name)
-            component = _read_component(name, item, notes)
+            component = _read_component(name, entry.value, notes)
             if component is not None:
                 found[name] = component
     return tuple(found.values())
 
 
 def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | None:
-    groups: tuple[str, ...] = ()
-    groups_value: Value | None = None
+    groups: dict[str, Value] = {}
     placement = value
     if value.kind == "mapping":
         what = f"component {name!r}"
-        fields = read_mapping(value, notes, what, ("node_group", "placement"), required=("placement",))
+        known = ("node_group", "placement")
+        fields = read_mapping(value, notes, what, known, required=("placement",), otherwise=_FORMS)
         if "node_group" in fields:
-            groups_value = fields["node_group"]
-            labels = _read_labels(groups_value, notes, what)
+            labels = _read_labels(fields["node_group"], notes, what)
             if labels is None:
                 return None
             groups = labels
@@ -208,14 +229,18 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
     read = read_placement(placement, notes, f"component {name!r}")
     if read is None:
         return None
-    text, segments = read
+    source, segments = read
     return ComponentConfig(
-        name=name, node_groups=groups, segments=segments, text=text, value=placement, groups_value=groups_value
+        name=name,
+        node_groups=tuple(groups),
+        segments=segments,
+        source=source,
+        group_values=tuple(groups.values()),
     )
 
 
-def _read_labels(value: Value, notes: Notes, what: str) -> tuple[str, ...] | None:
-    found: list[str] = []
+def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
+    found: dict[str, Value] = {}
     for part in _read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
         text = _read_text(part, notes, f"{what}: node_group")
         if text is None:
@@ -227,11 +252,11 @@ def _read_labels(value: Value, notes: Notes, what: str) -> tuple[str, ...] | Non
             if label in found:
                 notes.config(part, f"{what} names node group {label!r} twice")
                 return None
-            found.append(label)
+            found[label] = part
     if not found:
         notes.config(value, f"{what}: node_group is an empty list")
         return None
-    return tuple(found)
+    return found
 
 
 def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
@@ -239,7 +264,7 @@ def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
         value = document.get(*keys)
         if value is None:
             return default
-        return read_int(value, notes, ".".join(keys), minimum=1) or default
+        return read_int(value, notes, keys[-1], minimum=1) or default
 
     recompute = document.get("algorithm", "recompute_logprobs")
     actor_tp = size(1, "actor", "model", "tensor_model_parallel_size")
@@ -254,5 +279,5 @@ def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
         inference_tp=size(actor_tp, "inference", "model", "tensor_model_parallel_size"),
         inference_pp=size(actor_pp, "inference", "model", "pipeline_model_parallel_size"),
         inference_is_own=document.get("inference", "model") is not None,
-        recompute_logprobs=bool(recompute is not None and read_bool(recompute, notes, "algorithm.recompute_logprobs")),
+        recompute_logprobs=None if recompute is None else read_bool(recompute, notes, "recompute_logprobs"),
     )

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.errors import counted
+from roost.placement.hardware import BARE_NODE
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, Worker, pieces_of, seat
-from roost.placement.topology import BARE_NODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

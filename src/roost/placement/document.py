@@ -7,6 +7,7 @@ makes an object, an alias costs nothing until it is looked at, and only the keys
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from abc import ABC, abstractmethod
@@ -16,14 +17,14 @@ from typing import Any, Literal
 
 import yaml
 
-from roost.errors import ConfigError, Problem, Where
+from roost.errors import ConfigError, Problem, Where, clipped
 
 JOB_FILE_LIMIT = 4 * 2**20
 INVENTORY_FILE_LIMIT = 64 * 2**20
 PLAN_FILE_LIMIT = 1024 * 2**20
 _MAX_DEPTH = 64
-_MAX_VALUES = 2_000_000
-"""How many values may be looked at: aliases can make a small file endless."""
+_MAX_SETTINGS = 100_000
+_MAX_NUMBER = 10**18
 
 Kind = Literal["mapping", "list", "scalar"]
 Scalar = str | int | float | bool | None
@@ -31,6 +32,9 @@ _Pair = tuple[yaml.Node, yaml.Node]
 
 # The C parser is part of every PyYAML wheel; a build without it only reads more slowly.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+_BEFORE_TEXT = re.compile(r"""(?:[&!]\S*\s+)*['"]?""")
 
 
 class Value(ABC):
@@ -44,17 +48,23 @@ class Value(ABC):
     @property
     def key(self) -> str:
         """The path as people write it: `cluster.node_groups[0].label`."""
-        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
+        text = "".join(f"[{part}]" if isinstance(part, int) else f".{clipped(part)}" for part in self.path)
         return text.removeprefix(".") or "the config"
 
     @property
     @abstractmethod
-    def kind(self) -> Kind: ...
+    def kind(self) -> Kind:
+        """What sort of value this is."""
 
     @property
     @abstractmethod
     def scalar(self) -> Scalar:
         """The scalar: from a file always its text (None for null), from a dict the object itself."""
+
+    @property
+    def broken(self) -> ConfigError | None:
+        """Why the value cannot be read, where it cannot: an interpolation that leads nowhere, a `???`."""
+        return None
 
     @abstractmethod
     def items(self) -> Iterator[tuple[Value, Value]]:
@@ -68,22 +78,41 @@ class Value(ABC):
     def where(self, span: tuple[int, int] | None = None) -> Where:
         """Where this stands; `span` narrows it to a part of a scalar's text."""
 
-    def get(self, *keys: str) -> Value | None:
-        """The value under `keys`, or None where there is none."""
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """The names of a mapping, without looking at what is under them."""
+
+    @abstractmethod
+    def _child(self, name: str) -> Value | None:
+        """What a mapping has under `name`, with a look at nothing else."""
+
+    def get(self, *names: str) -> Value | None:
+        """The value under `names`, or None where there is none; what stands beside is the user's."""
         found: Value | None = self
-        for name in keys:
+        for name in names:
             if found is None or found.kind != "mapping":
                 return None
-            found = next((value for key, value in found.items() if key.scalar == name), None)
+            found = found._child(name)
         return found
 
     def plain(self) -> Any:
-        """This value as dicts, lists and scalars of Python, with YAML 1.2's idea of numbers and booleans."""
+        """The value as dicts, lists and scalars of Python, with YAML 1.2's idea of numbers and booleans."""
+        return self._plain([_MAX_SETTINGS], 0)
+
+    def _plain(self, left: list[int], depth: int) -> Any:
+        left[0] -= 1
+        if left[0] < 0 or depth > _MAX_DEPTH:
+            raise ConfigError(Problem(message="these settings are too many or nested too deep", where=self.where()))
+        if self.broken is not None:
+            raise self.broken
         if self.kind == "mapping":
-            return {str(key.scalar): value.plain() for key, value in self.items()}
+            return {str(key.scalar): value._plain(left, depth + 1) for key, value in self.items()}
         if self.kind == "list":
-            return [value.plain() for value in self.elements()]
-        return self._plain_scalar()
+            return [value._plain(left, depth + 1) for value in self.elements()]
+        scalar = self._plain_scalar()
+        if isinstance(scalar, float) and not math.isfinite(scalar):
+            raise ConfigError(Problem(message=f"{scalar} cannot be a setting", where=self.where()))
+        return scalar
 
     def _plain_scalar(self) -> Scalar:
         return self.scalar
@@ -92,12 +121,19 @@ class Value(ABC):
 class PlainValue(Value):
     """A value of a dict or DictConfig, named by its key."""
 
-    __slots__ = ("_anchor", "_raw")
+    __slots__ = ("_anchor", "_broken", "_raw")
 
-    def __init__(self, raw: object, path: tuple[str | int, ...] = (), anchor: Where | None = None) -> None:
+    def __init__(
+        self,
+        raw: object,
+        path: tuple[str | int, ...] = (),
+        anchor: Where | None = None,
+        broken: str | None = None,
+    ) -> None:
         super().__init__(path)
         self._raw = raw
         self._anchor = anchor
+        self._broken = broken
 
     @property
     def kind(self) -> Kind:
@@ -109,25 +145,31 @@ class PlainValue(Value):
 
     @property
     def scalar(self) -> Scalar:
-        if self._raw is None or isinstance(self._raw, str | int | float):
-            return self._raw
-        raise ConfigError(self._problem(f"a {type(self._raw).__name__} cannot stand here"))
+        if self.broken is not None:
+            raise self.broken
+        return self._raw if self._raw is None or isinstance(self._raw, str | int | float) else None
+
+    @property
+    def broken(self) -> ConfigError | None:
+        message = self._broken
+        raw = self._raw
+        if message is None and isinstance(raw, int) and abs(raw) > _MAX_NUMBER:
+            message = f"a number of about {int(raw.bit_length() * 0.30103)} digits is too large"
+        if message is None and self.kind == "scalar" and not (raw is None or isinstance(raw, str | int | float)):
+            message = f"a value of the type {type(raw).__name__} cannot stand here"
+        return None if message is None else ConfigError(Problem(message=message, where=self.where()))
 
     def items(self) -> Iterator[tuple[Value, Value]]:
-        raw = self._raw
-        if not isinstance(raw, Mapping):
-            raise TypeError(f"{self.key} is no mapping")
-        for key in raw:
-            path = (*self.path, str(key))
-            yield PlainValue(key, path, self._anchor), PlainValue(self._item(key, path), path, self._anchor)
+        for key in self._raw if isinstance(self._raw, Mapping) else ():
+            path = (*self.path, _key_text(key))
+            yield PlainValue(key, path, self._anchor), self._item(key, path)
 
     def elements(self) -> Iterator[Value]:
-        raw = self._raw
-        if not isinstance(raw, Sequence):
-            raise TypeError(f"{self.key} is no list")
-        for index in range(len(raw)):
-            path = (*self.path, index)
-            yield PlainValue(self._item(index, path), path, self._anchor)
+        for index in range(len(self._raw) if isinstance(self._raw, Sequence) else 0):
+            yield self._item(index, (*self.path, index))
+
+    def keys(self) -> list[str]:
+        return [_key_text(key) for key in self._raw] if isinstance(self._raw, Mapping) else []
 
     def where(self, span: tuple[int, int] | None = None) -> Where:
         if self._anchor:
@@ -136,21 +178,22 @@ class PlainValue(Value):
             return Where(key=self.key)
         return Where(key=self.key, text=str(self._raw), offset=span[0], length=span[1] - span[0])
 
-    def _item(self, key: Any, path: tuple[str | int, ...]) -> object:
+    def _child(self, name: str) -> Value | None:
+        known = isinstance(self._raw, Mapping) and any(key == name for key in self._raw if isinstance(key, str))
+        return self._item(name, (*self.path, name)) if known else None
+
+    def _item(self, key: Any, path: tuple[str | int, ...]) -> Value:
         raw: Any = self._raw
         if not type(raw).__module__.startswith("omegaconf"):
-            return raw[key]
-        # Only a config of OmegaConf's own runs code when it is read: interpolations, and `???`.
-        from omegaconf.errors import OmegaConfBaseException
+            return PlainValue(raw[key], path, self._anchor)
+        from omegaconf.errors import MissingMandatoryValue
 
         try:
-            return raw[key]
-        except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(PlainValue(None, path, self._anchor)._problem(f"cannot be read: {reason}")) from None
-
-    def _problem(self, message: str) -> Problem:
-        return Problem(message=message, where=self.where())
+            return PlainValue(raw[key], path, self._anchor)
+        except MissingMandatoryValue:
+            return PlainValue(None, path, self._anchor, broken="??? is still to be given")
+        except Exception as error:  # an interpolation can run any resolver of the user's
+            return PlainValue(None, path, self._anchor, broken=f"cannot be read: {_first_line(error)}")
 
 
 class YamlValue(Value):
@@ -162,7 +205,7 @@ class YamlValue(Value):
         super().__init__(path)
         self._node = node
         self._file = file
-        file.count()
+        file.count(1)
 
     @property
     def kind(self) -> Kind:
@@ -172,53 +215,66 @@ class YamlValue(Value):
 
     @property
     def scalar(self) -> Scalar:
+        if not isinstance(self._node, yaml.ScalarNode):
+            return None
         text = str(self._node.value)
-        if not self._quoted and text in ("", "~", "null", "Null", "NULL"):
+        if _is_plain(self._node) and text in ("", "~", "null", "Null", "NULL"):
             return None
         return text
 
-    @property
-    def _quoted(self) -> bool:
-        return not _is_plain(self._node)
-
     def items(self) -> Iterator[tuple[Value, Value]]:
-        pairs = self._pairs(self._node, 0)
-        own = [(key, value) for key, value, merged in pairs if not merged]
-        if len(own) < len(pairs):
-            own = _merged([(key, value) for key, value, merged in pairs if merged], own)
-        for key, value in own:
-            path = (*self.path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
+        for key, value in self._all_pairs():
+            path = (*self.path, _node_text(key))
             yield YamlValue(key, path, self._file), self._file.value(value, path)
 
     def elements(self) -> Iterator[Value]:
         for index, node in enumerate(self._node.value):
             yield self._file.value(node, (*self.path, index))
 
+    def keys(self) -> list[str]:
+        return [_node_text(key) for key, _ in self._all_pairs()]
+
     def where(self, span: tuple[int, int] | None = None) -> Where:
         mark = self._node.start_mark
         line = self._file.line(mark.line)
-        column = mark.column
-        length = 1
+        column, length = mark.column, 1
         if isinstance(self._node, yaml.ScalarNode):
             text = str(self._node.value)
-            shown = column + 1 if self._quoted else column
-            # An escaped, folded or multi-line scalar does not stand in the line as it reads.
-            if line[shown : shown + len(text)] == text:
+            # An anchor, a tag or a quote stand before the text; escaped, folded or over several lines it is not there.
+            before = _BEFORE_TEXT.match(line, column)
+            shown = before.end() if before else column
+            if text and line.startswith(text, shown):
                 start, stop = span or (0, len(text))
                 column, length = shown + start, max(1, stop - start)
         return Where(key=self.key, file=self._file.name, line=mark.line + 1, text=line, offset=column, length=length)
 
+    def _child(self, name: str) -> Value | None:
+        found = [(key, value) for key, value in self._all_pairs() if _node_text(key) == name]
+        if len(found) > 1:
+            again = YamlValue(found[1][0], (*self.path, name), self._file).where()
+            raise ConfigError(
+                Problem(message=f"{name!r} is here twice, first in line {found[0][0].start_mark.line + 1}", where=again)
+            )
+        return self._file.value(found[0][1], (*self.path, name)) if found else None
+
     def _plain_scalar(self) -> Scalar:
         text = self.scalar
-        if text is None or self._quoted:
+        if text is None or not _is_plain(self._node):
             return text
         if text in ("true", "false"):
             return text == "true"
         if re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", str(text)):
             return int(text)
-        if re.fullmatch(r"[-+]?[0-9]+\.[0-9]*([eE][-+]?[0-9]{1,3})?", str(text)):
+        if re.fullmatch(r"[-+]?[0-9]{1,17}\.[0-9]{0,17}([eE][-+]?[0-9]{1,2})?", str(text)):
             return float(text)
         return text
+
+    def _all_pairs(self) -> list[_Pair]:
+        pairs = self._pairs(self._node, 0)
+        own = [(key, value) for key, value, merged in pairs if not merged]
+        if len(own) == len(pairs):
+            return own
+        return _merged([(key, value) for key, value, merged in pairs if merged], own)
 
     def _pairs(self, node: yaml.Node, depth: int) -> list[tuple[yaml.Node, yaml.Node, bool]]:
         found: list[tuple[yaml.Node, yaml.Node, bool]] = []
@@ -226,32 +282,39 @@ class YamlValue(Value):
             if not (_is_plain(key) and key.value == "<<"):
                 found.append((key, value, depth > 0))
                 continue
-            sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-            for source in sources:
-                self._file.count()
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode) or depth >= _MAX_DEPTH:
-                    raise ConfigError(
-                        Problem(
-                            message="'<<' merges a mapping, or a list of mappings",
-                            where=YamlValue(key, (*self.path, "<<"), self._file).where(),
-                        )
-                    )
-                found += [(k, v, True) for k, v, _ in self._pairs(source, depth + 1)]
+                    where = YamlValue(key, (*self.path, "<<"), self._file).where()
+                    itself = isinstance(source, yaml.MappingNode)
+                    message = "this '<<' merges itself" if itself else "'<<' merges a mapping, or a list of mappings"
+                    raise ConfigError(Problem(message=message, where=where))
+                inner = self._pairs(source, depth + 1)
+                self._file.count(len(inner) + 1)
+                found += [(k, v, True) for k, v, _ in inner]
         return found
 
 
 def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
     """Merged keys first, as OmegaConf has them; an earlier merge wins, and the mapping's own key over all."""
-    names = {_name(key) for key, _ in own}
-    found: dict[object, _Pair] = {}
+    names = {_node_text(key) for key, _ in own}
+    found: dict[str, _Pair] = {}
     for key, value in merged:
-        if _name(key) not in names:
-            found.setdefault(_name(key), (key, value))
+        if _node_text(key) not in names:
+            found.setdefault(_node_text(key), (key, value))
     return [*found.values(), *own]
 
 
-def _name(key: yaml.Node) -> object:
-    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
+def _node_text(key: yaml.Node) -> str:
+    """A key's text; a mapping or list as a key has none, and is told apart by where it stands."""
+    return str(key.value) if isinstance(key, yaml.ScalarNode) else f"?{id(key)}"
+
+
+def _key_text(key: object) -> str:
+    return clipped(key) if isinstance(key, str) else type(key).__name__ if _is_huge(key) else clipped(str(key))
+
+
+def _is_huge(key: object) -> bool:
+    return isinstance(key, int) and abs(key) > _MAX_NUMBER
 
 
 def _is_plain(node: yaml.Node) -> bool:
@@ -259,23 +322,30 @@ def _is_plain(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.style
 
 
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return clipped("".join(c for c in text if c.isprintable()), 200)
+
+
 class _File:
     """A composed file: its name, its lines, and what OmegaConf makes of it where it interpolates."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, values: int) -> None:
         self.name = name
         self.text = text
-        self._lines = text.splitlines()
-        self._left = _MAX_VALUES
+        self._lines = re.split("\r\n|\r|\n", text)
+        # Each value may be looked at a few times; only aliases and merges can make it many more.
+        self._left = 100_000 + 8 * values
         self._omega: Any = None
 
     def line(self, index: int) -> str:
         return self._lines[index] if index < len(self._lines) else ""
 
-    def count(self) -> None:
-        self._left -= 1
+    def count(self, values: int) -> None:
+        self._left -= values
         if self._left < 0:
-            raise ConfigError(f"{self.name}: its aliases and merges unfold to over {_MAX_VALUES} values")
+            raise ConfigError(f"{self.name}: its aliases and merges unfold without end")
 
     def value(self, node: yaml.Node, path: tuple[str | int, ...]) -> Value:
         value = YamlValue(node, path, self)
@@ -285,20 +355,26 @@ class _File:
 
     def _interpolated(self, value: YamlValue) -> Value:
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
 
         try:
             if self._omega is None:
                 self._omega = OmegaConf.create(self.text)
             found = self._omega
             for part in value.path:
-                found = found[part]
-        except (OmegaConfBaseException, yaml.YAMLError, KeyError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                Problem(message=f"{value.scalar} cannot be resolved: {reason}", where=value.where())
-            ) from None
+                found = found[_omega_key(found, part)]
+        except Exception as error:  # any resolver of the user's may run here, and any tag be constructed
+            text = clipped(repr(value.scalar))
+            broken = f"{text} cannot be resolved: {_first_line(error)}"
+            return PlainValue(None, value.path, value.where(), broken=broken)
         return PlainValue(found, value.path, anchor=value.where())
+
+
+def _omega_key(container: Any, part: str | int) -> Any:
+    """The key as OmegaConf has it, which reads YAML 1.1: `4090` is a number there, and `no` is False."""
+    if isinstance(part, int) or not isinstance(container, Mapping) or part in container:
+        return part
+    typed = yaml.safe_load(part)
+    return typed if isinstance(typed, bool | int | float) else part
 
 
 def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
@@ -308,14 +384,16 @@ def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
 
 def load_text(path: str | Path, *, limit: int) -> str:
     """The text of a file (or a pipe), read once and never more than `limit` bytes of it."""
+    name = clipped(str(path).split("\n")[0], 200)
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = file.read(limit + 1) if size <= limit else b""
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    check_size(str(path), max(size, len(data)), limit)
-    return _decode(str(path), data)
+    except (OSError, ValueError) as error:
+        hint = "for YAML text use JobConfig.from_text" if "\n" in str(path) else ""
+        raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or error}", hint=hint) from None
+    check_size(name, max(size, len(data)), limit)
+    return _decode(name, data)
 
 
 def check_size(name: str, size: int, limit: int) -> None:
@@ -329,15 +407,15 @@ def check_size(name: str, size: int, limit: int) -> None:
 
 def read_text(text: str, *, name: str = "<text>") -> Value:
     """Read YAML (or JSON) text; `name` stands for the file in messages."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ConfigError(f"{name}: not a text: it has half of a character in it")
     if not text.strip():
-        raise ConfigError(f"{name}: the file is empty", hint="a job file has a section 'cluster:'")
+        raise ConfigError(f"{name}: the file is empty")
     if name.endswith(".json"):
-        # JSON may be indented with tabs, which YAML forbids; inside its strings there are none.
-        _check_json(text, name)
-        text = text.replace("\t", " ")
-    file = _File(name, text)
+        text = _json_as_yaml(text, name)
+    file = _File(name, text, 0)
     try:
-        _check_depth(text, name)
+        file = _File(name, text, _checked_size(text, name))
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _yaml_error(error, file) from None
@@ -364,16 +442,18 @@ def _decode(name: str, data: bytes) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not a text file: byte {error.start} is not UTF-8") from None
+        hint = "this looks like UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise ConfigError(f"{name}: not a text file: byte {error.start} is not UTF-8", hint=hint) from None
     if "\0" in text:
         raise ConfigError(f"{name}: not a text file: byte {data.index(0)} is zero")
     return text
 
 
-def _check_depth(text: str, name: str) -> None:
-    """Refuse deep nesting before anything recurses into it."""
-    depth = 0
+def _checked_size(text: str, name: str) -> int:
+    """How many values a file has; deep nesting is refused before anything recurses into it."""
+    depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
+        values += 1
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
@@ -381,31 +461,41 @@ def _check_depth(text: str, name: str) -> None:
                 raise ConfigError(f"{name}:{line}: nested deeper than {_MAX_DEPTH} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+    return values
 
 
-def _check_json(text: str, name: str) -> None:
+def _json_as_yaml(text: str, name: str) -> str:
+    """JSON that YAML reads as well: it may be indented with tabs, and write one character as two escapes."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested deeper than {_MAX_DEPTH} levels") from None
+    except ValueError:
+        raise ConfigError(f"{name}: a number in it has too many digits") from None
+    pair = re.compile(r"(?<!\\)((?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+    return pair.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text).replace("\t", " ")
 
 
 def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return ConfigError(f"{file.name}: not YAML: {str(error).splitlines()[0]}")
+        return ConfigError(f"{file.name}: not YAML: {_first_line(error)}")
     text = file.line(mark.line)
     problem = getattr(error, "problem", None) or "cannot be read"
     context = getattr(error, "context", None)
+    message = f"not YAML: {problem}" + (f" ({context})" if context else "")
     hint = ""
     if "\t" in text[: mark.column + 1]:
         hint = "YAML indents with spaces, not with tabs"
+    elif "single document" in str(context):
+        message, hint = "another document begins here", "a file holds one document: take out the '---'"
     elif "alias" in problem:
         hint = "an anchor (&name) must stand before the alias (*name) that uses it"
+    elif "duplicate anchor" in problem or "duplicate anchor" in str(context):
+        message, hint = "this anchor (&name) is declared twice", "give each anchor a name of its own"
     elif "mapping values are not allowed" in problem:
         hint = "quote the value, or check the indentation"
-    message = f"not YAML: {problem}" + (f" ({context})" if context else "")
     where = Where(key="", file=file.name, line=mark.line + 1, text=text, offset=min(mark.column, len(text)))
     return ConfigError(Problem(message=message, hint=hint, where=where))

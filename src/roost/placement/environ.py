@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roost.placement.hardware import visible_devices
-from roost.placement.topology import ACCELERATOR
+from roost.placement.hardware import ACCELERATOR, visible_devices
 
 if TYPE_CHECKING:
     from roost.placement.plan import Plan

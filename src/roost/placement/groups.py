@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.errors import said
+from roost.errors import ConfigError, clipped, said
 from roost.placement.document import Value
-from roost.placement.hardware import accelerator_types
+from roost.placement.hardware import ACCELERATOR, accelerator_types
 from roost.placement.ranks import format_ranks
 from roost.placement.reading import (
     Notes,
+    outside,
     read_bool,
+    read_fields,
+    read_filled_text,
     read_int,
     read_list,
     read_mapping,
@@ -79,27 +82,27 @@ class NodeGroup:
         return out
 
 
-def read_node_groups(value: Value, notes: Notes, num_nodes: int | None, limit_name: str) -> tuple[NodeGroup, ...]:
-    """Read a list of node groups, noting every mistake; `num_nodes` bounds the node ranks."""
+def read_node_groups(value: Value, notes: Notes, num_nodes: int | None, limit: str) -> tuple[NodeGroup, ...]:
+    """Read a list of node groups, noting every mistake; `num_nodes` bounds the node ranks, and `limit` says why."""
     groups: dict[str, NodeGroup] = {}
+    declared: dict[tuple[str, int], str] = {}
     for item in read_list(value, notes, "node_groups"):
-        group = _read_group(item, notes, num_nodes, limit_name)
+        group = _read_group(item, notes, num_nodes, limit)
         if group is None:
             continue
         if group.label in groups:
             notes.config(_at(item, "label"), f"node group {group.label!r} is declared twice")
-            continue
-        groups[group.label] = group
-        _check_declared_once(group, list(groups.values())[:-1], item, notes)
+        elif _is_declared_once(group, declared, item, notes):
+            groups[group.label] = group
     return tuple(groups.values())
 
 
-def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit_name: str) -> NodeGroup | None:
+def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -> NodeGroup | None:
     known = ("label", "node_ranks", "hardware", "ignore_hardware", "env_configs")
     fields = read_mapping(value, notes, "a node group", known, required=("label", "node_ranks"))
     if "label" not in fields or "node_ranks" not in fields:
         return None
-    label = read_name(fields["label"], notes, "the label of a node group")
+    label = read_name(fields["label"], notes, "the node group label")
     if label is None:
         return None
     what = f"node group {label!r}"
@@ -109,13 +112,14 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit_name: s
     node_ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks")
     if node_ranks is None:
         return None
-    if not _check_node_ranks(node_ranks, fields["node_ranks"], notes, what, num_nodes, limit_name):
+    if num_nodes is not None and node_ranks[-1] >= num_nodes:
+        strange = [rank for rank in node_ranks if rank >= num_nodes]
+        hint = "node ranks count from 0, and ranges include both ends"
+        notes.config(fields["node_ranks"], outside(strange, what, num_nodes, limit), hint=hint)
         return None
-    ignore = (
-        bool(read_bool(fields["ignore_hardware"], notes, f"{what}: ignore_hardware"))
-        if ("ignore_hardware" in fields)
-        else False
-    )
+    ignore = False
+    if "ignore_hardware" in fields:
+        ignore = bool(read_bool(fields["ignore_hardware"], notes, f"{what}: ignore_hardware"))
     hardware: tuple[DeclaredHardware, ...] = ()
     if "hardware" in fields:
         hardware = _read_hardware(fields["hardware"], notes, what, node_ranks)
@@ -133,56 +137,58 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit_name: s
     )
 
 
-def _check_node_ranks(
-    ranks: Sequence[int], value: Value, notes: Notes, what: str, num_nodes: int | None, limit_name: str
-) -> bool:
-    if num_nodes is None or ranks[-1] < num_nodes:
-        return True
-    outside = [rank for rank in ranks if rank >= num_nodes]
-    notes.config(
-        value,
-        f"{what} names node rank {format_ranks(outside)}, but {limit_name} has {_up_to(num_nodes)}",
-        hint="node ranks count from 0, and ranges include both ends",
-    )
-    return False
-
-
 def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[DeclaredHardware, ...]:
     fields = read_mapping(value, notes, f"{what}: hardware", ("type", "configs"), required=("type", "configs"))
     if "type" not in fields or "configs" not in fields:
         return ()
     kind = read_name(fields["type"], notes, f"{what}: the hardware type")
-    if kind is not None and (kind in accelerator_types() or kind in RESERVED):
-        notes.config(
-            fields["type"],
-            f"{what} declares {kind!r} as hardware",
-            hint="accelerators are found on the node and not declared: leave out 'hardware'",
-        )
+    if kind is None or not _is_free_type(kind, fields["type"], notes, what):
         return ()
     items = read_list(fields["configs"], notes, f"{what}: hardware configs")
     if not items and fields["configs"].kind == "list":
         notes.config(fields["configs"], f"{what} declares hardware but no piece of it")
+    nodes = set(node_ranks)
     found: list[DeclaredHardware] = []
     for item in items:
-        settings = read_mapping(item, notes, f"{what}: a hardware config", required=("node_rank",))
+        settings = read_fields(item, notes, f"{what}: a hardware config")
         if "node_rank" not in settings:
+            if item.kind == "mapping":
+                notes.config(item, f"{what}: a hardware config lacks 'node_rank'")
             continue
-        node_rank = read_int(settings.pop("node_rank"), notes, f"{what}: node_rank of a hardware config")
+        rank_value = settings.pop("node_rank").value
+        node_rank = read_int(rank_value, notes, f"{what}: node_rank of a hardware config")
         if node_rank is None:
             continue
-        if node_rank not in node_ranks:
-            notes.config(
-                _at(item, "node_rank"),
-                f"{what} declares hardware on node rank {node_rank}, but has nodes {format_ranks(node_ranks)}",
-            )
-        plain = {name: setting.plain() for name, setting in settings.items()}
-        found.append(DeclaredHardware(type=kind or "", node_rank=node_rank, settings=plain))
+        if node_rank not in nodes:
+            has = clipped(format_ranks(node_ranks))
+            notes.config(rank_value, f"{what} declares hardware on node rank {node_rank}, but has nodes {has}")
+            continue
+        try:
+            plain = {name: setting.value.plain() for name, setting in settings.items()}
+        except ConfigError as error:
+            notes.take(error)
+            continue
+        found.append(DeclaredHardware(type=kind, node_rank=node_rank, settings=plain))
     # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
     return tuple(sorted(found, key=lambda piece: piece.node_rank))
 
 
+def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
+    """Whether hardware can be declared under this name: not where it already means something else."""
+    if kind in RESERVED:
+        notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
+        return False
+    if kind == ACCELERATOR or kind in accelerator_types():
+        hint = "accelerators are found on the node and not declared: leave out 'hardware'"
+        notes.config(value, f"{what} declares {kind!r} as hardware", hint=hint)
+        return False
+    return True
+
+
 def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[EnvConfig, ...]:
     known = ("node_ranks", "env_vars", "python_interpreter_path")
+    nodes = set(node_ranks)
+    taken: set[int] = set()
     found: list[EnvConfig] = []
     for item in read_list(value, notes, f"{what}: env_configs"):
         fields = read_mapping(item, notes, f"{what}: an env_config", known, required=("node_ranks",))
@@ -191,23 +197,22 @@ def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequenc
         ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks of an env_config")
         if ranks is None:
             continue
-        strange = [rank for rank in ranks if rank not in node_ranks]
-        if strange:
+        if strange := [rank for rank in ranks if rank not in nodes]:
             notes.config(
                 fields["node_ranks"],
-                f"{what}: an env_config names node rank {format_ranks(strange)}, "
-                f"but the group has nodes {format_ranks(node_ranks)}",
+                f"{what}: an env_config names node rank {clipped(format_ranks(strange))}, "
+                f"but the group has nodes {clipped(format_ranks(node_ranks))}",
             )
-        taken = sorted({rank for other in found for rank in other.node_ranks} & set(ranks))
-        if taken:
+        if twice := sorted(taken & set(ranks)):
             notes.config(
                 fields["node_ranks"],
-                f"{what}: two env_configs cover node rank {format_ranks(taken)}",
+                f"{what}: two env_configs cover node rank {clipped(format_ranks(twice))}",
                 hint="a node takes one env_config; merge them, or give them different nodes",
             )
+        taken.update(ranks)
         path = None
         if "python_interpreter_path" in fields:
-            path = read_text(fields["python_interpreter_path"], notes, f"{what}: python_interpreter_path")
+            path = read_filled_text(fields["python_interpreter_path"], notes, f"{what}: python_interpreter_path")
         env_vars = _read_env_vars(fields["env_vars"], notes, what) if "env_vars" in fields else ()
         found.append(EnvConfig(node_ranks=ranks, env_vars=env_vars, python_interpreter_path=path))
     return tuple(found)
@@ -215,17 +220,18 @@ def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequenc
 
 def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, str], ...]:
     """A mapping of variables, or a list of such mappings."""
+    own = _OWN_VARIABLES | {item.variable for item in accelerator_types().values()}
     found: dict[str, str] = {}
     for part in read_list(value, notes, f"{what}: env_vars") if value.kind == "list" else [value]:
-        for name, item in read_mapping(part, notes, f"{what}: env_vars").items():
+        for name, entry in read_fields(part, notes, f"{what}: env_vars").items():
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                notes.config(item, f"{what}: {name!r} cannot name an environment variable")
-            elif name in _OWN_VARIABLES or name in {item.variable for item in accelerator_types().values()}:
-                notes.config(item, f"{what}: {name} is set by Roost for each worker and cannot be set here")
+                notes.config(entry.key, f"{what}: {clipped(name)!r} cannot name an environment variable")
+            elif name in own:
+                notes.config(entry.key, f"{what}: {name} is set by Roost for each worker and cannot be set here")
             elif name in found:
-                notes.config(item, f"{what}: env_vars names {name!r} twice")
+                notes.config(entry.key, f"{what}: env_vars names {name!r} twice")
             else:
-                text = _variable_text(item, notes, f"{what}: the variable {name}")
+                text = _variable_text(entry.value, notes, f"{what}: the variable {clipped(name)}")
                 if text is not None:
                     found[name] = text
     return tuple(sorted(found.items()))
@@ -242,24 +248,25 @@ def _variable_text(value: Value, notes: Notes, what: str) -> str | None:
     return text
 
 
-def _check_declared_once(group: NodeGroup, others: Sequence[NodeGroup], value: Value, notes: Notes) -> None:
-    for other in others:
-        mine = {(item.type, item.node_rank) for item in group.hardware}
-        theirs = {(item.type, item.node_rank) for item in other.hardware}
-        for kind, node_rank in sorted(mine & theirs):
-            notes.config(
-                _at(value, "hardware"),
-                f"node groups {other.label!r} and {group.label!r} both declare {kind!r} on node rank {node_rank}",
-                hint="declare each piece once; several components may use one group",
-            )
+def _is_declared_once(group: NodeGroup, declared: dict[tuple[str, int], str], value: Value, notes: Notes) -> bool:
+    for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
+        other = declared.setdefault((kind, node_rank), group.label)
+        if other != group.label:
+            notes.config(_at(value, "hardware"), *declared_twice(other, group.label, kind, node_rank))
+            return False
+    return True
+
+
+def declared_twice(one: str, other: str, kind: str, node_rank: int) -> tuple[str, str]:
+    """Message and hint for hardware that two groups declare."""
+    return (
+        f"node groups {one!r} and {other!r} both declare {kind!r} on node rank {node_rank}",
+        "declare each piece once; several components may use one group",
+    )
 
 
 def _at(value: Value, key: str) -> Value:
     return value.get(key) or value
-
-
-def _up_to(count: int) -> str:
-    return "0" if count == 1 else f"0-{count - 1}"
 
 
 def _reserved_hint(label: str) -> str:

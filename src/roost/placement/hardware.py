@@ -12,6 +12,11 @@ from typing import ClassVar
 
 from roost.errors import ConfigError, said
 
+ACCELERATOR = "accelerator"
+"""The kind of hardware that is found and not declared."""
+BARE_NODE = "node"
+"""The kind of a node that stands for itself."""
+
 
 class AcceleratorType(str):
     """A vendor's kind of accelerator: a string, so that more can be registered.

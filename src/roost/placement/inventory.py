@@ -7,11 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from roost.errors import ConfigError
+from roost.errors import ConfigError, clipped, counted
 from roost.placement.document import INVENTORY_FILE_LIMIT, PlainValue, Value, read_file
-from roost.placement.groups import read_node_groups
+from roost.placement.groups import NodeGroup, read_node_groups
 from roost.placement.hardware import AcceleratorType, accelerator_types
-from roost.placement.reading import Notes, describe, nearest, read_int, read_list, read_mapping, read_text
+from roost.placement.reading import (
+    Notes,
+    describe,
+    nearest,
+    read_fields,
+    read_filled_text,
+    read_int,
+    read_list,
+    read_mapping,
+    read_text,
+)
 from roost.placement.topology import Accelerator, Node, Topology
 
 MAX_NODES = 1_000_000
@@ -25,20 +35,26 @@ _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 def read_shorthand(text: str) -> Topology:
     """`4x8:H100,2x4:4090,1x0`: nodes x accelerators : model, one after the other."""
+    if not isinstance(text, str):
+        raise ConfigError(f"a cluster is described by text such as '2x8', not by a {type(text).__name__}")
     nodes: list[Node] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*[xX]\s*([0-9]{1,9})\s*(?::\s*([^\s:,]+)\s*)?", part)
         if not match:
             raise ConfigError(
-                f"cluster {text!r}: {part.strip()!r} is not nodes x accelerators",
+                f"cluster {clipped(text)!r}: {clipped(part.strip())!r} is not nodes x accelerators",
                 hint="write 2x8, or 4x8:H100,2x4:4090,1x0 for several kinds of node",
             )
         count, accelerators, model = int(match[1]), int(match[2]), match[3]
         if count < 1:
-            raise ConfigError(f"cluster {text!r}: {part.strip()!r} has no node", hint="the first number counts nodes")
+            raise ConfigError(
+                f"cluster {clipped(text)!r}: {clipped(part.strip())!r} has no node",
+                hint="the first number counts nodes",
+            )
         if len(nodes) + count > MAX_NODES or accelerators > MAX_ACCELERATORS_PER_NODE:
             raise ConfigError(
-                f"cluster {text!r}: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} accelerators are planned"
+                f"cluster {clipped(text)!r}: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} accelerators "
+                f"are planned"
             )
         nodes += [Node(accelerators=(Accelerator(model=model),) * accelerators)] * count
     return Topology(nodes=tuple(nodes))
@@ -51,7 +67,7 @@ def read_inventory_file(path: str | Path) -> Topology:
 
 def read_inventory(data: Mapping[str, Any]) -> Topology:
     """The inventory format as a dict."""
-    return _read(PlainValue(data))
+    return _read(PlainValue(data, ("inventory",)))
 
 
 def write_inventory(topology: Topology) -> dict[str, Any]:
@@ -71,7 +87,10 @@ def _read(value: Value) -> Topology:
         if not nodes and fields["nodes"].kind == "list":
             notes.config(fields["nodes"], "an inventory needs at least one node")
         _check_unique(nodes, items, notes)
-    groups = read_node_groups(fields["groups"], notes, len(nodes), "the inventory") if "groups" in fields else ()
+    groups: tuple[NodeGroup, ...] = ()
+    if "groups" in fields:
+        has = f"the inventory has {counted(len(nodes), 'node')}"
+        groups = read_node_groups(fields["groups"], notes, len(nodes), has)
     notes.raise_if_any()
     return Topology(nodes=tuple(nodes), groups=groups)
 
@@ -83,14 +102,14 @@ def _read_node(value: Value, notes: Notes) -> Node:
         accelerators = _read_accelerators(fields["accelerators"], notes)
     labels: dict[str, str] = {}
     if "labels" in fields:
-        for name, item in read_mapping(fields["labels"], notes, "the labels of a node").items():
-            text = read_text(item, notes, f"the label {name!r} of a node")
+        for name, field in read_fields(fields["labels"], notes, "the labels of a node").items():
+            text = read_text(field.value, notes, f"the label {clipped(name)!r} of a node")
             if text is not None:
                 labels[name] = text
     return Node(
         accelerators=accelerators,
-        name=read_text(fields["name"], notes, "the name of a node") if "name" in fields else None,
-        address=read_text(fields["address"], notes, "the address of a node") if "address" in fields else None,
+        name=read_filled_text(fields["name"], notes, "the name of a node") if "name" in fields else None,
+        address=read_filled_text(fields["address"], notes, "the address of a node") if "address" in fields else None,
         labels=tuple(sorted(labels.items())),
         cpus=read_int(fields["cpus"], notes, "the cpus of a node") if "cpus" in fields else None,
         memory=_read_memory(fields["memory"], notes, "the memory of a node") if "memory" in fields else None,
@@ -100,10 +119,13 @@ def _read_node(value: Value, notes: Notes) -> Node:
 def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
     """A count, a mapping with a count, or a list with one mapping for each."""
     if value.kind == "scalar":
-        count = read_int(value, notes, "the accelerators of a node", maximum=MAX_ACCELERATORS_PER_NODE)
+        count = read_int(value, notes, "the number of accelerators", maximum=MAX_ACCELERATORS_PER_NODE)
         return (Accelerator(),) * (count or 0)
     if value.kind == "list":
         items = read_list(value, notes, "the accelerators of a node")
+        if len(items) > MAX_ACCELERATORS_PER_NODE:
+            notes.config(value, f"a node has {len(items)} accelerators, and may have {MAX_ACCELERATORS_PER_NODE}")
+            return ()
         found = tuple(_read_accelerator(item, notes)[0] for item in items)
     else:
         one, count = _read_accelerator(value, notes, with_count=True)
@@ -124,7 +146,9 @@ def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -
             kind = AcceleratorType(name)
         else:
             notes.config(
-                fields["type"], f"accelerator type {name!r} is not known", hint=nearest(name, accelerator_types())
+                fields["type"],
+                f"accelerator type {clipped(name)!r} is not known",
+                hint=nearest(name, accelerator_types()),
             )
     model = read_text(fields["model"], notes, "the model of an accelerator") if "model" in fields else None
     memory = _read_memory(fields["memory"], notes, "the memory of an accelerator") if "memory" in fields else None

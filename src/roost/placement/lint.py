@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roost.errors import counted, said
+from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.plan import ComponentPlan, Plan
 from roost.placement.ranks import format_ranks
-from roost.placement.topology import ACCELERATOR, BARE_NODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roost.errors import PlacementError, Problem, counted
+from roost.errors import ConfigError, PlacementError, Problem, counted
 from roost.placement.components import ComponentLayout, ComponentPlacement, pointed, resolve
 from roost.placement.config import ComponentConfig, ParallelSizes
+from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.placement import PackedPlacementStrategy
 from roost.placement.plan import PlacementMode
 from roost.placement.ranks import Segment
 from roost.placement.reading import Notes
-from roost.placement.topology import ACCELERATOR
 
 _MODEL_COMPONENTS = ("actor", "rollout", "inference")
 
@@ -138,13 +138,16 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         if notes.problems:
             # What the mistakes left out may be what decides the mode: only look at each component by itself.
             return super()._lay_out(notes)
-        sizes = self._sizes
+        try:
+            sizes = self._sizes
+        except ConfigError as error:
+            notes.take(error)
+            return super()._lay_out(notes)
         by_name = {component.name: component for component in self._job.cluster.components}
         for name in ("actor", "rollout"):
             if name not in by_name:
-                raise PlacementError(
-                    f"a model-parallel job needs the component {name!r}", hint="add it to cluster.component_placement"
-                )
+                message = f"a model-parallel job needs the component {name!r}"
+                notes.placement(Problem(message=message, where=self._job.where_components()))
         for name in _MODEL_COMPONENTS:
             component = by_name.get(name)
             if component is None:
@@ -195,7 +198,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         return self.actor_tp_size // self.rollout_tp_size
 
     def _share(self, component: ComponentConfig) -> _Share:
-        space = self._topology.space(component.node_groups)
+        space = self._topology.space(component.node_groups or None)
         what = f"component {component.name!r}"
         segments = resolve(component, space)
         ranges = [segment.resources for segment in segments if segment.resources is not None]
@@ -214,8 +217,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         if other := next((spot for spot in spots if spot.kind != ACCELERATOR), None):
             raise PlacementError(
                 Problem(
-                    message=f"{what} needs accelerators, and {space.name} has {other.kind!r} there",
-                    where=component.where(),
+                    message=f"{what} needs accelerators, and {space.name} has "
+                    + ("bare nodes" if other.kind == BARE_NODE else f"{other.kind!r} there"),
+                    where=component.where_group(),
                 )
             )
         places = tuple((spot.node_rank, spot.local_rank) for spot in spots)
@@ -249,7 +253,8 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
     if inference and not sizes.recompute_logprobs:
         raise PlacementError(
             Problem(
-                message="inference has accelerators of its own, but algorithm.recompute_logprobs is false",
+                message="inference has accelerators of its own, but algorithm.recompute_logprobs is "
+                + ("not set" if sizes.recompute_logprobs is None else "false"),
                 hint="set algorithm.recompute_logprobs: true, or take out 'inference'",
                 where=inference.component.where(),
             )

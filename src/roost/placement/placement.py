@@ -9,23 +9,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roost.errors import PlacementError, Problem
-from roost.placement.hardware import AcceleratorType
-from roost.placement.ranks import format_ranks
-from roost.placement.topology import (
-    ACCELERATOR,
-    BARE_NODE,
-    HasTopology,
-    RankSpace,
-    Stretch,
-    Topology,
-    split_labels,
-    topology_of,
-)
+from roost.errors import PlacementError, Problem, clipped
+from roost.placement.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
+from roost.placement.ranks import MAX_PROCESSES, format_ranks
+from roost.placement.topology import HasTopology, RankSpace, Stretch, Topology, split_labels, topology_of
+
+_MAX_RANK = 10**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +177,7 @@ class NodePlacementStrategy(PlacementStrategy):
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | Sequence[str] | None = None) -> None:
         if isinstance(node_ranks, str) or not isinstance(node_ranks, Iterable):
             raise PlacementError("node_ranks is a list of node ranks, one for each process")
+        _check_count(node_ranks, "node_ranks")
         self.node_ranks = tuple(sorted(_whole(rank, "a node rank", 0) for rank in node_ranks))
         if not self.node_ranks:
             raise PlacementError("node_ranks is empty", hint="name one node rank for each process")
@@ -192,7 +186,7 @@ class NodePlacementStrategy(PlacementStrategy):
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
         """The placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
-        space = topology.node_space(self.node_groups)
+        space = topology.node_space(self.node_groups or None)
         space.check(self.node_ranks, "NodePlacementStrategy")
         return place(topology, space, ((rank,) for rank in self.node_ranks), isolate_accelerator)
 
@@ -288,7 +282,7 @@ def _leaves_node(space: RankSpace, process: int, ranks: Sequence[int]) -> Placem
 
 
 def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> RankSpace:
-    space = topology.space(labels)
+    space = topology.space(labels or None)
     if space.is_bare:
         raise PlacementError(
             f"{who} places on hardware, and {space.name} has none",
@@ -300,10 +294,12 @@ def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> Ra
 def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(lists, str) or not isinstance(lists, Iterable):
         raise PlacementError("hardware_ranks_list is a list of lists of hardware ranks")
+    _check_count(lists, "hardware_ranks_list")
     found: list[tuple[int, ...]] = []
     for process, ranks in enumerate(lists):
         if isinstance(ranks, str) or not isinstance(ranks, Iterable):
             raise PlacementError(f"hardware_ranks_list[{process}] is not a list of hardware ranks")
+        _check_count(ranks, f"hardware_ranks_list[{process}]")
         own = tuple(ranks)
         for rank in own:
             if type(rank) is not int or rank < 0:
@@ -320,9 +316,17 @@ def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(found, key=lambda ranks: ranks[0]))
 
 
+def _check_count(items: Iterable[object], what: str) -> None:
+    """Refuse what no job has, such as a range of 10^12, before it is walked."""
+    if isinstance(items, Sized) and len(items) > MAX_PROCESSES:
+        raise PlacementError(f"{what} has {len(items)} entries, and may have {MAX_PROCESSES}")
+
+
 def _whole(value: object, what: str, minimum: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise PlacementError(f"{what} must be a whole number, not {value!r}")
+        raise PlacementError(f"{what} must be a whole number, not {clipped(repr(value))}")
+    if abs(value) > _MAX_RANK:
+        raise PlacementError(f"{what} is too large")
     if value < minimum:
         raise PlacementError(f"{what} is {value}, and must be at least {minimum}")
     return value

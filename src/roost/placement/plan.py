@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from roost.errors import ConfigError, PlacementError, RoostError, said
-from roost.placement.hardware import AcceleratorType
+from roost.errors import ConfigError, PlacementError, RoostError, clipped, said
+from roost.placement.hardware import BARE_NODE, AcceleratorType
 from roost.placement.placement import Placement
-from roost.placement.topology import BARE_NODE, Topology
+from roost.placement.topology import Topology
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -170,12 +170,13 @@ class Plan:
                 num_nodes=data["num_nodes"],
                 mode=PlacementMode(data["mode"]),
             )
-            content_hash = plan.hash
+            content = {key: data[key] for key in ("mode", "num_nodes", "topology", "components")}
+            edited = _hash(content) != data.get("hash")
         except RoostError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {error}") from None
-        if content_hash != data.get("hash"):
+            raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {clipped(str(error), 200)}") from None
+        if edited:
             raise ConfigError(
                 "this plan's hash does not fit its content: it was edited after it was made",
                 hint="change the job and plan again",
@@ -187,8 +188,8 @@ class Plan:
         """Read what `to_json` wrote."""
         try:
             data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ConfigError(f"this plan is not JSON: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"this plan is not JSON: {clipped(str(error), 200)}") from None
         return cls.from_dict(data)
 
     def _content(self) -> dict[str, Any]:

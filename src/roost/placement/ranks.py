@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from roost.errors import PlacementError, Problem
 
-MAX_PROCESSES = 10_000_000
+MAX_PROCESSES = 2_000_000
 """More processes than this in one component is a typing mistake, not a job."""
 
 _DIGITS = 15
@@ -165,7 +165,9 @@ def _check_ascending(before: RankRange | None, now: RankRange, span: tuple[int, 
         return
     if now.last >= before.first:
         twice = RankRange(max(now.first, before.first), min(now.last, before.last))
-        raise SyntaxProblem(f"rank {twice} is named twice: in {before} and in {now}", span)
+        ranks = f"rank {twice} is" if len(twice) == 1 else f"ranks {twice} are"
+        where = f": in {before} and in {now}" if before != now else ""
+        raise SyntaxProblem(f"{ranks} named twice{where}", span)
     raise SyntaxProblem(f"ranks must ascend, and {now} comes after {before}", span, f"write {now},{before}")
 
 
@@ -178,6 +180,18 @@ def _process_gap(processes: RankRange, expected: int | None, span: tuple[int, in
     else:
         message = f"process ranks jump from {want.first - 1} to {processes.first}"
     return SyntaxProblem(message, span, f"process ranks are 0 to N-1 in order, each once; write {want} here")
+
+
+def _token_hint(text: str) -> str:
+    if text == ":":
+        return "a segment is resources[:processes], as in 0-3:0-7"
+    if text == "-":
+        return "a range has two ends, as in 0-3"
+    if text in "–—−‒":
+        return "write a range with '-', as in 0-3"
+    if text == ".":
+        return "ranks are whole numbers"
+    return "separate ranges with ',', as in 0-3,5"
 
 
 def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
@@ -212,8 +226,7 @@ class _Parser:
             end = self._tokens[self._next - 1][2]
             text, at, stop = self._peek()
             if not self.at_end() and text != ",":
-                hint = "a segment is resources[:processes], as in 0-3:0-7" if text == ":" else ""
-                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), hint)
+                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), _token_hint(text))
             yield resources, processes, (start, end), last
             if not self._take(","):
                 return
@@ -256,8 +269,12 @@ class _Parser:
             raise SyntaxProblem(
                 "process ranks cannot be 'all'", (at, stop), "leave them out for one process on each resource"
             )
+        if text == "-" and self._next and self._tokens[self._next - 1][0] == "-":
+            raise SyntaxProblem("two dashes follow each other", (at, stop), "write a range as 0-3")
         if text == "-":
             raise SyntaxProblem("ranks cannot be negative", (at, stop), "ranks count from 0")
+        if text in (",", ":"):
+            raise SyntaxProblem(f"a {what} rank is missing before {text!r}", (at, stop), _token_hint(text))
         if not (text.isascii() and text.isdigit()):
             raise SyntaxProblem(f"expected a {what} rank, found {text!r}", (at, stop), "ranks are numbers from 0 on")
         if len(text) > _DIGITS:

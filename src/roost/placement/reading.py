@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
 
-from roost.errors import ConfigError, PlacementError, Problem, RoostError, said
+from roost.errors import ConfigError, PlacementError, Problem, RoostError, Where, clipped, said
 from roost.placement.document import Value
-from roost.placement.ranks import RankRange, Segment, SyntaxProblem, count_ranks, read_ranks, read_segments
+from roost.placement.ranks import (
+    RankRange,
+    Segment,
+    SyntaxProblem,
+    count_ranks,
+    format_ranks,
+    read_ranks,
+    read_segments,
+)
 
 _MAX_LISTED_RANKS = 1_000_000
 _NAME_EXTRA = "_-."
+_SPACE_HINT = "YAML makes a mapping of '0-3: 0-7': write 0-3:0-7 without a space"
 
 
 class Notes:
@@ -41,48 +52,67 @@ class Notes:
         """Raise one error with all that was noted, in the order of the file."""
         if not self.problems:
             return
-        unique = list(dict.fromkeys(self.problems))
-        unique.sort(key=lambda problem: problem.where.line if problem.where else 0)
+        unique = list({str(problem): problem for problem in reversed(self.problems)}.values())[::-1]
+        unique.sort(
+            key=lambda item: (item.where.line, item.where.offset if item.where.line else 0) if item.where else (0, 0)
+        )
         raise (PlacementError if self._placement else ConfigError)(unique)
 
 
-def read_mapping(
-    value: Value, notes: Notes, what: str, known: Iterable[str] | None = None, required: Iterable[str] = ()
-) -> dict[str, Value]:
-    """A mapping's values by key; unknown keys, keys that are no text and keys named twice are noted."""
-    found: dict[str, Value] = {}
-    if value.kind != "mapping":
-        notes.config(value, f"{what} must be a mapping, not {describe(value)}")
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A key of a mapping, as it was written, and what stands under it."""
+
+    key: Value
+    value: Value
+
+
+def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
+    """A mapping's fields by name; keys that are no text and keys named twice are noted."""
+    found: dict[str, Field] = {}
+    if not _is_kind(value, "mapping", notes, what):
         return found
-    known = None if known is None else list(known)
     try:
         pairs = list(value.items())
     except ConfigError as error:
         notes.take(error)
         return found
-    lines: dict[str, int] = {}
     for key, item in pairs:
         name = read_text(key, notes, f"a key of {what}")
         if name is None:
             continue
         if name in found:
-            first = f", first in line {lines[name]}" if lines[name] else ""
-            notes.config(key, f"{what} names {name!r} twice{first}")
+            first = found[name].key.where().line
+            notes.config(key, f"{what} names {clipped(name)!r} twice" + (f", first in line {first}" if first else ""))
             continue
-        lines[name] = key.where().line
-        found[name] = item
-        if known is not None and name not in known:
-            notes.config(key, f"{what} has no key {name!r}", hint=nearest(name, known))
+        found[name] = Field(key, item)
+    return found
+
+
+def read_mapping(
+    value: Value, notes: Notes, what: str, known: Iterable[str], required: Iterable[str] = (), otherwise: str = ""
+) -> dict[str, Value]:
+    """A mapping's values by key; unknown keys are noted, with `otherwise` as a hint where none comes near."""
+    names = list(known)
+    if not _is_kind(value, "mapping", notes, what):
+        return {}
+    fields = read_fields(value, notes, what)
+    meant = set()
+    for name, field in fields.items():
+        if name not in names:
+            hint = nearest(name, names)
+            meant |= {item for item in names if repr(item) in hint and "did you mean" in hint}
+            near = "did you mean" in hint or not otherwise
+            notes.config(field.key, f"{what} has no key {clipped(name)!r}", hint=hint if near else otherwise)
     for name in required:
-        if name not in found:
+        if name not in fields and name not in meant:
             notes.config(value, f"{what} lacks {name!r}")
-    return {name: item for name, item in found.items() if known is None or name in known}
+    return {name: field.value for name, field in fields.items() if name in names}
 
 
 def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
     """The elements of a list."""
-    if value.kind != "list":
-        notes.config(value, f"{what} must be a list, not {describe(value)}")
+    if not _is_kind(value, "list", notes, what):
         return []
     try:
         return list(value.elements())
@@ -106,6 +136,15 @@ def read_text(value: Value, notes: Notes, what: str) -> str | None:
     return None
 
 
+def read_filled_text(value: Value, notes: Notes, what: str) -> str | None:
+    """A text with something in it."""
+    text = read_text(value, notes, what)
+    if text is not None and not text.strip():
+        notes.config(value, f"{what} is empty")
+        return None
+    return text
+
+
 def read_name(value: Value, notes: Notes, what: str) -> str | None:
     """A label or component name: letters and digits of any script, `_`, `-` and `.`."""
     text = read_text(value, notes, what)
@@ -120,8 +159,8 @@ def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
         notes.config(value, f"{what} is empty")
         return None
     if bad:
-        shown = bad[0] if bad[0].isprintable() else f"U+{ord(bad[0]):04X}"
-        notes.config(value, f"{what} {name!r} has {shown!r} in it", hint="use letters, digits, '_', '-' and '.'")
+        shown = repr(bad[0]) if bad[0].isprintable() else f"the character U+{ord(bad[0]):04X}"
+        notes.config(value, f"{what} {clipped(name)!r} has {shown} in it", hint="use letters, digits, '_', '-' and '.'")
         return None
     if len(name) > 64:
         notes.config(value, f"{what} has {len(name)} characters", hint="use at most 64")
@@ -139,12 +178,12 @@ def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum
     if isinstance(scalar, bool | float) or not (digits.isascii() and digits.isdigit()):
         notes.config(value, f"{what} must be a whole number, not {describe(value)}")
         return None
-    number = int(text) if len(text) <= 18 else maximum + 1
+    number = int(text) if len(text) <= 18 else minimum - 1 if text.startswith("-") else maximum + 1
     if number < minimum:
-        notes.config(value, f"{what} is {number}, and must be at least {minimum}")
+        notes.config(value, f"{what} is {clipped(text, 24)}, and must be at least {minimum}")
         return None
     if number > maximum:
-        notes.config(value, f"{what} is {text[:24]}, and may be at most {maximum}", hint=pair_hint(scalar))
+        notes.config(value, f"{what} is {clipped(text, 24)}, and may be at most {maximum}", hint=pair_hint(scalar))
         return None
     return number
 
@@ -166,44 +205,66 @@ def read_bool(value: Value, notes: Notes, what: str) -> bool | None:
 def read_rank_list(value: Value, notes: Notes, what: str) -> tuple[int, ...] | None:
     """Ranks as text (`0-3,5`), as a number, or as a list of either: ascending, each once."""
     parts = read_list(value, notes, what) if value.kind == "list" else [value]
-    if not parts and value.kind == "list":
+    if not parts and value.kind == "list" and value.broken is None:
         notes.config(value, f"{what} is an empty list")
-    ranges: list[RankRange] = []
+    ranges: list[tuple[RankRange, Value]] = []
     for part in parts:
         text = read_text(part, notes, what)
         if text is None:
             return None
         try:
-            ranges += read_ranks(text)
+            ranges += [(item, part) for item in read_ranks(text)]
         except SyntaxProblem as problem:
             notes.config(part, f"{what}: {problem.message}", problem.hint, problem.span)
             return None
-    if count_ranks(ranges) > _MAX_LISTED_RANKS:
-        notes.config(value, f"{what} names {count_ranks(ranges)} ranks, and may name {_MAX_LISTED_RANKS}")
+    for (before, _), (now, part) in pairwise(ranges):
+        if now.first <= before.last:
+            notes.config(part, f"{what}: {now} comes after {before}", hint="ranks ascend, and none is named twice")
+            return None
+    count = count_ranks([item for item, _ in ranges])
+    if count > _MAX_LISTED_RANKS:
+        notes.config(value, f"{what} names {count} ranks, and may name {_MAX_LISTED_RANKS}")
         return None
-    ranks = [rank for item in ranges for rank in item.as_range()]
-    if ranks != sorted(set(ranks)):
-        notes.config(value, f"{what} must ascend and name each rank once")
-        return None
-    return tuple(ranks) or None
+    return tuple(rank for item, _ in ranges for rank in item.as_range()) or None
 
 
-def read_placement(value: Value, notes: Notes, what: str) -> tuple[str, tuple[Segment, ...]] | None:
+@dataclass(frozen=True, slots=True)
+class PlacementText:
+    """A placement as it was typed: one text, or a list of texts that were joined, and where each stands."""
+
+    value: Value
+    text: str
+    parts: tuple[tuple[int, Value], ...]
+
+    def where(self, span: tuple[int, int] | None = None) -> Where:
+        """Where a part of the text stands."""
+        if span is None:
+            return self.value.where()
+        start, part = [item for item in self.parts if item[0] <= span[0]][-1]
+        return part.where((span[0] - start, span[1] - start))
+
+
+def read_placement(value: Value, notes: Notes, what: str) -> tuple[PlacementText, tuple[Segment, ...]] | None:
     """A placement string, number or list of segments: the text as typed, and what it says."""
-    if value.kind == "list":
-        texts = [read_text(part, notes, what) for part in read_list(value, notes, what)]
-        text = None if None in texts else ",".join(str(item) for item in texts)
-    elif value.kind == "mapping":
-        notes.config(value, f"{what} must be ranks such as 0-7, not a mapping", hint="an unquoted '0: 3' is one")
+    if value.kind == "mapping":
+        notes.config(value, f"{what}: a placement is ranks such as 0-7, not a mapping", hint=_SPACE_HINT)
         return None
-    else:
-        text = read_text(value, notes, what)
-    if text is None:
+    listed = value.kind == "list"
+    items = read_list(value, notes, f"{what}: the placement") if listed else [value]
+    texts = [read_text(item, notes, f"{what}: the placement") for item in items]
+    if None in texts:
         return None
+    parts: list[tuple[int, Value]] = []
+    text = ""
+    for item, part in zip(items, texts, strict=True):
+        text += "," if parts else ""
+        parts.append((len(text), item))
+        text += str(part)
+    source = PlacementText(value, text, tuple(parts) or ((0, value),))
     try:
-        return text, read_segments(text)
+        return source, read_segments(text)
     except SyntaxProblem as problem:
-        where = value.where(problem.span if value.kind == "scalar" else None)
+        where = source.where(problem.span)
         notes.placement(Problem(message=f"{what}: {problem.message}", hint=problem.hint, where=where))
         return None
 
@@ -212,14 +273,8 @@ def describe(value: Value) -> str:
     """A value in a few words, for messages."""
     if value.kind != "scalar":
         return f"a {value.kind}"
-    try:
-        scalar = value.scalar
-    except ConfigError:
-        return "an object"
-    if scalar is None:
-        return "nothing"
-    shown = repr(scalar)
-    return shown if len(shown) <= 42 else shown[:39] + "...'"
+    scalar = value.scalar
+    return "nothing" if scalar is None else clipped(repr(scalar), 42)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -227,7 +282,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     import difflib  # only a mistake needs it
 
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"it has {said([repr(item) for item in known])}"
 
 
@@ -238,15 +293,31 @@ def pair_hint(scalar: object) -> str:
     return f"YAML 1.1 reads an unquoted {scalar // 60}:{scalar % 60} as {scalar}: if that was meant, quote it"
 
 
+def outside(ranks: list[int], what: str, nodes: int, limit: str) -> str:
+    """What to say of node ranks that are not there."""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    there = "the only node rank is 0" if nodes == 1 else f"node ranks are 0-{nodes - 1}"
+    return f"{what} names node {word} {clipped(format_ranks(ranks))}, but {limit}, so {there}"
+
+
+def _is_kind(value: Value, kind: str, notes: Notes, what: str) -> bool:
+    if value.broken is not None:
+        notes.take(value.broken)
+        return False
+    if value.kind != kind:
+        notes.config(value, f"{what} must be a {kind}, not {describe(value)}")
+        return False
+    return True
+
+
 def _scalar(value: Value, notes: Notes, what: str) -> str | int | float | bool | None:
+    if value.broken is not None:
+        notes.take(value.broken)
+        return None
     if value.kind != "scalar":
         notes.config(value, f"{what} must be a single value, not {describe(value)}")
         return None
-    try:
-        scalar = value.scalar
-    except ConfigError as error:
-        notes.take(error)
-        return None
+    scalar = value.scalar
     if scalar is None:
         notes.config(value, f"{what} has no value")
     return scalar

@@ -14,16 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
-from roost.errors import ConfigError, PlacementError, Problem, said
-from roost.placement.groups import CLUSTER, NODE, RESERVED, NodeGroup
-from roost.placement.hardware import AcceleratorType
-
-ACCELERATOR = "accelerator"
-"""The kind of hardware that is found and not declared."""
-BARE_NODE = "node"
-"""The kind of a node that stands for itself."""
+from roost.errors import ConfigError, PlacementError, Problem, clipped, said
+from roost.placement.groups import CLUSTER, NODE, RESERVED, NodeGroup, declared_twice
+from roost.placement.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
+from roost.placement.reading import nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +96,10 @@ class RankSpace:
         return f"{word} {said([repr(label) for label in self.labels])}"
 
     @property
+    def _which_has(self) -> str:
+        return "which has" if len(self.labels) == 1 else "which have"
+
+    @property
     def unit(self) -> str:
         """What a rank counts: `node rank` or `hardware rank`."""
         return "node rank" if self.is_bare else "hardware rank"
@@ -132,7 +132,10 @@ class RankSpace:
         outside = ranks[0] if ranks[0] < 0 else next(rank for rank in reversed(ranks) if rank >= self.count)
         has = "none" if not self.count else "only 0" if self.count == 1 else f"0-{self.count - 1}"
         raise PlacementError(
-            Problem(message=f"{who} asks for {self.unit} {outside} of {self.name}, which has {has}", ranks=(outside,))
+            Problem(
+                message=f"{who} asks for {self.unit} {outside} of {self.name}, {self._which_has} {has}",
+                ranks=(outside,),
+            )
         )
 
 
@@ -147,16 +150,18 @@ class Topology:
     )
 
     def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ConfigError("a topology needs at least one node")
         labels: set[str] = set()
         declared: dict[tuple[str, int], str] = {}
         for group in self.groups:
             for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
                 other = declared.setdefault((kind, node_rank), group.label)
                 if other != group.label:
-                    raise ConfigError(
-                        f"node groups {other!r} and {group.label!r} both declare {kind!r} on node rank {node_rank}",
-                        hint="declare each piece once; several components may use one group",
-                    )
+                    message, hint = declared_twice(other, group.label, kind, node_rank)
+                    raise ConfigError(message, hint=hint)
+            if not group.node_ranks or list(group.node_ranks) != sorted(set(group.node_ranks)):
+                raise ConfigError(f"the node ranks of node group {group.label!r} must ascend, and there must be one")
             if group.label in labels or group.label in RESERVED:
                 raise ConfigError(f"node group {group.label!r} is declared twice or reserved")
             labels.add(group.label)
@@ -216,15 +221,17 @@ class Topology:
             return NodeGroup(label=label, node_ranks=tuple(range(len(self.nodes))), ignore_hardware=label == NODE)
         found = next((group for group in self.groups if group.label == label), None)
         if found is None:
-            known = [repr(group.label) for group in self.groups] + [repr(item) for item in RESERVED]
-            raise PlacementError(f"there is no node group {label!r}", hint=f"there are {said(known)}")
+            known = [group.label for group in self.groups] + list(RESERVED)
+            hint = nearest(label, known).replace("it has", "there are")
+            raise PlacementError(f"there is no node group {clipped(label)!r}", hint=hint)
         return found
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> Topology:
         """The same hardware with more groups over it; a label may come twice if both say the same."""
+        mine = {group.label: group for group in self.groups}
         new = []
         for group in groups:
-            known = next((item for item in self.groups if item.label == group.label), None)
+            known = mine.get(group.label)
             if known is None:
                 new.append(group)
             elif known != group:
@@ -296,7 +303,6 @@ class Topology:
         return [Stretch(group.label, rank, BARE_NODE, 1) for rank in group.node_ranks]
 
 
-@runtime_checkable
 class HasTopology(Protocol):
     """A cluster, live or planned: anything with a topology."""
 
@@ -306,8 +312,9 @@ class HasTopology(Protocol):
 
 def topology_of(cluster: object) -> Topology:
     """The topology of a cluster, or a topology itself."""
-    if isinstance(cluster, HasTopology):
-        return cluster.topology
+    found = getattr(cluster, "topology", None)
+    if isinstance(found, Topology):
+        return found
     raise ConfigError(
         f"a placement needs a Topology or something that has one, not a {type(cluster).__name__}",
         hint='for example Topology.from_shorthand("2x8")',
@@ -318,7 +325,9 @@ def split_labels(labels: str | int | Sequence[str] | None) -> tuple[str, ...]:
     """`"a800, 4090"` or `["a800", "4090"]` as a tuple of labels; nothing for None."""
     if labels is None:
         return ()
-    parts = [labels] if isinstance(labels, str | int) else list(labels)
+    parts = [labels] if isinstance(labels, str | int) else list(labels) if isinstance(labels, Iterable) else []
+    if not parts or not all(isinstance(part, str | int) for part in parts):
+        raise PlacementError("a node group is named by its label, or by a list of labels")
     names = [name.strip() for part in parts for name in str(part).split(",")]
     if not all(names):
         raise PlacementError("a node group's label is empty")

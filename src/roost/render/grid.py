@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from roost.errors import counted
+from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.plan import ComponentPlan, Plan
 from roost.placement.ranks import format_ranks
-from roost.placement.topology import ACCELERATOR, BARE_NODE, Node
+from roost.placement.topology import Node
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")

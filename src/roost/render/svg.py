@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
+from roost.placement.hardware import BARE_NODE
 from roost.placement.plan import Plan, seat
-from roost.placement.topology import BARE_NODE
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 
 _MARGIN = 24

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from roost.placement.topology import BARE_NODE
+from roost.placement.hardware import BARE_NODE
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 
 _LABEL_WIDTH = (8, 20)
@@ -22,11 +22,9 @@ _NODE_CELL_WIDTH = 32
 _ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~"}
 
 
-def draw_terminal(grid: Grid, *, width: int = 80, ascii_only: bool = False) -> Text:
+def draw_terminal(grid: Grid, *, width: int = 80) -> Text:
     """The picture as styled text, no line longer than `width` where that can be."""
-    lines = list(_Drawing(grid, width).lines())
-    text = Text("\n").join(lines)
-    return _to_ascii(text) if ascii_only else text
+    return Text("\n").join(_Drawing(grid, width).lines())
 
 
 class _Drawing:
@@ -173,6 +171,7 @@ def _cut(text: str, room: int) -> str:
     return text if cell_len(text) <= room else set_cell_size(text, max(0, room - 1)) + "…"
 
 
-def _to_ascii(text: Text) -> Text:
+def to_ascii(text: Text) -> Text:
+    """The same text for a terminal that knows only ASCII."""
     plain = "".join(_ASCII.get(c, c if ord(c) < 128 else "?") for c in text.plain)
     return Text(plain, spans=list(text.spans))
