@@ -334,7 +334,8 @@ class _File:
     def __init__(self, name: str, text: str, values: int) -> None:
         self.name = name
         self.text = text
-        self._lines = re.split("\r\n|\r|\n", text)
+        # The line breaks of YAML, so that its line numbers find our lines.
+        self._lines = re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
         # Each value may be looked at a few times; only aliases and merges can make it many more.
         self._left = 100_000 + 8 * values
         self._omega: Any = None

@@ -96,7 +96,10 @@ def read_mapping(
     names = list(known)
     if not _is_kind(value, "mapping", notes, what):
         return {}
+    noted = len(notes.problems)
     fields = read_fields(value, notes, what)
+    if not fields and len(notes.problems) > noted:
+        return {}
     meant = set()
     for name, field in fields.items():
         if name not in names:
