@@ -623,7 +623,7 @@ DICTS = [
             "  hint: it has 'accelerators', 'address', 'cpus', 'labels', 'memory' and 'name'"
         ),
     ),
-    ("a set of nodes", {"nodes": {1, 2}}, "nodes: nodes must be a list, not an object"),
+    ("a set of nodes", {"nodes": {1, 2}}, "inventory.nodes: a value of the type set cannot stand here"),
     (
         "an object for a name",
         {"nodes": [{"accelerators": 8, "name": b"head"}]},
@@ -727,5 +727,5 @@ def test_an_inventory_that_is_missing_or_a_folder_is_refused(tmp_path, monkeypat
 
 
 def test_a_list_of_more_accelerators_than_a_node_can_have_is_refused():
-    with pytest.raises(ConfigError, match="has 1025 accelerators, and may have 1024"):
+    with pytest.raises(ConfigError, match="has 1025 accelerators, and may have at most 1024"):
         Topology.from_dict({"nodes": [{"accelerators": [{"model": "H100"}] * 1025}]})

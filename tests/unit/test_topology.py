@@ -147,9 +147,7 @@ def test_groups_of_the_job_join_those_of_the_inventory():
 
 
 def test_a_group_outside_the_nodes_is_refused():
-    with pytest.raises(
-        ConfigError, match="names node ranks 1-2, but the inventory has 1 node"
-    ):
+    with pytest.raises(ConfigError, match="names node ranks 1-2, but the inventory has 1 node"):
         Topology.from_dict({"nodes": [{"accelerators": 1}], "groups": [{"label": "a", "node_ranks": "0-2"}]})
     groups = Topology.from_dict(INVENTORY).groups
     with pytest.raises(ConfigError, match="the cluster has only 0"):

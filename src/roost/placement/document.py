@@ -49,7 +49,7 @@ class Value(ABC):
     def key(self) -> str:
         """The path as people write it: `cluster.node_groups[0].label`."""
         text = "".join(f"[{part}]" if isinstance(part, int) else f".{clipped(part)}" for part in self.path)
-        return text.removeprefix(".") or "the config"
+        return (text.removeprefix(".") or "the config").encode(errors="backslashreplace").decode()
 
     @property
     @abstractmethod
@@ -139,7 +139,7 @@ class PlainValue(Value):
     def kind(self) -> Kind:
         if isinstance(self._raw, Mapping):
             return "mapping"
-        if isinstance(self._raw, Sequence) and not isinstance(self._raw, str | bytes):
+        if isinstance(self._raw, Sequence) and not isinstance(self._raw, str | bytes | bytearray):
             return "list"
         return "scalar"
 

@@ -124,7 +124,9 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
     if value.kind == "list":
         items = read_list(value, notes, "the accelerators of a node")
         if len(items) > MAX_ACCELERATORS_PER_NODE:
-            notes.config(value, f"a node has {len(items)} accelerators, and may have {MAX_ACCELERATORS_PER_NODE}")
+            notes.config(
+                value, f"a node has {len(items)} accelerators, and may have at most {MAX_ACCELERATORS_PER_NODE}"
+            )
             return ()
         found = tuple(_read_accelerator(item, notes)[0] for item in items)
     else:
