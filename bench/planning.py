@@ -21,23 +21,28 @@ SIZES = (1_000, 4_096, 10_000, 100_000, 1_000_000)
 PER_NODE = 8
 
 
-def packed(size: int, topology: Topology) -> object:
-    return PackedPlacementStrategy(0, size - 1).get_placement(topology)
+Planning = Callable[[], object]
 
 
-def strided(size: int, topology: Topology) -> object:
-    return PackedPlacementStrategy(0, size - 1, num_hardware_per_process=2, stride=4).get_placement(topology)
+def packed(size: int, topology: Topology) -> Planning:
+    return lambda: PackedPlacementStrategy(0, size - 1).get_placement(topology)
 
 
-def flexible(size: int, topology: Topology) -> object:
-    return FlexiblePlacementStrategy([[rank] for rank in range(size)]).get_placement(topology)
+def strided(size: int, topology: Topology) -> Planning:
+    return lambda: PackedPlacementStrategy(0, size - 1, num_hardware_per_process=2, stride=4).get_placement(topology)
 
 
-def component(size: int, topology: Topology) -> object:
-    return make_plan({"cluster": {"component_placement": {"actor": f"0-{size - 1}"}}}, topology)
+def flexible(size: int, topology: Topology) -> Planning:
+    ranks = [[rank] for rank in range(size)]
+    return lambda: FlexiblePlacementStrategy(ranks).get_placement(topology)
 
 
-KINDS: dict[str, Callable[[int, Topology], object]] = {
+def component(size: int, topology: Topology) -> Planning:
+    job = {"cluster": {"component_placement": {"actor": f"0-{size - 1}"}}}
+    return lambda: make_plan(job, topology)
+
+
+KINDS: dict[str, Callable[[int, Topology], Planning]] = {
     "packed": packed,
     "strided": strided,
     "flexible": flexible,
@@ -48,8 +53,9 @@ KINDS: dict[str, Callable[[int, Topology], object]] = {
 def measure(kind: str, size: int) -> dict[str, float]:
     """One figure, in this process: seconds to plan and MiB at the peak."""
     topology = Topology.from_shorthand(f"{size // PER_NODE}x{PER_NODE}")
+    planning = KINDS[kind](size, topology)
     start = time.perf_counter()
-    KINDS[kind](size, topology)
+    planning()
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

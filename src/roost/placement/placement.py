@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -161,7 +163,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         if (hardware_ranks_list is None) == (accelerator_id_lists is None):
             raise PlacementError("FlexiblePlacementStrategy takes hardware_ranks_list, once")
         given = hardware_ranks_list if hardware_ranks_list is not None else accelerator_id_lists
-        self.hardware_ranks_list = _sorted_ranks(given)
+        with _collector_paused():
+            self.hardware_ranks_list = _sorted_ranks(given)
         self.node_groups = split_labels(node_group_label)
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
@@ -195,6 +198,13 @@ def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """One placement for each process, given as its ascending hardware ranks; a process never leaves its node."""
+    with _collector_paused():
+        return _place(topology, space, processes, isolate_accelerator)
+
+
+def _place(
+    topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
+) -> list[Placement]:
     stretches, local_ranks_of = _seats(space, processes)
     local_world_sizes: dict[int, int] = {}
     for stretch in stretches:
@@ -289,6 +299,18 @@ def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> Ra
             hint="use NodePlacementStrategy for bare nodes",
         )
     return space
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: it would walk a million new values again and again, and none is garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
