@@ -6,6 +6,7 @@ import pytest
 
 from roost import (
     ComponentPlacement,
+    ConfigError,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
@@ -52,6 +53,17 @@ def test_packed_in_chunks_gives_each_process_neighbours():
 def test_packed_strided_interleaves_the_processes_of_a_block():
     strategy = PackedPlacementStrategy(start_hardware_rank=0, end_hardware_rank=3, stride=2, num_hardware_per_process=2)
     assert visible(strategy) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("stride", "end", "expected"),
+    [(2, 5, [[0, 2, 4], [1, 3, 5]]), (3, 8, None)],  # "GPU 0, 2, 4 (stride 2) or GPU 0, 3, 6 (stride 3)"
+)
+def test_packed_strides_over_three_accelerators(stride, end, expected):
+    strategy = PackedPlacementStrategy(0, end, num_hardware_per_process=3, stride=stride)
+    nine = Topology.from_shorthand("1x9")
+    found = [list(item.local_hardware_ranks) for item in strategy.get_placement(nine)]
+    assert found == (expected or [[0, 3, 6], [1, 4, 7], [2, 5, 8]])
 
 
 def test_packed_takes_the_older_names():
@@ -109,6 +121,12 @@ def test_components_can_share_one_rule(tmp_path):
     assert placement.components == ["actor", "inference"]
     for name in placement.components:
         assert [item.local_hardware_ranks for item in placement.get_placement(name)] == [(i,) for i in range(8)]
+
+
+def test_components_beside_component_placement_are_told_where_to_go(tmp_path):
+    # One example of the documents leaves the level out; it cannot be told from a misspelt key.
+    with pytest.raises(ConfigError, match="components stand under component_placement, one level deeper"):
+        text("cluster:\n  num_nodes: 1\n  actor,inference: 0-7\n", ONE_NODE, tmp_path)
 
 
 def test_the_large_example_plans_on_an_inventory_that_has_what_it_names(tmp_path):
