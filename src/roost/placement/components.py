@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roost.errors import ConfigError, PlacementError, Problem, RoostError, counted, said
+from roost.errors import ConfigError, PlacementError, Problem, counted, said
 from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_config
 from roost.placement.placement import (
     FlexiblePlacementStrategy,
@@ -17,6 +17,15 @@ from roost.placement.plan import ComponentPlan, PlacementMode, Plan
 from roost.placement.ranks import MAX_PROCESSES, RankRange, Segment
 from roost.placement.reading import Notes, pair_hint
 from roost.placement.topology import RankSpace, Topology, topology_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSegment:
+    """A segment with `all` written out: which ranks, for which processes, known to be there."""
+
+    resources: RankRange
+    processes: RankRange
+    segment: Segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +151,12 @@ class ComponentPlacement:
         return self._layout(component, segments, strategy)
 
     def _layout(
-        self, component: ComponentConfig, segments: list[Segment], strategy: PlacementStrategy
+        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy
     ) -> ComponentLayout:
         plan = ComponentPlan(
             name=component.name,
             node_groups=component.node_groups,
-            hardware_ranks=tuple(rank for segment in segments for rank in _resources(segment).as_range()),
+            hardware_ranks=tuple(rank for segment in segments for rank in segment.resources.as_range()),
             placements=tuple(strategy.get_placement(self._topology, self._isolate_accelerator)),
         )
         return ComponentLayout(strategy=strategy, plan=plan)
@@ -170,24 +179,16 @@ def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
         return topology
 
 
-def resolve(component: ComponentConfig, space: RankSpace) -> list[Segment]:
+def resolve(component: ComponentConfig, space: RankSpace) -> list[ResolvedSegment]:
     """The component's segments with `all` written out, every rank known to be there."""
-    found: list[Segment] = []
+    found: list[ResolvedSegment] = []
     for segment in component.segments:
         resources = segment.resources or RankRange(0, space.count - 1)
         _check_resources(component, segment, resources, space)
         processes = segment.processes or RankRange(0, len(resources) - 1)
         if len(processes) > MAX_PROCESSES:
             raise PlacementError(f"component {component.name!r} has {len(processes)} processes")
-        found.append(
-            Segment(
-                resources=resources,
-                processes=processes,
-                explicit=segment.explicit,
-                span=segment.span,
-                last_span=segment.last_span,
-            )
-        )
+        found.append(ResolvedSegment(resources=resources, processes=processes, segment=segment))
     return found
 
 
@@ -206,9 +207,9 @@ def _check_resources(component: ComponentConfig, segment: Segment, resources: Ra
         raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None
 
 
-def _share_hardware(segment: Segment, component: ComponentConfig) -> Iterator[range]:
+def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[range]:
     """The hardware of each process of a segment: several pieces each, or one piece for several."""
-    resources, processes = _resources(segment), _processes(segment)
+    resources, processes = segment.resources, segment.processes
     pieces, count = len(resources), len(processes)
     if pieces % count and count % pieces:
         raise PlacementError(
@@ -216,7 +217,7 @@ def _share_hardware(segment: Segment, component: ComponentConfig) -> Iterator[ra
                 message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
                 f"{pieces} pieces of hardware ({resources}): neither number divides the other",
                 hint=_even_hint(pieces, count),
-                where=component.where(segment),
+                where=component.where(segment.segment),
             )
         )
     first = resources.first
@@ -227,9 +228,9 @@ def _share_hardware(segment: Segment, component: ComponentConfig) -> Iterator[ra
     return (range(first + index // share, first + index // share + 1) for index in range(count))
 
 
-def _share_nodes(segment: Segment, component: ComponentConfig) -> Iterator[int]:
+def _share_nodes(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[int]:
     """The node of each process of a segment, as evenly as it goes, the first nodes taking one more."""
-    resources, processes = _resources(segment), _processes(segment)
+    resources, processes = segment.resources, segment.processes
     nodes, count = len(resources), len(processes)
     if nodes > count:
         raise PlacementError(
@@ -237,7 +238,7 @@ def _share_nodes(segment: Segment, component: ComponentConfig) -> Iterator[int]:
                 message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
                 f"{nodes} nodes ({resources}): a process never has two nodes",
                 hint=f"name {counted(count, 'node rank')}, or {nodes} processes",
-                where=component.where(segment),
+                where=component.where(segment.segment),
             )
         )
     each, more = divmod(count, nodes)
@@ -265,15 +266,3 @@ def pointed(problem: Problem, component: ComponentConfig) -> Problem:
     named = f"component {component.name!r}"
     message = problem.message if named in problem.message else f"{named}: {problem.message}"
     return Problem(message=message, hint=problem.hint, where=component.where(segment), ranks=problem.ranks)
-
-
-def _resources(segment: Segment) -> RankRange:
-    if segment.resources is None:
-        raise RoostError("a segment was not resolved")
-    return segment.resources
-
-
-def _processes(segment: Segment) -> RankRange:
-    if segment.processes is None:
-        raise RoostError("a segment was not resolved")
-    return segment.processes

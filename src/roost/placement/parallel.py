@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roost.errors import ConfigError, PlacementError, Problem, counted
-from roost.placement.components import ComponentLayout, ComponentPlacement, pointed, resolve
+from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, resolve
 from roost.placement.config import ComponentConfig, ParallelSizes
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.placement import PackedPlacementStrategy
 from roost.placement.plan import PlacementMode
-from roost.placement.ranks import Segment
 from roost.placement.reading import Notes
 
 _MODEL_COMPONENTS = ("actor", "rollout", "inference")
@@ -26,7 +25,7 @@ class _Share:
     """The accelerators of one model-parallel component."""
 
     component: ComponentConfig
-    segments: list[Segment]
+    segments: list[ResolvedSegment]
     first: int
     last: int
     places: tuple[tuple[int, int], ...]
@@ -201,7 +200,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         space = self._topology.space(component.node_groups or None)
         what = f"component {component.name!r}"
         segments = resolve(component, space)
-        ranges = [segment.resources for segment in segments if segment.resources is not None]
+        ranges = [segment.resources for segment in segments]
         for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
             if after.first != before.last + 1:
                 raise PlacementError(
@@ -209,7 +208,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                         message=f"{what} must have consecutive accelerators, and {before.last} is followed by "
                         f"{after.first}",
                         hint="the components of a model-parallel job take one unbroken range each",
-                        where=component.where(segment),
+                        where=component.where(segment.segment),
                     )
                 )
         first, last = ranges[0].first, ranges[-1].last
@@ -264,9 +263,9 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
 
 def _check_asked(share: _Share, world_size: int) -> None:
     """Process ranks in the config may only say what the parallel sizes make anyway."""
-    explicit = [segment for segment in share.segments if segment.explicit]
+    explicit = [item.segment for item in share.segments if item.segment.explicit]
     asked = share.segments[-1].processes
-    if explicit and asked is not None and asked.last + 1 != world_size:
+    if explicit and asked.last + 1 != world_size:
         raise PlacementError(
             Problem(
                 message=f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
