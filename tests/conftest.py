@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from roost.placement import hardware
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # The machines that run this are noisy: no time limit on an example, and the same examples in every run.
@@ -19,6 +21,12 @@ Golden = Callable[[Path, str], None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="write the golden files anew, then look at the diff")
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerator_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(hardware, "_VISIBLE_DEVICES", dict(hardware._VISIBLE_DEVICES))
 
 
 @pytest.fixture
