@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from roost.placement.components import ComponentPlacement, HybridComponentPlacement
     from roost.placement.config import ClusterConfig, JobConfig
     from roost.placement.diff import PlanDiff
-    from roost.placement.groups import NodeGroup
+    from roost.placement.groups import DeclaredHardware, EnvConfig, NodeGroup
     from roost.placement.hardware import AcceleratorType, register_accelerator_type
     from roost.placement.lint import Finding, lint
     from roost.placement.parallel import ModelParallelComponentPlacement
@@ -37,6 +37,8 @@ _HOME = {
     "ComponentPlacement": "placement.components",
     "ComponentPlan": "placement.plan",
     "ConfigError": "errors",
+    "DeclaredHardware": "placement.groups",
+    "EnvConfig": "placement.groups",
     "Finding": "placement.lint",
     "FlexiblePlacementStrategy": "placement.placement",
     "HybridComponentPlacement": "placement.components",
@@ -66,6 +68,8 @@ __all__ = [
     "ComponentPlacement",
     "ComponentPlan",
     "ConfigError",
+    "DeclaredHardware",
+    "EnvConfig",
     "Finding",
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",

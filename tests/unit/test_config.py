@@ -173,6 +173,6 @@ cluster:
 
 
 def make_plan_text(text):
-    from roost.placement.document import read_text
+    from roost.placement.document import parse_text
 
-    return make_plan(read_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))
+    return make_plan(parse_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))

@@ -81,6 +81,8 @@ def test_the_public_names_are_these():
         "ComponentPlacement",
         "ComponentPlan",
         "ConfigError",
+        "DeclaredHardware",
+        "EnvConfig",
         "Finding",
         "FlexiblePlacementStrategy",
         "HybridComponentPlacement",

@@ -10,7 +10,7 @@ import pytest
 
 from roost import ConfigError, ModelParallelComponentPlacement, PlacementError, Plan, Topology, lint, make_plan
 from roost.placement.environ import worker_interpreter
-from roost.placement.plan import Piece, Worker
+from roost.placement.plan import Piece, WorkerId
 
 TOPOLOGY = Topology.from_dict(
     {
@@ -137,9 +137,9 @@ def test_asking_for_a_worker_that_is_not_there_names_those_that_are():
 def test_occupants_tell_who_is_on_what():
     made = plan(actor="0-1:0", reward="0", env=on("node", "4:0-1"))
     assert made.occupants() == {
-        Piece(0, "accelerator", 0): [Worker("actor", 0), Worker("reward", 0)],
-        Piece(0, "accelerator", 1): [Worker("actor", 0)],
-        Piece(4, "node", -1): [Worker("env", 0), Worker("env", 1)],
+        Piece(0, "accelerator", 0): [WorkerId("actor", 0), WorkerId("reward", 0)],
+        Piece(0, "accelerator", 1): [WorkerId("actor", 0)],
+        Piece(4, "node", -1): [WorkerId("env", 0), WorkerId("env", 1)],
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError, RoostError
 from roost.placement.config import read_job_config
-from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, read_text
+from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
 from roost.placement.topology import Topology
@@ -87,7 +87,7 @@ def _saved_plan(path: Path, text: str) -> Plan:
 
 def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> Plan:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    config, notes = read_job_config(read_text(text, name=str(path)))
+    config, notes = read_job_config(parse_text(text, name=str(path)))
     # A config with mistakes is given on as it is: the planner says them all, with its own.
     source = config.document if notes.problems else config
     topology = _topology(flags, config.cluster.num_nodes, hardware)

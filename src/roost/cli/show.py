@@ -12,7 +12,7 @@ from rich.text import Text
 from roost.errors import ConfigError, counted, said
 from roost.placement.environ import worker_interpreter
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
-from roost.placement.plan import Piece, Plan, Worker, seat
+from roost.placement.plan import Piece, Plan, WorkerId, seat
 from roost.placement.ranks import format_ranks
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def who_text(answer: Mapping[str, Any]) -> Text:
     for piece in answer["hardware"]:
         bare = piece["hardware_type"] == BARE_NODE
         name = "the node itself" if bare else f"{piece['hardware_type']} {piece['local_rank']}"
-        workers = [Worker(*_split(worker)) for worker in piece["workers"]]
+        workers = [WorkerId(*_split(worker)) for worker in piece["workers"]]
         lines.append((name, ", ".join(_names(workers)) or "nobody"))
     if not answer["hardware"]:
         lines.append(("workers", "nobody"))
@@ -187,7 +187,7 @@ def _facts(lines: Sequence[tuple[str, str]]) -> Text:
     return text
 
 
-def _piece(piece: Piece, workers: Sequence[Worker]) -> dict[str, Any]:
+def _piece(piece: Piece, workers: Sequence[WorkerId]) -> dict[str, Any]:
     return {
         "hardware_type": piece.kind,
         "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
@@ -204,7 +204,7 @@ def _piece_text(piece: Piece) -> str:
     return str(piece) if piece.kind == BARE_NODE else f"node {piece.node_rank} {piece.kind} {piece.local_rank}"
 
 
-def _names(workers: Sequence[Worker]) -> list[str]:
+def _names(workers: Sequence[WorkerId]) -> list[str]:
     """Workers as `actor:3`, many of one component as `env:0-63`."""
     ranks: dict[str, list[int]] = {}
     for worker in workers:

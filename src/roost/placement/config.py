@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ConfigError, Where
-from roost.placement.document import Value, as_document, read_file, read_text
+from roost.placement.document import Value, as_document, parse_text, read_file
 from roost.placement.groups import NodeGroup, read_node_groups
 from roost.placement.ranks import Segment
 from roost.placement.reading import (
@@ -23,11 +23,11 @@ from roost.placement.reading import (
     read_bool,
     read_fields,
     read_int,
+    read_list,
     read_mapping,
     read_placement,
+    read_text,
 )
-from roost.placement.reading import read_list as _read_list
-from roost.placement.reading import read_text as _read_text
 
 _MAX_NODES = 1_000_000
 _FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
@@ -100,7 +100,7 @@ class JobConfig:
     @classmethod
     def from_text(cls, text: str, name: str = "<text>") -> JobConfig:
         """Read YAML text; `name` stands for the file in messages."""
-        return _checked(read_text(text, name=name))
+        return _checked(parse_text(text, name=name))
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> JobConfig:
@@ -185,9 +185,13 @@ def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
 
 
 def _no_cluster_hint(keys: list[str]) -> str:
-    near = nearest("cluster", keys[:1000])
-    if "did you mean" in near:
-        return f"is that {near.split()[3].rstrip('?')}?"
+    close = nearest("cluster", keys[:1000])
+    if close:
+        return f"is that {close!r}?"
+    if "component_placement" in keys:
+        return "this is the section itself: put it under 'cluster:', or hand over the whole config"
+    if "defaults" in keys:
+        return "this looks like a Hydra config that is not composed: plan the composed one, as --cfg job prints it"
     return "put num_nodes, component_placement and node_groups under 'cluster:'"
 
 
@@ -241,8 +245,8 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
 
 def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
     found: dict[str, Value] = {}
-    for part in _read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
-        text = _read_text(part, notes, f"{what}: node_group")
+    for part in read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
+        text = read_text(part, notes, f"{what}: node_group")
         if text is None:
             return None
         for name in text.split(","):

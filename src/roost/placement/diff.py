@@ -8,14 +8,14 @@ from typing import Any
 from roost.errors import counted
 from roost.placement.hardware import BARE_NODE
 from roost.placement.placement import Placement
-from roost.placement.plan import Piece, Plan, Worker, pieces_of, seat
+from roost.placement.plan import Piece, Plan, WorkerId, pieces_of, seat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
     """A worker that is in both plans, on different hardware."""
 
-    worker: Worker
+    worker: WorkerId
     before: Placement
     after: Placement
 
@@ -24,7 +24,7 @@ class Moved:
 class ChangedVariables:
     """A worker that stays where it is and gets other variables: name, before, after."""
 
-    worker: Worker
+    worker: WorkerId
     variables: tuple[tuple[str, str | None, str | None], ...]
 
 
@@ -42,8 +42,8 @@ class PlanDiff:
     """The difference of two plans; false where they are alike."""
 
     moved: tuple[Moved, ...]
-    appeared: tuple[Worker, ...]
-    went: tuple[Worker, ...]
+    appeared: tuple[WorkerId, ...]
+    went: tuple[WorkerId, ...]
     changed_variables: tuple[ChangedVariables, ...]
     changed_hands: tuple[ChangedHands, ...]
     facts: tuple[tuple[str, str, str], ...]
@@ -101,11 +101,11 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     )
 
 
-def _workers(plan: Plan) -> dict[Worker, Placement]:
-    return {Worker(item.name, placement.rank): placement for item in plan.components for placement in item.placements}
+def _workers(plan: Plan) -> dict[WorkerId, Placement]:
+    return {WorkerId(item.name, placement.rank): placement for item in plan.components for placement in item.placements}
 
 
-def _changed_variables(before: Plan, after: Plan, workers: list[Worker]) -> list[ChangedVariables]:
+def _changed_variables(before: Plan, after: Plan, workers: list[WorkerId]) -> list[ChangedVariables]:
     found = []
     for worker in workers:
         old, new = before.environment(*worker), after.environment(*worker)

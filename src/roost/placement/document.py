@@ -380,7 +380,7 @@ def _omega_key(container: Any, part: str | int) -> Any:
 
 def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
     """Read a YAML or JSON file."""
-    return read_text(load_text(path, limit=limit), name=str(path))
+    return parse_text(load_text(path, limit=limit), name=str(path))
 
 
 def load_text(path: str | Path, *, limit: int) -> str:
@@ -406,7 +406,7 @@ def check_size(name: str, size: int, limit: int) -> None:
         )
 
 
-def read_text(text: str, *, name: str = "<text>") -> Value:
+def parse_text(text: str, *, name: str = "<text>") -> Value:
     """Read YAML (or JSON) text; `name` stands for the file in messages."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise ConfigError(f"{name}: not a text: it has half of a character in it")

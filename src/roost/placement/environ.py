@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 def worker_environment(plan: Plan, component: str, rank: int) -> dict[str, str]:
     """The variables of one worker: its node group's, its place in the component, the devices it sees."""
     placement = plan.placement(component, rank)
-    group = plan.topology.group(placement.node_group_label)
-    env_config = group.env_config(placement.cluster_node_rank)
+    env_config = plan.topology.env_config(placement.node_group_label, placement.cluster_node_rank)
     variables = dict(env_config.env_vars) if env_config else {}
     isolated = placement.isolate_accelerator and placement.hardware_type == ACCELERATOR
     variables |= {
@@ -34,5 +33,5 @@ def worker_environment(plan: Plan, component: str, rank: int) -> dict[str, str]:
 def worker_interpreter(plan: Plan, component: str, rank: int) -> str | None:
     """The interpreter that the worker's node group asks for on its node, if any."""
     placement = plan.placement(component, rank)
-    env_config = plan.topology.group(placement.node_group_label).env_config(placement.cluster_node_rank)
+    env_config = plan.topology.env_config(placement.node_group_label, placement.cluster_node_rank)
     return env_config.python_interpreter_path if env_config else None

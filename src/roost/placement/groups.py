@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roost.errors import ConfigError, clipped, said
@@ -39,11 +40,31 @@ _OWN_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredHardware:
-    """One piece of hardware that the user declared, such as a robot, with its settings."""
+    """One piece of hardware that the user declared, such as a robot, with its settings.
+
+    >>> DeclaredHardware.make("Franka", 0, {"robot_ip": "10.0.1.1"}).settings
+    {'robot_ip': '10.0.1.1'}
+    """
 
     type: str
     node_rank: int
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    settings_json: str = "{}"
+    """The settings as JSON: text cannot be changed, and every reader of `settings` gets dicts of its own."""
+
+    @classmethod
+    def make(cls, kind: str, node_rank: int, settings: Mapping[str, Any] | None = None) -> DeclaredHardware:
+        """A piece of hardware with settings, which are numbers, texts, lists and dicts."""
+        try:
+            text = json.dumps(settings or {}, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the settings of {kind!r} cannot be written as JSON: {error}") from None
+        return cls(type=kind, node_rank=node_rank, settings_json=text)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, as a dict that belongs to the caller."""
+        found: dict[str, Any] = json.loads(self.settings_json)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +85,6 @@ class NodeGroup:
     hardware: tuple[DeclaredHardware, ...] = ()
     ignore_hardware: bool = False
     env_configs: tuple[EnvConfig, ...] = ()
-
-    def env_config(self, node_rank: int) -> EnvConfig | None:
-        """The environment for workers on this node, where the group has one."""
-        return next((item for item in self.env_configs if node_rank in item.node_ranks), None)
 
     def to_dict(self) -> dict[str, Any]:
         """The group as an inventory or a job file says it."""
@@ -168,7 +185,7 @@ def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[i
         except ConfigError as error:
             notes.take(error)
             continue
-        found.append(DeclaredHardware(type=kind, node_rank=node_rank, settings=plain))
+        found.append(DeclaredHardware.make(kind, node_rank, plain))
     # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
     return tuple(sorted(found, key=lambda piece: piece.node_rank))
 

@@ -14,7 +14,7 @@ from roost.placement.hardware import AcceleratorType, accelerator_types
 from roost.placement.reading import (
     Notes,
     describe,
-    nearest,
+    known_hint,
     read_fields,
     read_filled_text,
     read_int,
@@ -150,7 +150,7 @@ def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -
             notes.config(
                 fields["type"],
                 f"accelerator type {clipped(name)!r} is not known",
-                hint=nearest(name, accelerator_types()),
+                hint=known_hint(name, accelerator_types()),
             )
     model = read_text(fields["model"], notes, "the model of an accelerator") if "model" in fields else None
     memory = _read_memory(fields["memory"], notes, "the memory of an accelerator") if "memory" in fields else None

@@ -32,7 +32,7 @@ class PlacementMode(Enum):
     """Any component on any hardware."""
 
 
-class Worker(NamedTuple):
+class WorkerId(NamedTuple):
     """One worker by component and rank; `actor:3` in text."""
 
     component: str
@@ -67,6 +67,10 @@ class ComponentPlan:
     """How many consecutive ranks are one tensor-parallel group, where that is known."""
     model_parallel_size: int = 1
     """How many consecutive ranks hold one copy of the model, where that is known."""
+
+    def __post_init__(self) -> None:
+        if not self.placements:
+            raise PlacementError(f"component {self.name!r} has no workers")
 
     @property
     def world_size(self) -> int:
@@ -127,12 +131,12 @@ class Plan:
 
         return diff_plans(self, other)
 
-    def occupants(self) -> dict[Piece, list[Worker]]:
+    def occupants(self) -> dict[Piece, list[WorkerId]]:
         """The workers on each piece of hardware that has any, in order of components and ranks."""
-        found: dict[Piece, list[Worker]] = {}
+        found: dict[Piece, list[WorkerId]] = {}
         for component in self.components:
             for placement in component.placements:
-                worker = Worker(component.name, placement.rank)
+                worker = WorkerId(component.name, placement.rank)
                 for piece in pieces_of(placement):
                     found.setdefault(piece, []).append(worker)
         return found

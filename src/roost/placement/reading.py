@@ -100,13 +100,13 @@ def read_mapping(
     fields = read_fields(value, notes, what)
     if not fields and len(notes.problems) > noted:
         return {}
-    meant = set()
+    meant: set[str | None] = set()
     for name, field in fields.items():
         if name not in names:
-            hint = nearest(name, names)
-            meant |= {item for item in names if repr(item) in hint and "did you mean" in hint}
-            near = "did you mean" in hint or not otherwise
-            notes.config(field.key, f"{what} has no key {clipped(name)!r}", hint=hint if near else otherwise)
+            close = nearest(name, names)
+            meant.add(close)
+            hint = otherwise if otherwise and close is None else known_hint(name, names)
+            notes.config(field.key, f"{what} has no key {clipped(name)!r}", hint=hint)
     for name in required:
         if name not in fields and name not in meant:
             notes.config(value, f"{what} lacks {name!r}")
@@ -280,13 +280,18 @@ def describe(value: Value) -> str:
     return "nothing" if scalar is None else clipped(repr(scalar), 42)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that names the key that was probably meant."""
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
     import difflib  # only a mistake needs it
 
-    known = sorted(known)
-    close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else f"it has {said([repr(item) for item in known])}"
+    close = difflib.get_close_matches(name[:100], sorted(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def known_hint(name: str, known: Iterable[str]) -> str:
+    """A hint that names what was probably meant, or all that is known."""
+    close = nearest(name, known)
+    return f"did you mean {close!r}?" if close else f"it has {said([repr(item) for item in sorted(known)])}"
 
 
 def pair_hint(scalar: object) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from roost.errors import ConfigError, PlacementError, Problem, clipped, said
-from roost.placement.groups import CLUSTER, NODE, RESERVED, NodeGroup, declared_twice
+from roost.placement.groups import CLUSTER, NODE, RESERVED, EnvConfig, NodeGroup, declared_twice
 from roost.placement.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
 from roost.placement.reading import nearest
 
@@ -145,33 +145,42 @@ class Topology:
 
     nodes: tuple[Node, ...]
     groups: tuple[NodeGroup, ...] = ()
-    _spaces: dict[tuple[str, ...], RankSpace] = field(
-        default_factory=dict, init=False, repr=False, compare=False, hash=False
-    )
+    _cache: _Cache = field(default_factory=lambda: _Cache(), init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        if not self.nodes:
-            raise ConfigError("a topology needs at least one node")
-        labels: set[str] = set()
+        if not isinstance(self.nodes, tuple) or not isinstance(self.groups, tuple) or not self.nodes:
+            raise ConfigError("a topology has a tuple of nodes, at least one, and a tuple of node groups")
+        for rank, node in enumerate(self.nodes):
+            types = sorted({item.type for item in node.accelerators})
+            if len(types) > 1:
+                raise ConfigError(f"node {rank} has accelerators of several types: {', '.join(types)}")
         declared: dict[tuple[str, int], str] = {}
         for group in self.groups:
+            if group.label in self._cache.groups or group.label in RESERVED or not group.label or "," in group.label:
+                raise ConfigError(f"the node group label {group.label!r} is there twice, reserved, or no label")
+            self._cache.groups[group.label] = group
+            self._check_node_ranks(group)
             for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
                 other = declared.setdefault((kind, node_rank), group.label)
                 if other != group.label:
                     message, hint = declared_twice(other, group.label, kind, node_rank)
                     raise ConfigError(message, hint=hint)
-            if not group.node_ranks or list(group.node_ranks) != sorted(set(group.node_ranks)):
-                raise ConfigError(f"the node ranks of node group {group.label!r} must ascend, and there must be one")
-            if group.label in labels or group.label in RESERVED:
-                raise ConfigError(f"node group {group.label!r} is declared twice or reserved")
-            labels.add(group.label)
-            if group.node_ranks[-1] >= len(self.nodes):
-                last = len(self.nodes) - 1
-                raise ConfigError(
-                    f"node group {group.label!r} names node rank {group.node_ranks[-1]}, "
-                    f"but the cluster has {'only 0' if last == 0 else f'0-{last}'}",
-                    hint="give a larger --cluster or inventory, or change the group's node_ranks",
-                )
+
+    def _check_node_ranks(self, group: NodeGroup) -> None:
+        ranks = group.node_ranks
+        if not ranks or list(ranks) != sorted(set(ranks)) or ranks[0] < 0:
+            raise ConfigError(f"the node ranks of node group {group.label!r} must ascend from 0, and there must be one")
+        if ranks[-1] >= len(self.nodes):
+            last = len(self.nodes) - 1
+            raise ConfigError(
+                f"node group {group.label!r} names node rank {ranks[-1]}, "
+                f"but the cluster has {'only 0' if last == 0 else f'0-{last}'}",
+                hint="give a larger --cluster or inventory, or change the group's node_ranks",
+            )
+        within = set(ranks)
+        for item in group.hardware:
+            if item.node_rank not in within or item.type != group.hardware[0].type:
+                raise ConfigError(f"node group {group.label!r} declares hardware of another type or on another node")
 
     @classmethod
     def from_shorthand(cls, text: str) -> Topology:
@@ -217,14 +226,33 @@ class Topology:
 
     def group(self, label: str) -> NodeGroup:
         """A node group by its label; the reserved ones hold all nodes."""
-        if label in RESERVED:
-            return NodeGroup(label=label, node_ranks=tuple(range(len(self.nodes))), ignore_hardware=label == NODE)
-        found = next((group for group in self.groups if group.label == label), None)
+        found = self._cache.groups.get(label)
+        if found is None and label in RESERVED:
+            everywhere = tuple(range(len(self.nodes)))
+            found = NodeGroup(label=label, node_ranks=everywhere, ignore_hardware=label == NODE)
+            self._cache.groups[label] = found
         if found is None:
             known = [group.label for group in self.groups] + list(RESERVED)
-            hint = nearest(label, known).replace("it has", "there are")
+            close = nearest(label, known)
+            hint = f"did you mean {close!r}?" if close else f"there are {said([repr(item) for item in known])}"
             raise PlacementError(f"there is no node group {clipped(label)!r}", hint=hint)
         return found
+
+    def env_config(self, label: str, node_rank: int) -> EnvConfig | None:
+        """The environment that a group gives its workers on a node, where it has one."""
+        by_node = self._cache.env_configs.get(label)
+        if by_node is None:
+            by_node = {rank: item for item in self.group(label).env_configs for rank in item.node_ranks}
+            self._cache.env_configs[label] = by_node
+        return by_node.get(node_rank)
+
+    def declared_on(self, node_rank: int) -> dict[str, int]:
+        """How many pieces of each declared kind a node has."""
+        if not self._cache.declared:
+            for item in (item for group in self.groups for item in group.hardware):
+                on_node = self._cache.declared.setdefault(item.node_rank, {})
+                on_node[item.type] = on_node.get(item.type, 0) + 1
+        return self._cache.declared.get(node_rank, {})
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> Topology:
         """The same hardware with more groups over it; a label may come twice if both say the same."""
@@ -247,42 +275,17 @@ class Topology:
         A label may itself be a list in text, as in YAML: `"a800,4090"`.
         """
         names = split_labels(labels) or (CLUSTER,)
-        found = self._spaces.get(names)
+        found = self._cache.spaces.get(names)
         if found is None:
-            found = self._spaces[names] = self._make_space(names)
+            stretches = [stretch for label in names for stretch in self._stretches(self.group(label))]
+            found = self._cache.spaces[names] = _make_space(names, stretches)
         return found
 
     def node_space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
         """The nodes of the groups as bare nodes, whatever hardware they have."""
         names = split_labels(labels) or (CLUSTER,)
-        return RankSpace(
-            names,
-            [Stretch(label, rank, BARE_NODE, 1) for label in names for rank in self.group(label).node_ranks],
-        )
-
-    def _make_space(self, names: tuple[str, ...]) -> RankSpace:
-        stretches: list[Stretch] = []
-        seen: dict[tuple[int, str], str] = {}
-        for label in names:
-            for stretch in self._stretches(self.group(label)):
-                other = seen.setdefault((stretch.node_rank, stretch.kind), label)
-                if other != label:
-                    raise PlacementError(
-                        f"node groups {other!r} and {label!r} both hold the {stretch.kind} hardware of node rank "
-                        f"{stretch.node_rank}, which would have two ranks",
-                        hint="name groups that do not overlap",
-                    )
-                stretches.append(stretch)
-        space = RankSpace(names, stretches)
-        kinds = {item.kind for item in stretches}
-        if BARE_NODE in kinds and len(kinds) > 1:
-            bare = sorted({item.label for item in stretches if item.kind == BARE_NODE})
-            raise PlacementError(
-                f"{space.name} cannot be used together: {said([repr(item) for item in bare])} "
-                f"has bare nodes and the rest has hardware",
-                hint="a component takes either hardware or nodes",
-            )
-        return space
+        bare = [Stretch(label, rank, BARE_NODE, 1) for label in names for rank in self.group(label).node_ranks]
+        return _make_space(names, bare)
 
     def _stretches(self, group: NodeGroup) -> list[Stretch]:
         if group.hardware:
@@ -301,6 +304,42 @@ class Topology:
             if found:
                 return found
         return [Stretch(group.label, rank, BARE_NODE, 1) for rank in group.node_ranks]
+
+
+class _Cache:
+    """What a topology works out once: its groups by label, their rank spaces, what is where."""
+
+    __slots__ = ("declared", "env_configs", "groups", "spaces")
+
+    def __init__(self) -> None:
+        self.groups: dict[str, NodeGroup] = {}
+        self.spaces: dict[tuple[str, ...], RankSpace] = {}
+        self.env_configs: dict[str, dict[int, EnvConfig]] = {}
+        self.declared: dict[int, dict[str, int]] = {}
+
+
+def _make_space(names: tuple[str, ...], stretches: Sequence[Stretch]) -> RankSpace:
+    """The rank space of some stretches; PlacementError where one piece would have two ranks or kinds do not mix."""
+    seen: dict[tuple[int, str], str] = {}
+    for stretch in stretches:
+        other = seen.setdefault((stretch.node_rank, stretch.kind), stretch.label)
+        if other != stretch.label:
+            what = "hold" if stretch.kind == BARE_NODE else f"hold the {stretch.kind} hardware of"
+            raise PlacementError(
+                f"node groups {other!r} and {stretch.label!r} both {what} node rank "
+                f"{stretch.node_rank}, which would have two ranks",
+                hint="name groups that do not overlap",
+            )
+    space = RankSpace(names, stretches)
+    kinds = {item.kind for item in stretches}
+    if BARE_NODE in kinds and len(kinds) > 1:
+        bare = sorted({item.label for item in stretches if item.kind == BARE_NODE})
+        raise PlacementError(
+            f"{space.name} cannot be used together: {said([repr(item) for item in bare])} "
+            f"has bare nodes and the rest has hardware",
+            hint="a component takes either hardware or nodes",
+        )
+    return space
 
 
 class HasTopology(Protocol):
