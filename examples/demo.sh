@@ -1,7 +1,9 @@
 # What `make demo` runs: plan the README's example and look at it from several sides.
 set -eu
 cd "$(dirname "$0")/.."
-say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; }
+bold='' plain=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$(printf '\033[1m') plain=$(printf '\033[0m'); fi
+say() { printf '\n%s$ %s%s\n' "$bold" "$*" "$plain"; }
 run() { say "$@"; "$@"; }
 
 echo "== Roost: which worker sits on which hardware, before anything is paid for"

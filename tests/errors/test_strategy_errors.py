@@ -144,15 +144,15 @@ DO_NOT_FIT = [
     ),
     (
         PackedPlacementStrategy(0, 15, 16),
-        "process 0 takes hardware rank 0-15, which are on nodes 0-1" + EDGE,
+        "process 0 takes hardware ranks 0-15, which are on nodes 0-1" + EDGE,
     ),
     (
         PackedPlacementStrategy(2, 13, 4),
-        "process 1 takes hardware rank 6-9, which are on nodes 0-1" + EDGE,
+        "process 1 takes hardware ranks 6-9, which are on nodes 0-1" + EDGE,
     ),
     (
         PackedPlacementStrategy(0, 15, 2, 8),
-        "process 0 takes hardware rank 0,8, which are on nodes 0-1" + EDGE,
+        "process 0 takes hardware ranks 0,8, which are on nodes 0-1" + EDGE,
     ),
     (PackedPlacementStrategy(0, 7, node_group="a800"), "there is no node group 'a800'" + GROUPS),
     (PackedPlacementStrategy(0, 7, node_group=4090), "there is no node group '4090'" + GROUPS),
@@ -173,7 +173,7 @@ DO_NOT_FIT = [
         FlexiblePlacementStrategy([[HUGE]]),
         f"the placement asks for hardware rank {HUGE} of node group 'cluster', which has 0-15",
     ),
-    (FlexiblePlacementStrategy([[0], [8, 7]]), "process 1 takes hardware rank 7-8, which are on nodes 0-1" + EDGE),
+    (FlexiblePlacementStrategy([[0], [8, 7]]), "process 1 takes hardware ranks 7-8, which are on nodes 0-1" + EDGE),
     (
         FlexiblePlacementStrategy([[0]], "node"),
         "FlexiblePlacementStrategy places on hardware, and node group 'node' has none" + BARE,

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from roost import Plan, Topology, make_plan
@@ -35,15 +38,23 @@ def plan_of(name: str) -> Plan:
     if name == "wide":
         components = {"训练": "0-15", "rollout": "0-15:0-1", "idle-ish": "20"}
         return make_plan({"cluster": {"component_placement": components}}, Topology.from_shorthand("1x24"))
+    if name == "robots":
+        arms = {"type": "Franka", "configs": [{"node_rank": 0}, {"node_rank": 0}]}
+        topology = Topology.from_dict(
+            {"nodes": [{"accelerators": 4}], "groups": [{"label": "r", "node_ranks": 0, "hardware": arms}]}
+        )
+        components = {"actor": "0-3:0", "env": {"node_group": "r", "placement": "0-1"}}
+        return make_plan({"cluster": {"component_placement": components}}, topology)
     shapes = {"job": "2x8:H100,1x0", "collocated": "2x8:H100", "disaggregated": "2x8:H100"}
     return make_plan(ROOT / f"examples/{name}.yaml", Topology.from_shorthand(shapes[name]))
 
 
-NAMES = ["job", "collocated", "disaggregated", "heterogeneous", "large", "wide"]
+NAMES = ["job", "collocated", "disaggregated", "heterogeneous", "large", "wide", "robots"]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("colour", ["colour", "plain"])
+@pytest.mark.parametrize(
+    ("width", "colour"), [(40, "plain"), (60, "plain"), *[(w, c) for w in (80, 120) for c in ("colour", "plain")]]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_terminal(name, width, colour, golden):
     out = io.StringIO()
@@ -82,7 +93,7 @@ def test_a_64_node_plan_folds_into_a_few_rows():
 
 def test_no_line_is_wider_than_the_terminal():
     for name in NAMES:
-        for width in (60, 80, 120, 200):
+        for width in (40, 60, 80, 120, 200):
             text = draw_terminal(make_grid(plan_of(name)), width=width)
             assert max(line.cell_len for line in text.split()) <= width, (name, width)
 
@@ -109,9 +120,49 @@ def test_text_reads_on_every_colour():
         assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
 
 
-def test_short_names_stay_apart():
-    assert short_names(["rollout", "reward", "actor"], 1) == ["ro", "re", "a"]
-    assert short_names(["a", "ab", "abc"], 1) == ["a", "ab", "abc"]
+def test_the_picture_of_the_readme_is_the_picture_of_its_job(golden):
+    plan = plan_of("job")
+    golden(ROOT / "docs" / "images" / "map.svg", draw_svg(plan, make_grid(plan, title="job.yaml")))
+
+
+def test_runs_of_three_nodes_fold_and_runs_of_two_do_not():
+    def titles(actor: str) -> list[str]:
+        config = {"cluster": {"component_placement": {"actor": actor}}}
+        return [row.title for row in make_grid(make_plan(config, Topology.from_shorthand("9x1"))).rows]
+
+    assert titles("0-1") == ["node 0", "node 1", "nodes 2-8"]
+    assert titles("0-2") == ["nodes 0-2", "nodes 3-8"]
+
+
+@given(st.lists(st.text("abc_", min_size=1, max_size=8), min_size=1, max_size=9, unique=True), st.integers(1, 4))
+def test_short_names_stay_apart(names, length):
+    keys = short_names(names, length)
+    assert len(set(keys)) == len(names)
+    assert all(keys)
+
+
+def test_ranks_are_never_cut_off_the_map():
+    names = ["env_train", "env_eval", "reward_model", "reward_rule"]
+    config = {"cluster": {"component_placement": {",".join(names): "0-15"}}}
+    plan = make_plan(config, Topology.from_shorthand("2x8"))
+    for width in (60, 80, 120):
+        text = draw_terminal(make_grid(plan), width=width).plain
+        for rank in range(16):
+            assert len(re.findall(rf"\[[a-z_]* ?{rank} *\]", text)) == 4, (width, rank)
+
+
+def test_every_strip_has_numbers_of_its_own():
+    text = draw_terminal(make_grid(plan_of("robots")), width=40).plain.splitlines()
+    franka = next(index for index, line in enumerate(text) if "Franka" in line)
+    assert text[franka - 1].split() == ["0", "1"]
+
+
+def test_a_worker_that_is_wrapped_is_open_where_it_goes_on():
+    config = {"cluster": {"component_placement": {"actor": "0-7:0"}}}
+    plan = make_plan(config, Topology.from_shorthand("1x8"))
+    lines = [line for line in draw_terminal(make_grid(plan), width=40).plain.splitlines() if "actor 0" in line]
+    assert [line.rstrip()[-1] for line in lines] == ["═", "]"]
+    assert lines[1].strip().startswith("═")
 
 
 def test_components_that_are_not_shown_are_not_idle():

@@ -6,7 +6,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, find, given
 from hypothesis import strategies as st
 
 from roost import (
@@ -16,18 +16,20 @@ from roost import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
     PlacementError,
+    PlacementMode,
     Plan,
     Topology,
     lint,
     make_plan,
 )
-from roost.placement.hardware import ACCELERATOR
+from roost.placement.hardware import ACCELERATOR, BARE_NODE
+from roost.placement.plan import pieces_of
 from roost.placement.ranks import format_placement, format_ranks, parse_placement, parse_ranks
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal
-from strategies import jobs, placement_texts, spaces, topologies
+from strategies import jobs, model_parallel_jobs, placement_texts, spaces, topologies
 
 
 def check_placements(placements, topology: Topology) -> None:
@@ -38,9 +40,10 @@ def check_placements(placements, topology: Topology) -> None:
         per_node.setdefault(item.cluster_node_rank, []).append(item)
         count = len(topology.nodes[item.cluster_node_rank].accelerators)
         assert all(0 <= int(device) < count for device in item.visible_accelerators)
-        if item.hardware_type == ACCELERATOR:
-            assert item.local_hardware_ranks
-            assert all(0 <= rank < count for rank in item.local_hardware_ranks)
+        has = count if item.hardware_type == ACCELERATOR else topology.declared_on(item.cluster_node_rank)
+        has = has if isinstance(has, int) else has.get(item.hardware_type, 0)
+        assert bool(item.local_hardware_ranks) == (item.hardware_type != BARE_NODE)
+        assert all(0 <= rank < has for rank in item.local_hardware_ranks)
         assert list(item.local_hardware_ranks) == sorted(set(item.local_hardware_ranks))
         assert item.local_accelerator_rank == (int(item.visible_accelerators[0]) if item.visible_accelerators else -1)
     for node, items in per_node.items():
@@ -49,7 +52,7 @@ def check_placements(placements, topology: Topology) -> None:
     assert [items[0].placement_node_rank for items in per_node.values()] == list(range(len(per_node)))
 
 
-@given(jobs(), st.booleans())
+@given(jobs() | model_parallel_jobs(), st.booleans())
 def test_a_legal_job_gives_a_plan_that_holds_together(job, isolate):
     config, topology = job
     before = copy.deepcopy(config)
@@ -63,7 +66,7 @@ def test_a_legal_job_gives_a_plan_that_holds_together(job, isolate):
     lint(plan)
 
 
-@given(jobs())
+@given(jobs() | model_parallel_jobs())
 def test_every_worker_has_its_environment(job):
     plan = make_plan(*job)
     for component in plan.components:
@@ -76,7 +79,7 @@ def test_every_worker_has_its_environment(job):
             assert all(isinstance(value, str) for value in variables.values())
 
 
-@given(jobs(), st.integers(40, 200))
+@given(jobs() | model_parallel_jobs(), st.integers(40, 200))
 def test_every_plan_can_be_drawn(job, width):
     plan = make_plan(*job)
     text = draw_terminal(make_grid(plan), width=width).plain
@@ -93,6 +96,41 @@ def test_a_difference_read_backwards_is_the_reverse(one, other):
     assert {item.worker for item in there.moved} == {item.worker for item in back.moved}
     assert {item.piece for item in there.changed_hands} == {item.piece for item in back.changed_hands}
     assert bool(there) == bool(back) == (before != after)
+
+
+@given(model_parallel_jobs())
+def test_a_model_parallel_job_uses_each_accelerator_once_and_its_sources_meet(job):
+    config, topology = job
+    plan = make_plan(config, topology)
+    assert plan.mode in (PlacementMode.COLLOCATED, PlacementMode.DISAGGREGATED)
+    size = len(topology.nodes[0].accelerators)
+    for name in ("actor", "rollout"):
+        component = plan.component(name)
+        ranks = [p.cluster_node_rank * size + rank for p in component.placements for rank in p.local_hardware_ranks]
+        assert sorted(ranks) == list(component.hardware_ranks)
+    if plan.mode is PlacementMode.COLLOCATED:
+        tensor = plan.component("actor").tensor_parallel_size
+        sources = {pieces_of(item)[0] for item in plan.component("actor").placements[::tensor]}
+        engines = {pieces_of(item)[0] for item in plan.component("rollout").placements}
+        assert sources <= engines or len(engines) < len(sources)
+
+
+def test_the_jobs_drawn_reach_over_nodes_and_groups():
+    """The other properties speak only of what is drawn: it must cross nodes' edges, and name several groups."""
+    assert find(jobs(), lambda job: any(len(item.node_groups) > 1 for item in make_plan(*job).components))
+    assert find(
+        jobs(),
+        lambda job: any(crosses_a_node(text, job[1]) for text in job[0]["cluster"]["component_placement"].values()),
+    )
+
+
+def crosses_a_node(placement, topology: Topology) -> bool:
+    """Whether a placement of the cluster is one range over several nodes."""
+    if not isinstance(placement, str) or placement == "all" or topology.space().is_bare:
+        return False
+    (first, *more) = parse_placement(placement)
+    spots = [topology.space().locate(rank) for rank in (first.resources.first, first.resources.last)]
+    return not more and spots[0].node_rank != spots[1].node_rank
 
 
 @given(topologies())

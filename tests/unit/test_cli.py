@@ -54,7 +54,16 @@ def test_plan_as_json_is_the_plan_and_nothing_else(roost):
     code, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json")
     assert code == 0
     data = json.loads(out)
-    assert set(data) == {"version", "hash", "mode", "num_nodes", "topology", "components"}
+    assert set(data) == {
+        "version",
+        "hash",
+        "mode",
+        "num_nodes",
+        "sizes_ignored",
+        "topology",
+        "component_order",
+        "components",
+    }
     assert list(data["components"]["rollout"]) == [
         "world_size",
         "node_groups",
@@ -137,6 +146,37 @@ def test_a_saved_plan_that_was_edited_is_refused(roost, tmp_path):
     assert (code, err.startswith(f"{saved}: this plan's hash does not fit")) == (2, True)
 
 
+def test_a_saved_plan_is_known_whatever_the_order_of_its_keys(roost, tmp_path):
+    saved = tmp_path / "saved.json"
+    _, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json")
+    saved.write_text(json.dumps(json.loads(out), sort_keys=True))
+    assert roost("diff", str(saved), JOB)[0] == 0
+
+
+def test_a_part_of_a_plan_says_so_and_is_not_taken_for_one(roost, tmp_path):
+    part = tmp_path / "part.json"
+    _, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json", "--component", "env")
+    part.write_text(out)
+    data = json.loads(out)
+    assert (data["partial"], list(data["components"])) == (True, ["env"])
+    assert data["hash"] == json.loads(roost("plan", JOB, *HARDWARE, "--format", "json")[1])["hash"]
+    code, _, err = roost("lint", str(part))
+    assert (code, "a part of a plan" in err) == (2, True)
+
+
+def test_diff_tells_what_differs_in_the_hardware(roost, tmp_path):
+    saved = tmp_path / "saved.json"
+    roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
+    code, out, _ = roost("diff", str(saved), JOB, "--cluster", "1x8:H100,1x8:A100,1x0")
+    assert (code, out) == (1, "~ node 1: 8 x H100 -> 8 x A100\n")
+    grouped = tmp_path / "grouped.yaml"
+    grouped.write_text(
+        Path(JOB).read_text().replace("cluster:", "cluster:\n  node_groups: [{label: a, node_ranks: 0}]")
+    )
+    _, out, _ = roost("diff", str(saved), str(grouped))
+    assert out == '~ node group \'a\': none -> {"label": "a", "node_ranks": [0]}\n'
+
+
 def test_diff_ends_with_1_where_plans_differ(roost):
     code, out, _ = roost("diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8")
     assert code == 1
@@ -187,7 +227,8 @@ def test_where_explains_a_worker_that_is_not_there(roost, worker, said):
 def test_who_tells_the_workers(roost):
     assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
     assert roost("who", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
-    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "workers  nobody"
+    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  nobody"
+    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  nobody"
     _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
     piece = {"hardware_type": "node", "local_rank": None, "workers": [f"env:{rank}" for rank in range(8)]}
     assert json.loads(out) == {"node_rank": 2, "hardware": [piece]}
@@ -266,13 +307,22 @@ def test_a_pipe_gets_no_colour_unless_it_is_forced():
 
 
 def test_no_color_wins_over_a_terminal():
-    forced = run("plan", JOB, *HARDWARE, FORCE_COLOR="1", NO_COLOR="1").stdout
-    assert b"38;" not in forced
-    assert b"48;" not in forced
+    terminal = {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color"}
+    assert b"48;2;" in run("plan", JOB, *HARDWARE, **terminal).stdout
+    plain = run("plan", JOB, *HARDWARE, **terminal, NO_COLOR="1").stdout
+    assert b"38;" not in plain
+    assert b"48;" not in plain
+
+
+def test_a_terminal_of_16_colours_gives_each_component_its_own():
+    text = run("plan", JOB, *HARDWARE, FORCE_COLOR="1", TERM="xterm", COLORTERM="").stdout
+    for background in (b"44m", b"43m", b"42m", b"45m"):
+        assert background in text
+    assert b"48;" not in text
 
 
 def test_the_map_keeps_to_the_width_of_the_terminal():
-    for columns in ("60", "80", "120"):
+    for columns in ("40", "60", "80", "120"):
         text = run("plan", JOB, *HARDWARE, COLUMNS=columns).stdout.decode()
         assert max(map(len, text.splitlines())) <= int(columns)
 
@@ -305,3 +355,30 @@ def test_a_job_that_is_too_large_is_refused(roost, tmp_path):
     large.write_text("# filler\n" * 1_200_000)
     code, _, err = roost("plan", str(large))
     assert (code, "at most 4 MiB are read" in err) == (2, True)
+
+
+def test_an_answer_that_cannot_be_written_is_told():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with Path("/dev/full").open("wb") as full:
+        command = [
+            sys.executable,
+            "-c",
+            "from roost.cli.main import main; main()",
+            "plan",
+            JOB,
+            "-c",
+            "9x8",
+            "-f",
+            "json",
+        ]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == b"the answer could not be written: No space left on device\n"
+
+
+def test_a_dash_is_standard_input():
+    command = [sys.executable, "-c", "from roost.cli.main import main; main()", "plan", "-", "-c", "1x8", "-f", "table"]
+    job = b"cluster: {component_placement: {actor: 0-3}}"
+    done = subprocess.run(command, input=job, capture_output=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, done.stdout.count(b"actor:")) == (0, 4)

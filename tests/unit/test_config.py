@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import pytest
 from omegaconf import OmegaConf
@@ -111,6 +112,31 @@ def test_what_stands_beside_the_cluster_section_does_not_matter(extra):
 def test_a_placement_kind_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="auto, hybrid or model-parallel"):
         make_plan({"cluster": {"component_placement": {"a": 0}}}, Topology.from_shorthand("1x1"), placement="bogus")
+
+
+def test_a_config_is_read_once_also_when_it_is_wrong():
+    calls = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its newer name is not in every version that we take
+        OmegaConf.register_new_resolver("roost_test_count", lambda: calls.append(1) or 0, replace=True)
+    data = {"cluster": {"num_nodes": "${roost_test_count:}", "component_placement": {"actor": "0"}}}
+    with pytest.raises(ConfigError, match="num_nodes is 0"):
+        make_plan(OmegaConf.create(data), Topology.from_shorthand("1x1"))
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        ({"num_nodes": 1, "component_placement": {"actor": 0}}, "hand over the whole config"),
+        ({"clus ter": {}}, "is that 'clus ter'?"),
+        ({"defaults": ["a"]}, "Hydra config that is not composed"),
+    ],
+)
+def test_a_missing_cluster_section_is_told_by_what_is_there(config, hint):
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, Topology.from_shorthand("1x1"))
+    assert hint in str(caught.value)
 
 
 def test_the_input_is_not_changed():

@@ -67,6 +67,23 @@ def test_process_ranks_may_only_say_what_the_sizes_make():
         place("0-3", "4-7:0-3", rollout_tp=2)
 
 
+def test_the_same_accelerators_in_another_order_do_not_meet():
+    with pytest.raises(PlacementError, match="but not in the same order"):
+        place(on("a,b", "0-7"), on("b,a", "0-7"), tp=4, rollout_tp=2)
+
+
+@pytest.mark.parametrize("placement", [{"actor": "0-3", "rollout": "2-7"}, {"actor,rollout": "0-2"}])
+def test_mistakes_beside_the_model_are_told_with_it(placement):
+    config = {
+        "cluster": {"component_placement": {**placement, "reward": "0-99"}},
+        "actor": {"model": {"tensor_model_parallel_size": 2}},
+        "rollout": {"tensor_parallel_size": 2},
+    }
+    with pytest.raises(PlacementError, match="'reward' asks for hardware rank 99") as caught:
+        make_plan(config, TOPOLOGY)
+    assert len(caught.value.problems) > 1
+
+
 def test_a_missing_component_is_named():
     config = {"cluster": {"component_placement": {"actor": "0-3"}}}
     with pytest.raises(PlacementError, match="needs the component 'rollout'"):

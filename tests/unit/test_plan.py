@@ -60,7 +60,7 @@ def test_a_plan_is_json_and_back():
 
 def test_the_hash_is_the_same_on_every_machine_and_differs_with_the_content():
     made = plan(Topology.from_shorthand("1x2"), actor="0-1")
-    assert made.hash == "5ce9a178d6f5f7204fa530bf4a41228f5f7ee14c5ff6cf41e85789c4bc78a346"
+    assert made.hash == "01e63e9e887a63528a98382040e8ee1be94bbf8e597efb89469be61c3e2e4f13"
     assert plan(Topology.from_shorthand("1x2"), actor="0-1").hash == made.hash
     assert plan(Topology.from_shorthand("1x2"), actor="0").hash != made.hash
     assert plan(Topology.from_shorthand("1x2:H100"), actor="0-1").hash != made.hash
@@ -173,6 +173,7 @@ def test_a_difference_sees_more_than_places():
     assert found.facts == (
         ("num_nodes", "1", "2"),
         ("cluster", "1 node, 4 accelerators", "2 nodes, 4 accelerators"),
+        ("node 1", "none", "no accelerators"),
     )
     assert found
     assert not found.moved
@@ -196,6 +197,32 @@ def test_lint_finds_an_uneven_spread():
     (finding,) = lint(plan(Topology.from_shorthand("2x4"), actor="0-3,4:4-6,5-7:7-9"))
     assert str(finding) == "warning: actor is spread unevenly: 6 on 1 node and 4 on 1 node [uneven]"
     assert codes(plan(Topology.from_shorthand("2x0"), env=on("node", "0-1:0-2"))) == []
+
+
+def test_lint_takes_a_component_that_fills_unlike_nodes_for_even():
+    assert codes(plan(Topology.from_shorthand("1x8:H100,1x4:4090"), actor="all")) == []
+    assert codes(plan(Topology.from_shorthand("2x4"), actor="0-4")) == ["idle", "uneven"]
+    # One more is a difference on hardware, and none on bare nodes.
+    assert "uneven" in codes(plan(Topology.from_shorthand("2x4"), actor="0-3,4-6"))
+
+
+def test_lint_tells_that_parallel_sizes_place_nothing():
+    config = {
+        "cluster": {"component_placement": {"actor,rollout,critic": "0-3"}},
+        "actor": {"model": {"tensor_model_parallel_size": 4}},
+        "rollout": {"tensor_parallel_size": 2},
+    }
+    (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]
+    assert warning.code == "sizes-ignored"
+    assert "there is 'critic' beside actor, rollout, inference and reward" in warning.message
+    del config["rollout"]
+    config["cluster"]["component_placement"] = {"actor,rollout": "0-3"}
+    (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]
+    assert "only actor.model.tensor_model_parallel_size is given" in warning.message
+    config["actor"]["model"]["tensor_model_parallel_size"] = 1
+    assert "sizes-ignored" not in codes(make_plan(config, Topology.from_shorthand("1x4")))
+    asked = make_plan(config, Topology.from_shorthand("1x4"), placement="hybrid")
+    assert "sizes-ignored" not in codes(asked)
 
 
 def test_lint_finds_accelerators_that_are_apart():
@@ -243,6 +270,33 @@ def test_lint_finds_a_num_nodes_unlike_the_cluster():
     assert [str(finding) for finding in lint(made)] == [
         "warning: cluster.num_nodes is 3, but the plan is for 2 nodes [num-nodes]"
     ]
+
+
+def test_hands_change_only_if_other_components_hold_them():
+    topology = Topology.from_shorthand("1x4")
+    before, after = plan(topology, actor="0", reward="0"), plan(topology, reward="0", actor="0")
+    assert before.diff(after).changed_hands == ()
+
+
+def test_a_component_without_workers_is_none():
+    from roost import ComponentPlan
+
+    with pytest.raises(PlacementError, match="has no workers"):
+        ComponentPlan(name="a", node_groups=(), hardware_ranks=(), placements=())
+
+
+def test_a_plan_cannot_be_changed_through_what_it_hands_out():
+    made = plan(arm=on("r", "0"))
+    before = made.hash
+    made.topology.groups[1].hardware[0].settings["x"] = 1
+    made.to_dict()["topology"]["groups"][1]["hardware"]["configs"][0]["x"] = 1
+    assert made.hash == before
+
+
+def test_a_difference_of_large_plans_is_no_square():
+    topology = Topology.from_shorthand("3000x8")
+    one, other = plan(topology, actor="all"), plan(topology, actor="0-23998")
+    assert len(one.diff(other).went) == 1
 
 
 def test_only_keeps_the_components_that_are_named():

@@ -7,7 +7,20 @@ import json
 import pytest
 import yaml
 
-from roost import Accelerator, ConfigError, Node, PlacementError, Topology, register_accelerator_type
+from roost import (
+    Accelerator,
+    AcceleratorType,
+    ConfigError,
+    DeclaredHardware,
+    EnvConfig,
+    Node,
+    NodeGroup,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    PlacementError,
+    Topology,
+    register_accelerator_type,
+)
 from roost.placement.hardware import visible_devices
 from roost.placement.topology import topology_of
 
@@ -179,3 +192,74 @@ def test_hardware_declared_by_job_and_inventory_is_refused():
     other = Topology.from_dict({"nodes": [{"accelerators": 0}], "groups": [{**groups[0], "label": "s"}]})
     with pytest.raises(ConfigError, match="both declare 'Franka' on node rank 0"):
         one.with_groups(other.groups)
+
+
+TWO = (Node(), Node())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "group"),
+    [
+        ((), None),
+        ([Node()], None),
+        ((Node(accelerators=(Accelerator(), Accelerator(type=AcceleratorType.AMD))),), None),
+        (TWO, NodeGroup(label="a", node_ranks=())),
+        (TWO, NodeGroup(label="a", node_ranks=(1, 0))),
+        (TWO, NodeGroup(label="a", node_ranks=(-1,))),
+        (TWO, NodeGroup(label="a", node_ranks=(2,))),
+        (TWO, NodeGroup(label="a,b", node_ranks=(0,))),
+        (TWO, NodeGroup(label="node", node_ranks=(0,))),
+        (TWO, NodeGroup(label="a", node_ranks=(0,), hardware=(DeclaredHardware.make("Franka", 1),))),
+        (
+            TWO,
+            NodeGroup(
+                label="a", node_ranks=(0,), hardware=(DeclaredHardware.make("A", 0), DeclaredHardware.make("B", 0))
+            ),
+        ),
+    ],
+)
+def test_a_topology_made_in_code_is_checked_as_a_file_is(nodes, group):
+    with pytest.raises(ConfigError):
+        Topology(nodes=nodes, groups=(group,) if group else ())
+
+
+def test_settings_that_are_no_json_are_refused():
+    for value in (float("nan"), object()):
+        with pytest.raises(ConfigError, match="cannot be written as JSON"):
+            DeclaredHardware.make("Franka", 0, {"x": value})
+
+
+def test_a_topology_can_be_hashed():
+    group = NodeGroup(
+        label="r",
+        node_ranks=(0,),
+        hardware=(DeclaredHardware.make("Franka", 0, {"ip": ["10.0.0.1"]}),),
+        env_configs=(EnvConfig(node_ranks=(0,), env_vars=(("A", "1"),)),),
+    )
+    made = Topology(nodes=TWO, groups=(group,))
+    assert hash(made) == hash(Topology.from_dict(made.to_dict()))
+    assert made.env_config("r", 0).env_vars == (("A", "1"),)
+    assert made.env_config("r", 1) is None
+
+
+def test_strategies_are_values():
+    assert PackedPlacementStrategy(0, 3) == PackedPlacementStrategy(start_accelerator_id=0, end_accelerator_id=3)
+    assert "stride=2" in repr(PackedPlacementStrategy(0, 3, 2, 2))
+    with pytest.raises(AttributeError):
+        PackedPlacementStrategy(0, 3).stride = 5
+
+
+def test_a_node_in_two_groups_has_no_two_ranks():
+    topology = Topology.from_dict(
+        {
+            "nodes": [{"accelerators": 0}] * 3,
+            "groups": [{"label": "a", "node_ranks": "0-1"}, {"label": "b", "node_ranks": "1-2"}],
+        }
+    )
+    with pytest.raises(PlacementError, match="both hold node rank 1"):
+        NodePlacementStrategy([0, 1, 2, 3], ["a", "b"]).get_placement(topology)
+
+
+def test_isolation_is_yes_or_no():
+    with pytest.raises(PlacementError, match="True or False, not 'no'"):
+        PackedPlacementStrategy(0, 1).get_placement(Topology.from_shorthand("1x2"), "no")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from roost.errors import ConfigError, RoostError
-from roost.placement.config import read_job_config
+from roost.placement.config import read_job_draft
 from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
@@ -38,6 +39,7 @@ class Flags:
 
 def load_plan(path: Path, flags: Flags) -> Plan:
     """The plan of a job, or a saved plan; for that one the flags have nothing to say."""
+    path = Path("/dev/stdin") if str(path) == "-" else path
     text = load_text(path, limit=PLAN_FILE_LIMIT)
     if not _is_saved_plan(text):
         return _plan_job(path, text, flags, None)
@@ -73,8 +75,14 @@ def tell(text: str) -> None:
 
 def _is_saved_plan(text: str) -> bool:
     """Whether this was saved with --format json; a job in JSON has no version and no hash."""
-    head = text[:400].lstrip()
-    return head.startswith("{") and '"version"' in head and '"hash"' in head
+    if not text.lstrip().startswith("{"):
+        return False
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        # A plan that was cut off is still told as one.
+        return '"version"' in text[:400] and '"hash"' in text[:400]
+    return isinstance(data, dict) and {"version", "hash", "components"} <= set(data) and "cluster" not in data
 
 
 def _saved_plan(path: Path, text: str) -> Plan:
@@ -87,11 +95,9 @@ def _saved_plan(path: Path, text: str) -> Plan:
 
 def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> Plan:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    config, notes = read_job_config(parse_text(text, name=str(path)))
-    # A config with mistakes is given on as it is: the planner says them all, with its own.
-    source = config.document if notes.problems else config
-    topology = _topology(flags, config.cluster.num_nodes, hardware)
-    return make_plan(source, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+    draft = read_job_draft(parse_text(text, name=str(path)))
+    topology = _topology(flags, draft.job.cluster.num_nodes, hardware)
+    return make_plan(draft, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
 
 
 def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> Topology:

@@ -5,6 +5,7 @@ Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -55,7 +56,9 @@ class Kind(StrEnum):
     MODEL_PARALLEL = "model-parallel"
 
 
-Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON.")]
+Job = Annotated[
+    Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON; - is standard input.")
+]
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", "-c", metavar="2x8", help="Nodes x accelerators [: model], as in 4x8:H100,2x4:4090,1x0."),
@@ -98,15 +101,16 @@ def _plan(
     no_isolate: Shared = False,
 ) -> None:
     """Show which worker sits on which hardware."""
-    from roost.cli import show
     from roost.cli.load import load_plan
     from roost.render.grid import make_grid
 
     plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
-    names = component or [item.name for item in plan.components]
+    names = component or plan.names
     if form is Format.JSON:
-        _write(plan.only(names).to_json() + "\n", out)
+        _write(plan.to_json(only=component) + "\n", out)
     elif form is Format.TABLE:
+        from roost.cli import show
+
         _print(show.table(plan.only(names)), out)
     else:
         grid = make_grid(plan, title=job.name, fold=not all_nodes, only=names)
@@ -119,9 +123,13 @@ def _plan(
 
             _write(draw_html(plan, grid), out)
         else:
+            from rich.console import Console
+
             from roost.render.terminal import draw_terminal
 
-            _print(draw_terminal(grid, width=_width(out)), out)
+            console = Console()
+            width = 120 if out is not None else console.width
+            _print(draw_terminal(grid, width=width, basic_colours=console.color_system == "standard"), out)
             _print_warnings(plan)
 
 
@@ -218,11 +226,28 @@ def _lint(
 def main() -> NoReturn:
     """Run the command line."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except RoostError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
+        _drop_output()
+        sys.exit(141)
+    except OSError as error:
+        # A full disk behind `> FILE`.
+        print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
+        _drop_output()
+        sys.exit(2)
     sys.exit(0)
+
+
+def _drop_output() -> None:
+    """Let the interpreter flush what is left into nothing when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _flags(cluster: str | None, inventory: Path | None, placement: Kind, no_isolate: bool) -> Flags:
@@ -253,12 +278,6 @@ def _print(text: Text, out: Path | None = None) -> None:
     else:
         shown = to_ascii(text) if _ascii() else text
         Console(highlight=False).print(shown, soft_wrap=True)
-
-
-def _width(out: Path | None) -> int:
-    from rich.console import Console
-
-    return 120 if out is not None else Console().width
 
 
 def _ascii() -> bool:

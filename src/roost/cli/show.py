@@ -92,8 +92,11 @@ def who(plan: Plan, text: str) -> dict[str, Any]:
         )
     found = plan.occupants()
     if len(parts) == 1:
-        pieces = sorted(piece for piece in found if piece.node_rank == node_rank)
-        return {"node_rank": node_rank, "hardware": [_piece(piece, found[piece]) for piece in pieces]}
+        # All that the node has, in the order of the map, used or not; the node itself only where it is.
+        kinds = {ACCELERATOR: _count(plan, node_rank, ACCELERATOR), **plan.topology.declared_on(node_rank)}
+        pieces = [Piece(node_rank, kind, local) for kind, count in kinds.items() for local in range(count)]
+        pieces += [piece for piece in found if piece == Piece(node_rank, BARE_NODE, -1)]
+        return {"node_rank": node_rank, "hardware": [_piece(piece, found.get(piece, [])) for piece in pieces]}
     kind = parts[1] if len(parts) == 3 else ACCELERATOR
     local_rank = int(parts[-1])
     count = _count(plan, node_rank, kind)
@@ -215,8 +218,8 @@ def _names(workers: Sequence[WorkerId]) -> list[str]:
 def _count(plan: Plan, node_rank: int, kind: str) -> int:
     if kind == ACCELERATOR:
         return len(plan.topology.nodes[node_rank].accelerators)
-    declared = [item.type for group in plan.topology.groups for item in group.hardware if item.node_rank == node_rank]
+    declared = plan.topology.declared_on(node_rank)
     if kind not in declared:
-        known = [ACCELERATOR, *dict.fromkeys(declared)]
+        known = [ACCELERATOR, *declared]
         raise ConfigError(f"node {node_rank} has no hardware of kind {kind!r}", hint=f"it has {said(known)}")
-    return declared.count(kind)
+    return declared[kind]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roost.errors import ConfigError, PlacementError, Problem, counted, said
-from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_config
+from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.placement.placement import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
@@ -47,12 +47,12 @@ class ComponentPlacement:
     """
 
     def __init__(self, config: object, cluster: object, *, isolate_accelerator: bool = True) -> None:
-        job, notes = read_job_config(config)
-        self._job = job
+        draft = read_job_draft(config)
+        self._job = draft.job
         self._isolate_accelerator = isolate_accelerator
-        self._topology = _join_groups(topology_of(cluster), job, notes)
-        self._layouts = self._lay_out(notes)
-        notes.raise_if_any()
+        self._topology = _join_groups(topology_of(cluster), draft.job, draft.notes)
+        self._layouts = self._lay_out(draft.notes)
+        draft.notes.raise_if_any()
 
     @property
     def topology(self) -> Topology:
@@ -139,7 +139,7 @@ class ComponentPlacement:
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
         space = self._topology.space(component.node_groups or None)
-        segments = resolve(component, space)
+        segments = resolve(component, space, self._too_few_nodes())
         labels = component.node_groups or None
         strategy: PlacementStrategy
         if space.is_bare:
@@ -149,6 +149,13 @@ class ComponentPlacement:
             processes = [ranks for segment in segments for ranks in _share_hardware(segment, component)]
             strategy = FlexiblePlacementStrategy(processes, labels)
         return self._layout(component, segments, strategy)
+
+    def _too_few_nodes(self) -> str:
+        """A hint where ranks are missing because the cluster is smaller than the job says."""
+        wanted, there = self._job.cluster.num_nodes, self._topology.num_nodes
+        if wanted is None or wanted <= there:
+            return ""
+        return f"num_nodes is {wanted}, but the cluster that was given has {counted(there, 'node')}"
 
     def _layout(
         self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy
@@ -179,12 +186,12 @@ def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
         return topology
 
 
-def resolve(component: ComponentConfig, space: RankSpace) -> list[ResolvedSegment]:
-    """The component's segments with `all` written out, every rank known to be there."""
+def resolve(component: ComponentConfig, space: RankSpace, hint: str = "") -> list[ResolvedSegment]:
+    """The component's segments with `all` written out, every rank known to be there; `hint` if one is not."""
     found: list[ResolvedSegment] = []
     for segment in component.segments:
         resources = segment.resources or RankRange(0, space.count - 1)
-        _check_resources(component, segment, resources, space)
+        _check_resources(component, segment, resources, space, hint)
         processes = segment.processes or RankRange(0, len(resources) - 1)
         if len(processes) > MAX_PROCESSES:
             raise PlacementError(f"component {component.name!r} has {len(processes)} processes")
@@ -192,12 +199,15 @@ def resolve(component: ComponentConfig, space: RankSpace) -> list[ResolvedSegmen
     return found
 
 
-def _check_resources(component: ComponentConfig, segment: Segment, resources: RankRange, space: RankSpace) -> None:
+def _check_resources(
+    component: ComponentConfig, segment: Segment, resources: RankRange, space: RankSpace, hint: str
+) -> None:
     try:
         space.check([resources.first, resources.last], f"component {component.name!r}")
     except PlacementError as error:
-        hint = ""
-        if resources.first < space.count:
+        if hint:
+            pass
+        elif resources.first < space.count:
             hint = f"ranges include both ends; write {RankRange(resources.first, space.count - 1)}"
         elif space.count:
             value = component.source.value

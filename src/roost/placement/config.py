@@ -19,6 +19,7 @@ from roost.placement.reading import (
     Notes,
     PlacementText,
     check_name,
+    describe,
     nearest,
     read_bool,
     read_fields,
@@ -116,10 +117,11 @@ class JobConfig:
                 return (item.get("node_ranks") or item).where()
         return None
 
-    def has_parallel_sizes(self) -> bool:
-        """Whether the sections have the sizes that only a model-parallel job has."""
-        actor = self.document.get("actor", "model", "tensor_model_parallel_size")
-        return actor is not None and self.document.get("rollout", "tensor_parallel_size") is not None
+    def tensor_parallel_sizes(self) -> dict[str, str]:
+        """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
+        keys = (("actor", "model", "tensor_model_parallel_size"), ("rollout", "tensor_parallel_size"))
+        found = {".".join(key): self.document.get(*key) for key in keys}
+        return {key: describe(value) for key, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
         """The parallel sizes of `actor`, `rollout`, `inference` and `algorithm`; what is left out is 1."""
@@ -133,27 +135,32 @@ class JobConfig:
         return (self.document.get("cluster", "component_placement") or self.document).where()
 
 
-def as_job_config(config: object) -> JobConfig:
-    """Any config as a JobConfig: a JobConfig, a path, a dict or a DictConfig."""
-    return config if isinstance(config, JobConfig) else _checked(as_document(config))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDraft:
+    """A job's config as far as it can be read, and the mistakes in it.
 
-
-def read_job_config(config: object) -> tuple[JobConfig, Notes]:
-    """Like `as_job_config`, but hands back the mistakes, for the planner to add its own.
-
-    What is mistaken is left out, so that the rest can be checked against the hardware in one go.
+    What is mistaken is left out of `job`, so that a planner can check the rest and tell all mistakes in one go.
     """
+
+    job: JobConfig
+    notes: Notes
+
+
+def read_job_draft(config: object) -> JobDraft:
+    """Read any config once: a path, a dict, a DictConfig, a JobConfig, or a draft, which is handed back."""
+    if isinstance(config, JobDraft):
+        return config
     notes = Notes()
     if isinstance(config, JobConfig):
-        return config, notes
+        return JobDraft(job=config, notes=notes)
     document = as_document(config)
-    return JobConfig(cluster=_read_cluster(document, notes), document=document), notes
+    return JobDraft(job=JobConfig(cluster=_read_cluster(document, notes), document=document), notes=notes)
 
 
 def _checked(document: Value) -> JobConfig:
-    config, notes = read_job_config(document)
-    notes.raise_if_any()
-    return config
+    draft = read_job_draft(document)
+    draft.notes.raise_if_any()
+    return draft.job
 
 
 def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 from roost.errors import counted
+from roost.placement.groups import NodeGroup
 from roost.placement.hardware import BARE_NODE
 from roost.placement.placement import Placement
-from roost.placement.plan import Piece, Plan, WorkerId, pieces_of, seat
+from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
+from roost.placement.topology import Node, Topology
+
+_MOST_NODES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         if pieces_of(old[item]) != pieces_of(new[item])
     ]
     stayed = [item for item in both if pieces_of(old[item]) == pieces_of(new[item])]
-    return PlanDiff(
+    found = PlanDiff(
         moved=tuple(moved),
         appeared=tuple(worker for worker in new if worker not in old),
         went=tuple(worker for worker in old if worker not in new),
@@ -99,6 +105,10 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         changed_hands=tuple(_changed_hands(before, after)),
         facts=tuple(_facts(before, after)),
     )
+    if not found and before != after:
+        # Every worker keeps its place and its variables; whatever it is, the plans are not the same.
+        return replace(found, facts=(("plan", before.hash[:8], after.hash[:8]),))
+    return found
 
 
 def _workers(plan: Plan) -> dict[WorkerId, Placement]:
@@ -128,16 +138,57 @@ def _changed_hands(before: Plan, after: Plan) -> list[ChangedHands]:
 
 
 def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
-    def shape(plan: Plan) -> str:
-        nodes = counted(plan.topology.num_nodes, "node")
-        return f"{nodes}, {counted(plan.topology.num_accelerators, 'accelerator')}"
-
     facts = [
         ("mode", before.mode.value, after.mode.value),
         ("num_nodes", str(before.num_nodes), str(after.num_nodes)),
-        ("components", ", ".join(c.name for c in before.components), ", ".join(c.name for c in after.components)),
+        ("components", ", ".join(before.names), ", ".join(after.names)),
+        ("parallel sizes ignored", str(before.sizes_ignored), str(after.sizes_ignored)),
     ]
+    for name in (name for name in before.names if name in after.names):
+        old, new = before.component(name), after.component(name)
+        facts.append((f"node groups of {name}", _groups_text(old), _groups_text(new)))
+        facts.append((f"stride of {name}", str(old.stride), str(new.stride)))
     found = [fact for fact in facts if fact[1] != fact[2]]
     if before.topology != after.topology:
-        found.append(("cluster", shape(before), shape(after)))
+        found += _cluster_facts(before.topology, after.topology)
     return found
+
+
+def _groups_text(component: ComponentPlan) -> str:
+    return ", ".join(component.node_groups) or "cluster"
+
+
+def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, str]]:
+    """Where two topologies differ: how many there is, the first nodes that are not alike, the groups."""
+    shapes = [
+        f"{counted(item.num_nodes, 'node')}, {counted(item.num_accelerators, 'accelerator')}"
+        for item in (before, after)
+    ]
+    found = [("cluster", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []
+    pairs = list(zip_longest(before.nodes, after.nodes))
+    unlike = [(f"node {rank}", _node(a), _node(b)) for rank, (a, b) in enumerate(pairs) if a != b]
+    found += unlike[:_MOST_NODES]
+    if len(unlike) > _MOST_NODES:
+        found.append((f"{len(unlike) - _MOST_NODES} more nodes", "as they were", "changed"))
+    old, new = ({group.label: group for group in item.groups} for item in (before, after))
+    for label in {**old, **new}:
+        if old.get(label) != new.get(label):
+            found.append((f"node group {label!r}", _group(old.get(label)), _group(new.get(label))))
+    return found
+
+
+def _node(node: Node | None) -> str:
+    if node is None:
+        return "none"
+    models = dict.fromkeys(item.model or str(item.type) for item in node.accelerators)
+    what = f"{len(node.accelerators)} x {'/'.join(models)}" if models else "no accelerators"
+    facts = [node.name, node.address, what, *(f"{name}={value}" for name, value in node.labels)]
+    facts += [f"{node.cpus} cpus" if node.cpus is not None else None]
+    facts += [f"{node.memory} bytes" if node.memory is not None else None]
+    memory = {item.memory for item in node.accelerators if item.memory is not None}
+    facts += [f"{size} bytes each" for size in sorted(memory)]
+    return ", ".join(fact for fact in facts if fact)
+
+
+def _group(group: NodeGroup | None) -> str:
+    return "none" if group is None else json.dumps(group.to_dict(), ensure_ascii=False)

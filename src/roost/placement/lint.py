@@ -29,9 +29,10 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
     """What a person would want to know of a plan; warnings first."""
     found: list[Finding] = []
     found += _num_nodes(plan)
+    found += _sizes_ignored(plan)
     found += _idle(plan)
     for component in plan.components:
-        found += _uneven(component)
+        found += _uneven(plan, component)
         found += _far_apart(component)
         found += _cut_by_node(component)
         found += _left_over(component)
@@ -44,6 +45,15 @@ def _num_nodes(plan: Plan) -> Iterator[Finding]:
     if plan.num_nodes is not None and plan.num_nodes != there:
         message = f"cluster.num_nodes is {plan.num_nodes}, but the plan is for {counted(there, 'node')}"
         yield Finding(code="num-nodes", level="warning", message=message)
+
+
+def _sizes_ignored(plan: Plan) -> Iterator[Finding]:
+    if plan.sizes_ignored:
+        message = (
+            f"the job has parallel sizes, but they do not place it: {plan.sizes_ignored}; "
+            f"every worker is where component_placement says"
+        )
+        yield Finding(code="sizes-ignored", level="warning", message=message)
 
 
 def _idle(plan: Plan) -> Iterator[Finding]:
@@ -83,16 +93,25 @@ def _shared(plan: Plan) -> Iterator[Finding]:
         yield Finding(code="shared", level="info", message=message)
 
 
-def _uneven(component: ComponentPlan) -> Iterator[Finding]:
+def _uneven(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
     per_node = Counter(placement.cluster_node_rank for placement in component.placements)
     counts = Counter(per_node.values())
-    bare = component.placements[0].hardware_type == BARE_NODE
+    kind = component.placements[0].hardware_type
+    # A component that fills unlike nodes alike is even: its workers go with what each node has of that kind.
+    has = {rank: _pieces_on(plan, rank, kind) for rank in per_node}
+    alike = len({workers / max(1, has[rank]) for rank, workers in per_node.items()}) == 1
     # On bare nodes the first ones take one more where it does not come out even.
-    if max(counts) - min(counts) > (1 if bare else 0):
+    if not alike and max(counts) - min(counts) > (1 if kind == BARE_NODE else 0):
         parts = [f"{size} on {counted(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)]
         spread = said(parts) if len(parts) < 4 else f"{min(counts)} to {max(counts)} on {len(per_node)} nodes"
         message = f"{component.name} is spread unevenly: {spread}"
         yield Finding(code="uneven", level="warning", message=message)
+
+
+def _pieces_on(plan: Plan, node_rank: int, kind: str) -> int:
+    if kind == ACCELERATOR:
+        return len(plan.topology.nodes[node_rank].accelerators)
+    return plan.topology.declared_on(node_rank).get(kind, 1)
 
 
 def _far_apart(component: ComponentPlan) -> Iterator[Finding]:

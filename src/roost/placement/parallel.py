@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from roost.errors import ConfigError, PlacementError, Problem, counted
+from roost.errors import PlacementError, Problem, RoostError, counted
 from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, resolve
 from roost.placement.config import ComponentConfig, ParallelSizes
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
@@ -20,6 +21,14 @@ from roost.placement.reading import Notes
 _MODEL_COMPONENTS = ("actor", "rollout", "inference")
 
 
+class _Place(NamedTuple):
+    """Neighbouring accelerators of one node: local ranks from `start` up to but not including `stop`."""
+
+    node_rank: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
     """The accelerators of one model-parallel component."""
@@ -28,11 +37,17 @@ class _Share:
     segments: list[ResolvedSegment]
     first: int
     last: int
-    places: tuple[tuple[int, int], ...]
+    places: tuple[_Place, ...]
 
     @property
     def count(self) -> int:
         return self.last - self.first + 1
+
+    def common(self, other: _Share) -> int:
+        """How many accelerators both have."""
+        mine = {place.node_rank: place for place in self.places}
+        both = [(mine[place.node_rank], place) for place in other.places if place.node_rank in mine]
+        return sum(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in both)
 
 
 class ModelParallelComponentPlacement(ComponentPlacement):
@@ -134,38 +149,42 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
         self._shares: dict[str, _Share] = {}
+        # What a mistake left out may be what decides the mode: then each component is looked at by itself.
+        if not notes.problems and self._take_shares(notes):
+            self._check_shares(notes)
         if notes.problems:
-            # What the mistakes left out may be what decides the mode: only look at each component by itself.
-            return super()._lay_out(notes)
-        try:
-            sizes = self._sizes
-        except ConfigError as error:
-            notes.take(error)
-            return super()._lay_out(notes)
+            self._shares = {}
+        return super()._lay_out(notes)
+
+    def _take_shares(self, notes: Notes) -> bool:
+        """Find the accelerators of each model-parallel component; false where something is noted."""
         by_name = {component.name: component for component in self._job.cluster.components}
         for name in ("actor", "rollout"):
             if name not in by_name:
                 message = f"a model-parallel job needs the component {name!r}"
                 notes.placement(Problem(message=message, where=self._job.where_components()))
-        for name in _MODEL_COMPONENTS:
-            component = by_name.get(name)
-            if component is None:
-                continue
+        for component in (by_name[name] for name in _MODEL_COMPONENTS if name in by_name):
             if not self._has_groups(component, notes):
                 continue
             try:
-                self._shares[name] = self._share(component)
+                self._shares[component.name] = self._share(component)
             except PlacementError as error:
                 notes.placement(*(pointed(problem, component) for problem in error.problems))
-        notes.raise_if_any()
-        self._mode = _find_mode(self._shares, sizes)
+        return not notes.problems
+
+    def _check_shares(self, notes: Notes) -> None:
+        """Find the mode and check the sizes, noting what is wrong."""
+        try:
+            sizes = self._sizes
+            self._mode = _find_mode(self._shares, sizes)
+        except RoostError as error:
+            notes.take(error)
+            return
         for check in (_check_actor, _check_rollout, _check_inference):
             try:
                 check(self._shares, sizes)
             except PlacementError as error:
                 notes.take(error)
-        notes.raise_if_any()
-        return super()._lay_out(notes)
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
         share = self._shares.get(component.name)
@@ -199,7 +218,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
     def _share(self, component: ComponentConfig) -> _Share:
         space = self._topology.space(component.node_groups or None)
         what = f"component {component.name!r}"
-        segments = resolve(component, space)
+        segments = resolve(component, space, self._too_few_nodes())
         ranges = [segment.resources for segment in segments]
         for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
             if after.first != before.last + 1:
@@ -212,22 +231,31 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                     )
                 )
         first, last = ranges[0].first, ranges[-1].last
-        spots = [space.locate(rank) for rank in range(first, last + 1)]
-        if other := next((spot for spot in spots if spot.kind != ACCELERATOR), None):
-            raise PlacementError(
-                Problem(
-                    message=f"{what} needs accelerators, and {space.name} has "
-                    + ("bare nodes" if other.kind == BARE_NODE else f"{other.kind!r} there"),
-                    where=component.where_group(),
-                )
-            )
-        places = tuple((spot.node_rank, spot.local_rank) for spot in spots)
-        return _Share(component=component, segments=segments, first=first, last=last, places=places)
+        places: list[_Place] = []
+        rank = first
+        while rank <= last:
+            stretch, start = space.stretch_of(rank)
+            if stretch.kind != ACCELERATOR:
+                there = "bare nodes" if stretch.kind == BARE_NODE else f"{stretch.kind!r} there"
+                message = f"{what} needs accelerators, and {space.name} has {there}"
+                raise PlacementError(Problem(message=message, where=component.where_group()))
+            end = min(last + 1, start + stretch.size)
+            places.append(_Place(stretch.node_rank, rank - start, end - start))
+            rank = end
+        return _Share(component=component, segments=segments, first=first, last=last, places=tuple(places))
 
 
 def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode:
     actor, rollout, inference = shares["actor"], shares["rollout"], shares.get("inference")
-    if set(actor.places) == set(rollout.places):
+    if actor.common(rollout) == actor.count == rollout.count:
+        if actor.places != rollout.places:
+            raise PlacementError(
+                Problem(
+                    message="actor and rollout have the same accelerators, but not in the same order",
+                    hint="name their node groups in the same order: the source ranks of both must meet",
+                    where=rollout.component.where_group(),
+                )
+            )
         if inference is not None:
             raise PlacementError(
                 Problem(
@@ -239,7 +267,7 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
         return PlacementMode.COLLOCATED
     pairs = [(actor, rollout)] + ([(actor, inference), (rollout, inference)] if inference else [])
     for one, other in pairs:
-        both = len(set(one.places) & set(other.places))
+        both = one.common(other)
         if both:
             raise PlacementError(
                 Problem(
@@ -289,7 +317,7 @@ def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
     _check_divides(
         rollout, sizes.rollout_tp * sizes.rollout_pp, f"tensor {sizes.rollout_tp} x pipeline {sizes.rollout_pp}"
     )
-    collocated = set(rollout.places) == set(shares["actor"].places)
+    collocated = rollout.places == shares["actor"].places
     if collocated and sizes.actor_tp > sizes.rollout_tp and sizes.actor_tp % sizes.rollout_tp:
         raise PlacementError(
             Problem(

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from roost.errors import PlacementError, Problem, clipped
 from roost.placement.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
@@ -21,6 +21,13 @@ from roost.placement.ranks import MAX_PROCESSES, format_ranks
 from roost.placement.topology import HasTopology, RankSpace, Stretch, Topology, split_labels, topology_of
 
 _MAX_RANK = 10**15
+
+# The older argument names of the documents.
+_OLDER_NAMES = {
+    "start_accelerator_id": "start_hardware_rank",
+    "end_accelerator_id": "end_hardware_rank",
+    "num_accelerators_per_process": "num_hardware_per_process",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +80,14 @@ class Placement:
 class PlacementStrategy(ABC):
     """A rule that places the workers of one component on the hardware of a cluster."""
 
+    __slots__ = ()
+
     @abstractmethod
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
         """The placements in rank order; `cluster` is a Topology or anything that has one."""
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class PackedPlacementStrategy(PlacementStrategy):
     """Consecutive hardware, one piece or several to a process, contiguous or strided.
 
@@ -85,12 +95,11 @@ class PackedPlacementStrategy(PlacementStrategy):
     two per process, stride 2 gives (0, 2) and (1, 3).
     """
 
-    # The older argument names of the documents: start_accelerator_id and so on.
-    _ALIASES: ClassVar[dict[str, str]] = {
-        "start_accelerator_id": "start_hardware_rank",
-        "end_accelerator_id": "end_hardware_rank",
-        "num_accelerators_per_process": "num_hardware_per_process",
-    }
+    start_hardware_rank: int
+    end_hardware_rank: int
+    num_hardware_per_process: int
+    stride: int
+    node_groups: tuple[str, ...]
 
     def __init__(
         self,
@@ -107,18 +116,21 @@ class PackedPlacementStrategy(PlacementStrategy):
             "num_hardware_per_process": num_hardware_per_process,
         }
         for name, value in older.items():
-            newer = self._ALIASES.get(name)
+            newer = _OLDER_NAMES.get(name)
             if newer is None:
                 raise TypeError(f"PackedPlacementStrategy has no argument {name!r}")
             if given[newer] is not None:
                 raise PlacementError(f"{newer} is given twice, once as {name}")
             given[newer] = value
-        self.start_hardware_rank = _whole(given["start_hardware_rank"], "start_hardware_rank", 0)
-        self.end_hardware_rank = _whole(given["end_hardware_rank"], "end_hardware_rank", 0)
         per_process = 1 if given["num_hardware_per_process"] is None else given["num_hardware_per_process"]
-        self.num_hardware_per_process = _whole(per_process, "num_hardware_per_process", 1)
-        self.stride = _whole(stride, "stride", 1)
-        self.node_groups = split_labels(node_group)
+        _fill(
+            self,
+            start_hardware_rank=_whole(given["start_hardware_rank"], "start_hardware_rank", 0),
+            end_hardware_rank=_whole(given["end_hardware_rank"], "end_hardware_rank", 0),
+            num_hardware_per_process=_whole(per_process, "num_hardware_per_process", 1),
+            stride=_whole(stride, "stride", 1),
+            node_groups=split_labels(node_group),
+        )
         if self.end_hardware_rank < self.start_hardware_rank:
             raise PlacementError(
                 f"end_hardware_rank {self.end_hardware_rank} is below start_hardware_rank {self.start_hardware_rank}",
@@ -147,11 +159,15 @@ class PackedPlacementStrategy(PlacementStrategy):
                 yield range(first, start + block, self.stride)
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class FlexiblePlacementStrategy(PlacementStrategy):
     """Any hardware for each process, named rank by rank.
 
     Ranks are put in ascending order within each process, and processes by their first rank.
     """
+
+    hardware_ranks_list: tuple[tuple[int, ...], ...]
+    node_groups: tuple[str, ...]
 
     def __init__(
         self,
@@ -164,8 +180,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             raise PlacementError("FlexiblePlacementStrategy takes hardware_ranks_list, once")
         given = hardware_ranks_list if hardware_ranks_list is not None else accelerator_id_lists
         with _collector_paused():
-            self.hardware_ranks_list = _sorted_ranks(given)
-        self.node_groups = split_labels(node_group_label)
+            ranks = _sorted_ranks(given)
+        _fill(self, hardware_ranks_list=ranks, node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
         """The placements in rank order; `cluster` is a Topology or anything that has one."""
@@ -174,17 +190,21 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         return place(topology, space, self.hardware_ranks_list, isolate_accelerator)
 
 
+@dataclass(frozen=True, slots=True, init=False)
 class NodePlacementStrategy(PlacementStrategy):
     """Processes on nodes, with no regard to accelerators: for workers that need only CPUs."""
+
+    node_ranks: tuple[int, ...]
+    node_groups: tuple[str, ...]
 
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | Sequence[str] | None = None) -> None:
         if isinstance(node_ranks, str) or not isinstance(node_ranks, Iterable):
             raise PlacementError("node_ranks is a list of node ranks, one for each process")
         _check_count(node_ranks, "node_ranks")
-        self.node_ranks = tuple(sorted(_whole(rank, "a node rank", 0) for rank in node_ranks))
-        if not self.node_ranks:
+        ranks = tuple(sorted(_whole(rank, "a node rank", 0) for rank in node_ranks))
+        if not ranks:
             raise PlacementError("node_ranks is empty", hint="name one node rank for each process")
-        self.node_groups = split_labels(node_group_label)
+        _fill(self, node_ranks=ranks, node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
         """The placements in rank order; `cluster` is a Topology or anything that has one."""
@@ -198,6 +218,8 @@ def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """One placement for each process, given as its ascending hardware ranks; a process never leaves its node."""
+    if not isinstance(isolate_accelerator, bool):
+        raise PlacementError(f"isolate_accelerator is True or False, not {clipped(repr(isolate_accelerator))}")
     with _collector_paused():
         return _place(topology, space, processes, isolate_accelerator)
 
@@ -278,12 +300,12 @@ def _leaves_node(space: RankSpace, process: int, ranks: Sequence[int]) -> Placem
     nodes = sorted({place.node_rank for place in places})
     shown = format_ranks(ranks)
     if len(nodes) == 1:
-        message = f"process {process} takes {space.unit} {shown}, which are of different kinds: {', '.join(kinds)}"
+        message = f"process {process} takes {space.unit}s {shown}, which are of different kinds: {', '.join(kinds)}"
         return PlacementError(Problem(message=message, ranks=ranks))
     edge = next(rank for rank, spot in zip(ranks, places, strict=True) if spot.node_rank != places[0].node_rank)
     return PlacementError(
         Problem(
-            message=f"process {process} takes {space.unit} {shown}, which are on nodes {format_ranks(nodes)}",
+            message=f"process {process} takes {space.unit}s {shown}, which are on nodes {format_ranks(nodes)}",
             hint=f"a process never leaves its node, and node rank {space.locate(edge).node_rank} starts at "
             f"{space.unit} {space.stretch_of(edge)[1]}",
             ranks=ranks,
@@ -336,6 +358,12 @@ def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
     if not found:
         raise PlacementError("hardware_ranks_list is empty", hint="name one list of hardware ranks for each process")
     return tuple(sorted(found, key=lambda ranks: ranks[0]))
+
+
+def _fill(strategy: PlacementStrategy, **fields: object) -> None:
+    """Set the fields of a frozen strategy, once they are checked."""
+    for name, value in fields.items():
+        object.__setattr__(strategy, name, value)
 
 
 def _check_count(items: Iterable[object], what: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
 
 PLAN_VERSION = 1
+_CONTENT = ("mode", "num_nodes", "sizes_ignored", "topology", "component_order", "components")
 _PLACEMENT_FIELDS = tuple(field.name for field in fields(Placement))
 
 
@@ -96,6 +97,8 @@ class Plan:
     num_nodes: int | None = None
     """What the config says of the number of nodes."""
     mode: PlacementMode = PlacementMode.HYBRID
+    sizes_ignored: str | None = None
+    """Why the job's parallel sizes were not used for the placement, where it has some."""
 
     @property
     def names(self) -> list[str]:
@@ -151,14 +154,22 @@ class Plan:
         """A hash of everything in the plan, the same on every machine and in every run."""
         return _hash(self._content())
 
-    def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it; `docs/reference/plan-json.md` describes it."""
-        content = self._content()
-        return {"version": PLAN_VERSION, "hash": _hash(content), **content}
+    def to_dict(self, *, only: Iterable[str] | None = None) -> dict[str, Any]:
+        """The plan as JSON has it; `docs/reference/plan-json.md` describes it.
 
-    def to_json(self, indent: int | None = 2) -> str:
-        """The plan as JSON text."""
-        return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
+        With `only` it is a part of a plan: some of its components, with the hash of the whole, and not to be read back.
+        """
+        content = self._content()
+        out = {"version": PLAN_VERSION, "hash": _hash(content), **content}
+        if only is None:
+            return out
+        kept = self.only(only).names
+        components = {name: content["components"][name] for name in kept}
+        return {**out, "partial": True, "component_order": kept, "components": components}
+
+    def to_json(self, indent: int | None = 2, *, only: Iterable[str] | None = None) -> str:
+        """The plan, or a part of it, as JSON text."""
+        return json.dumps(self.to_dict(only=only), indent=indent, ensure_ascii=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
@@ -167,15 +178,17 @@ class Plan:
             raise ConfigError("this is no plan: it lacks 'version' or 'components'")
         if data["version"] != PLAN_VERSION:
             raise ConfigError(f"the plan has version {data['version']!r}, and this Roost reads {PLAN_VERSION}")
+        if data.get("partial"):
+            raise ConfigError("this is a part of a plan, made with --component", hint="save the whole plan")
         try:
             plan = cls(
                 topology=Topology.from_dict(data["topology"]),
-                components=tuple(_read_component(name, item) for name, item in data["components"].items()),
+                components=tuple(_read_component(name, data["components"][name]) for name in data["component_order"]),
                 num_nodes=data["num_nodes"],
                 mode=PlacementMode(data["mode"]),
+                sizes_ignored=data["sizes_ignored"],
             )
-            content = {key: data[key] for key in ("mode", "num_nodes", "topology", "components")}
-            edited = _hash(content) != data.get("hash")
+            edited = _hash({key: data[key] for key in _CONTENT}) != data.get("hash")
         except RoostError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -200,7 +213,10 @@ class Plan:
         return {
             "mode": self.mode.value,
             "num_nodes": self.num_nodes,
+            "sizes_ignored": self.sizes_ignored,
             "topology": self.topology.to_dict(),
+            # An object of JSON has no order that a tool must keep, and the components have one.
+            "component_order": self.names,
             "components": {item.name: _write_component(item) for item in self.components},
         }
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from roost.errors import PlacementError, Problem
+from roost.errors import PlacementError, Problem, clipped
 
 MAX_PROCESSES = 2_000_000
 """More processes than this in one component is a typing mistake, not a job."""
@@ -100,13 +100,18 @@ def count_ranks(ranges: Sequence[RankRange]) -> int:
 
 def format_ranks(ranks: Sequence[int]) -> str:
     """Ascending ranks as ranges: `[0, 1, 2, 5]` is `0-2,5`."""
+    return ",".join(map(str, runs_of(ranks)))
+
+
+def runs_of(ranks: Sequence[int]) -> list[RankRange]:
+    """The runs of neighbours in ascending ranks."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(RankRange(first, last)) for first, last in runs)
+    return [RankRange(first, last) for first, last in runs]
 
 
 def read_segments(text: str) -> tuple[Segment, ...]:
@@ -195,8 +200,7 @@ def _token_hint(text: str) -> str:
 
 
 def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
-    shown = text if len(text) <= 60 else text[:57] + "..."
-    return PlacementError(Problem(message=f"placement {shown!r}: {problem.message}", hint=problem.hint))
+    return PlacementError(Problem(message=f"placement {clipped(text)!r}: {problem.message}", hint=problem.hint))
 
 
 class _Parser:

@@ -276,6 +276,8 @@ def describe(value: Value) -> str:
     """A value in a few words, for messages."""
     if value.kind != "scalar":
         return f"a {value.kind}"
+    if value.broken is not None:
+        return "what cannot be read"
     scalar = value.scalar
     return "nothing" if scalar is None else clipped(repr(scalar), 42)
 

@@ -8,6 +8,7 @@ worker with several cells is one block, joined where its cells are apart.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +16,7 @@ from itertools import groupby
 from roost.errors import counted
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
 from roost.placement.plan import ComponentPlan, Plan
-from roost.placement.ranks import format_ranks
+from roost.placement.ranks import format_ranks, runs_of
 from roost.placement.topology import Node
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.
@@ -40,15 +41,10 @@ class Block:
             return text
         return ",".join(map(str, self.ranks[:3])) + f" +{len(self.ranks) - 3}"
 
-    def pieces(self) -> list[tuple[int, int]]:
-        """The runs of neighbouring cells, as (first, last)."""
-        runs: list[tuple[int, int]] = []
-        for cell in self.cells:
-            if runs and cell == runs[-1][1] + 1:
-                runs[-1] = (runs[-1][0], cell)
-            else:
-                runs.append((cell, cell))
-        return runs
+    def pieces(self, within: range) -> list[tuple[int, int]]:
+        """The runs of neighbouring cells within a line of the picture, as (first, last)."""
+        shown = [cell for cell in self.cells if cell in within]
+        return [(run.first, run.last) for run in runs_of(shown)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +128,7 @@ def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[
     ]
     if fold and len(rows) >= _FOLD_FROM_NODES:
         rows = _fold(rows)
-    workers = sum(component.world_size for component in plan.components)
+    workers = sum(component.world_size for component in plan.components if component.name in shown)
     parts = [
         counted(plan.topology.num_nodes, "node"),
         counted(plan.topology.num_accelerators, "accelerator"),
@@ -161,20 +157,31 @@ def ink(colour: str) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """Each name cut to `length` letters, or to as many more as keep it apart from the others."""
-    found = []
-    for name in names:
-        size = length
-        while size < len(name) and any(other != name and other.startswith(name[:size]) for other in names):
-            size += 1
-        found.append(name[:size])
-    return found
+    """A key of about `length` letters for each name, all different: its beginning, its initials, or a numbered letter.
+
+    >>> short_names(["rollout", "reward_model", "reward_rule"], 3)
+    ['rol', 'rm', 'rr']
+    """
+    cuts = [name[:length] for name in names]
+    initials = ["".join(part[:1] for part in re.split(r"[_.-]+", name))[:length] for name in names]
+    keys: list[str] = []
+    for index, name in enumerate(names):
+        if cuts.count(cuts[index]) == 1:
+            keys.append(cuts[index])
+        elif len(initials[index]) > 1 and initials.count(initials[index]) == 1 and initials[index] not in cuts:
+            keys.append(initials[index])
+        else:
+            keys.append(f"{name[:1]}{index}")
+    return keys
 
 
 def cells_per_line(cells: int, most: int) -> int:
-    """How many cells to put in a line where `most` fit: a wide node wraps into lines of the same length."""
-    lines = -(-cells // max(1, most))
-    return -(-cells // max(1, lines))
+    """How many cells to put in a line where `most` fit: lines of one length, and where it goes a power of two's."""
+    most = max(1, most)
+    even = [size for size in range(1, most + 1) if cells % size == 0]
+    lines = -(-cells // most)
+    balanced = -(-cells // lines)
+    return even[-1] if even[-1] * 2 > balanced else balanced
 
 
 _NodeBlocks = dict[str, list[Block]]
@@ -204,11 +211,7 @@ def _strips(plan: Plan, rank: int, node: Node, blocks: _NodeBlocks, hidden: set[
 
     if node.accelerators:
         yield strip(ACCELERATOR, _accelerators_title(node), len(node.accelerators))
-    declared: dict[str, int] = {}
-    for group in plan.topology.groups:
-        for item in group.hardware:
-            if item.node_rank == rank:
-                declared[item.type] = declared.get(item.type, 0) + 1
+    declared = plan.topology.declared_on(rank)
     for kind, count in declared.items():
         yield strip(kind, f"{count} x {kind}", count)
     if BARE_NODE in blocks or not (node.accelerators or declared):

@@ -49,6 +49,7 @@ def draw_html(plan: Plan, grid: Grid) -> str:
     """The whole HTML page: the grid's picture, with findings and workers from the plan."""
     heading = grid.title or "Placement map"
     shown = {entry.name for entry in grid.legend if entry.shown}
+    content = plan.hash
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - Roost</title>',
@@ -59,7 +60,7 @@ def draw_html(plan: Plan, grid: Grid) -> str:
         *_findings(plan),
         "<h2>Workers</h2>",
         *(line for item in plan.components if item.name in shown for line in _table(plan, item)),
-        f'<p class="soft">plan <code>{plan.hash}</code></p>',
+        f'<p class="soft">plan <code>{content}</code></p>',
         f'<div id="tip" role="tooltip" hidden></div><script>{_SCRIPT}</script></body></html>',
     ]
     return "\n".join(parts) + "\n"
@@ -70,7 +71,7 @@ def _findings(plan: Plan) -> Iterator[str]:
     if found:
         yield "<h2>Findings</h2><ul>"
         for item in found:
-            yield f"<li><b>{item.level}</b> {escape(item.message)} <code>{item.code}</code></li>"
+            yield f"<li><b>{item.level}</b> {escape(item.message)} [<code>{item.code}</code>]</li>"
         yield "</ul>"
 
 

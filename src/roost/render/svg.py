@@ -46,6 +46,7 @@ class _Drawing:
         self._width = max(widest, _NODE_CELLS) * _CELL
         self._names = [entry.name for entry in grid.legend]
         self._short = short_names(self._names, 3)
+        self._used_short: set[int] = set()
         self._out: list[str] = []
         self._y: float = _MARGIN
 
@@ -55,7 +56,8 @@ class _Drawing:
             self._row(row)
         self._legend()
         text = [_width(line) for line in (self._grid.title, self._grid.summary)]
-        text += [_width(f"{max(self._names, key=len)} {entry.summary}") + 30 for entry in self._grid.legend]
+        text += [_width(f"{max(self._names, key=len)} (xxx) {entry.summary}") + 30 for entry in self._grid.legend]
+        text += [_LABEL + _width(_folded_text(row, self._names)) for row in self._grid.rows if row.folded is not None]
         width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
         height = round(self._y + _MARGIN)
         label = quoteattr(f"Placement map: {self._grid.title} {self._grid.summary}".strip())
@@ -87,13 +89,12 @@ class _Drawing:
             bottom = self._y
             for index, (text, kind) in enumerate(labels):
                 self._text(_MARGIN, _clip(text, _LABEL - 8), kind, top + 12 + 17 * index + 16)
-            self._y = max(bottom, top + 17 * len(labels) + 20)
+            self._y = max(bottom, top + 17 * len(labels) + 12)
         if row.folded is not None:
-            said = " · ".join(f"{self._names[index]} {ranks}" for index, ranks in row.folded)
             self._y += 10
-            self._text(_MARGIN + _LABEL, f"{row.count} nodes alike: {said or 'idle'}", "soft")
+            self._text(_MARGIN + _LABEL, _folded_text(row, self._names), "soft")
             self._y += 4
-        self._y += _GAP / 2
+        self._y += _GAP
 
     def _strip(self, row: Row, strip: Strip) -> None:
         per_line = cells_per_line(strip.cells, _WRAP)
@@ -119,11 +120,7 @@ class _Drawing:
             self._y = top + height + 4
 
     def _block(self, row: Row, strip: Strip, block: Block, shown: range, top: float) -> None:
-        runs = [
-            (max(first, shown.start), min(last, shown.stop - 1))
-            for first, last in block.pieces()
-            if first < shown.stop and last >= shown.start
-        ]
+        runs = block.pieces(shown)
         if not runs:
             return
         entry = self._grid.legend[block.component]
@@ -148,26 +145,37 @@ class _Drawing:
         self._out.append("".join(parts) + "</g>")
 
     def _label(self, block: Block, room: float) -> str:
-        for name in (self._names[block.component], self._short[block.component]):
-            label = f"{name} {block.ranks_text}"
-            if _width(label) <= room:
-                return label
-        return _clip(f"{self._short[block.component]} {block.ranks_text}", room)
+        label = f"{self._names[block.component]} {block.ranks_text}"
+        if _width(label) <= room:
+            return label
+        self._used_short.add(block.component)
+        label = f"{self._short[block.component]} {block.ranks_text}"
+        return label if _width(label) <= room else _clip(block.ranks_text, room)
 
     def _legend(self) -> None:
         self._y += 8
-        column = _MARGIN + 36 + max((_width(entry.name) for entry in self._grid.legend), default=0)
-        for entry in (entry for entry in self._grid.legend if entry.shown):
+        shown = [(index, entry) for index, entry in enumerate(self._grid.legend) if entry.shown]
+        names = {
+            index: f"{entry.name} ({self._short[index]})" if index in self._used_short else entry.name
+            for index, entry in shown
+        }
+        column = _MARGIN + 36 + max((_width(name) for name in names.values()), default=0)
+        for index, entry in shown:
             self._out.append(
                 f'<rect x="{_MARGIN}" y="{self._y:g}" width="14" height="14" rx="3" fill="{entry.colour}"/>'
             )
-            self._text(_MARGIN + 22, entry.name, "node", self._y + 11.5)
+            self._text(_MARGIN + 22, names[index], "node", self._y + 11.5)
             self._text(column, entry.summary, "soft", self._y + 11.5)
             self._y += 22
 
     @staticmethod
     def _x(cell: int, start: int) -> float:
         return _MARGIN + _LABEL + (cell - start) * _CELL
+
+
+def _folded_text(row: Row, names: list[str]) -> str:
+    said = " · ".join(f"{names[index]} {ranks}" for index, ranks in row.folded or ())
+    return f"{row.count} nodes alike: {said or 'idle'}"
 
 
 def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Iterator[str]:

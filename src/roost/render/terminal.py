@@ -8,6 +8,7 @@ Every block has brackets around it and its component's name in it, so that nothi
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -19,17 +20,23 @@ from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, shor
 _LABEL_WIDTH = (8, 20)
 _CELL_WIDTH = (7, 16)
 _NODE_CELL_WIDTH = 32
+_BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", "bright_black")
+_DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
 _ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~"}
 
 
-def draw_terminal(grid: Grid, *, width: int = 80) -> Text:
-    """The picture as styled text, no line longer than `width` where that can be."""
-    return Text("\n").join(_Drawing(grid, width).lines())
+def draw_terminal(grid: Grid, *, width: int = 80, basic_colours: bool = False) -> Text:
+    """The picture as styled text, no line longer than `width` where that can be.
+
+    With `basic_colours` it keeps to the 16 that every terminal has, each component still in one of its own.
+    """
+    return Text("\n").join(_Drawing(grid, width, basic_colours).lines())
 
 
 class _Drawing:
-    def __init__(self, grid: Grid, width: int) -> None:
+    def __init__(self, grid: Grid, width: int, basic_colours: bool) -> None:
         self._grid = grid
+        self._basic = basic_colours
         self._width = max(40, width)
         labels = [_title(row) for row in grid.rows] + [s.title for row in grid.rows for s in row.strips]
         longest = max((cell_len(label) for label in labels), default=0)
@@ -39,7 +46,8 @@ class _Drawing:
     def lines(self) -> Iterator[Text]:
         if self._grid.title:
             yield Text(_cut(self._grid.title, self._width), style="bold")
-        yield Text(_cut(self._grid.summary, self._width), style="dim")
+        for text in textwrap.wrap(self._grid.summary, self._width):
+            yield Text(text, style="dim")
         yield Text("")
         for row in self._grid.rows:
             yield from self._row(row)
@@ -54,17 +62,21 @@ class _Drawing:
         per_line = cells_per_line(strip.cells, room // _CELL_WIDTH[0])
         return per_line, min(max(room // per_line, 4), _CELL_WIDTH[1])
 
+    def _shown(self, strip: Strip) -> list[range]:
+        """The cells of each line that a strip is wrapped into."""
+        per_line, _ = self._cells(strip)
+        return [range(start, min(start + per_line, strip.cells)) for start in range(0, strip.cells, per_line)]
+
     def _fitting_names(self) -> list[str]:
         """For each component the longest name that fits into all its blocks."""
         names = [entry.name for entry in self._grid.legend]
         room = dict.fromkeys(range(len(names)), self._width)
-        for row in self._grid.rows:
-            for strip in row.strips:
-                width = self._cells(strip)[1]
-                for block in (block for lane in strip.lanes for block in lane):
-                    cells = min(last - first + 1 for first, last in block.pieces())
-                    left = cells * width - 2 - len(f" {block.ranks_text}")
-                    room[block.component] = min(room[block.component], left)
+        for strip in (strip for row in self._grid.rows for strip in row.strips):
+            width = self._cells(strip)[1]
+            for block in (block for lane in strip.lanes for block in lane):
+                cells = min(last - first + 1 for shown in self._shown(strip) for first, last in block.pieces(shown))
+                left = cells * width - 2 - len(f" {block.ranks_text}")
+                room[block.component] = min(room[block.component], left)
         cuts = [short_names(names, length) for length in (max(map(len, names), default=1), 4, 3, 2, 1)]
         return [
             next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), cuts[-1][index])
@@ -72,9 +84,12 @@ class _Drawing:
         ]
 
     def _row(self, row: Row) -> Iterator[Text]:
-        first = row.strips[0]
-        yield self._line(_title(row), self._header(first, 0), "bold")
-        for strip in row.strips:
+        for number, strip in enumerate(row.strips):
+            header = self._header(strip, self._shown(strip)[0])
+            if number == 0:
+                yield self._line(_title(row), header, "bold")
+            elif header:
+                yield self._line("", header)
             yield from self._strip(strip)
         if row.folded is not None:
             said = " · ".join(f"{self._grid.legend[index].name} {ranks}" for index, ranks in row.folded)
@@ -88,21 +103,19 @@ class _Drawing:
         line.rstrip()
         return line
 
-    def _header(self, strip: Strip, start: int) -> Text:
-        per_line, width = self._cells(strip)
-        if strip.cells == 1:
-            return Text("")
-        shown = range(start, min(start + per_line, strip.cells))
-        return Text("".join(f" {index}".ljust(width) for index in shown), style="dim")
+    def _header(self, strip: Strip, shown: range) -> Text:
+        """The numbers of the cells in a line; a node that stands for itself has none."""
+        width = self._cells(strip)[1]
+        bare = strip.kind == BARE_NODE
+        return Text("" if bare else "".join(f" {index}".ljust(width) for index in shown), style="dim")
 
     def _strip(self, strip: Strip) -> Iterator[Text]:
         empty = strip.empty()
-        per_line, width = self._cells(strip)
+        width = self._cells(strip)[1]
         title = strip.title
-        for start in range(0, strip.cells, per_line):
-            shown = range(start, min(start + per_line, strip.cells))
-            if start:
-                yield self._line("", self._header(strip, start))
+        for shown in self._shown(strip):
+            if shown.start:
+                yield self._line("", self._header(strip, shown))
             lanes = [
                 lane
                 for lane in strip.lanes
@@ -128,7 +141,11 @@ class _Drawing:
                 stop = cell + 1
                 while stop < shown.stop and stop in block.cells:
                     stop += 1
-                line.append(self._block(block, stop - cell, width), style=self._style(block))
+                text = self._block(block, stop - cell, width)
+                # What goes on in the next line, or comes from the one before, is left open there.
+                before, after = cell - 1 in block.cells, stop in block.cells
+                text = ("═" if before else "[") + text + ("═" if after else "]")
+                line.append(text, style=self._style(block))
                 cell = stop
         return line
 
@@ -137,10 +154,12 @@ class _Drawing:
         label = f"{self._names[block.component]} {block.ranks_text}"
         if cell_len(label) > room:
             label = label.replace(" ", "", 1)
+        if cell_len(label) > room:
+            label = block.ranks_text
         label = _cut(label, room)
         fill = room - cell_len(label)
         joined = cells > 1 and fill > 1
-        return "[" + label + (" " + "═" * (fill - 1) if joined else " " * fill) + "]"
+        return label + (" " + "═" * (fill - 1) if joined else " " * fill)
 
     def _legend(self) -> Iterator[Text]:
         entries = self._grid.legend
@@ -149,18 +168,31 @@ class _Drawing:
         for index, entry in enumerate(entries):
             if not entry.shown:
                 continue
-            line = Text("■ ", style=entry.colour)
-            line.append(set_cell_size(entry.name, longest), style=f"bold {entry.colour}")
+            colour = self._colour_of(index)
+            line = Text("■ ", style=colour)
+            line.append(set_cell_size(entry.name, longest), style=f"bold {colour}")
             line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")
-            room = self._width - cell_len(line.plain) - 2
-            yield line.append("  " + _cut(entry.summary, room))
+            beside = self._width - cell_len(line.plain) - 2
+            if cell_len(entry.summary) <= beside:
+                yield line.append(f"  {entry.summary}")
+                continue
+            yield line
+            for text in textwrap.wrap(entry.summary, self._width - 4):
+                yield Text(f"    {text}")
 
     def _style(self, block: Block) -> str:
-        colour = self._grid.legend[block.component].colour
-        return f"{ink(colour)} on {colour}"
+        colour = self._colour(block)
+        return (
+            f"{'black' if colour in _DARK_INK else 'white'} on {colour}"
+            if self._basic
+            else f"{ink(colour)} on {colour}"
+        )
 
     def _colour(self, block: Block) -> str:
-        return self._grid.legend[block.component].colour
+        return self._colour_of(block.component)
+
+    def _colour_of(self, component: int) -> str:
+        return _BASIC[component % len(_BASIC)] if self._basic else self._grid.legend[component].colour
 
 
 def _title(row: Row) -> str:
