@@ -1,4 +1,4 @@
-"""How planning grows: time and peak memory for 1k to 1M accelerators, one process for each.
+"""How planning grows: time and peak memory for 1k to 1M accelerators.
 
 Every figure is taken in a process of its own (memory is its peak resident size), the smallest time of three.
 Run it with `make bench`, or one figure with `python bench/planning.py packed 4096`.
@@ -42,11 +42,21 @@ def component(size: int, topology: Topology) -> Planning:
     return lambda: make_plan(job, topology)
 
 
+def parallel(size: int, topology: Topology) -> Planning:
+    job = {
+        "cluster": {"component_placement": {"actor,rollout": f"0-{size - 1}"}},
+        "actor": {"model": {"tensor_model_parallel_size": 8}},
+        "rollout": {"tensor_parallel_size": 4},
+    }
+    return lambda: make_plan(job, topology)
+
+
 KINDS: dict[str, Callable[[int, Topology], Planning]] = {
     "packed": packed,
     "strided": strided,
     "flexible": flexible,
     "component": component,
+    "parallel": parallel,
 }
 
 
@@ -67,6 +77,18 @@ def measured(kind: str, size: int) -> dict[str, float]:
         done = subprocess.run([sys.executable, __file__, kind, str(size)], capture_output=True, text=True, check=True)
         runs.append(json.loads(done.stdout))
     return min(runs, key=lambda run: run["seconds"])
+
+
+def comparing(nodes: int) -> float:
+    """Seconds to compare two plans in which nearly every worker stays."""
+    topology = Topology.from_shorthand(f"{nodes}x{PER_NODE}")
+    plans = [
+        make_plan({"cluster": {"component_placement": {"actor": f"0-{nodes * PER_NODE - last}"}}}, topology)
+        for last in (1, 2)
+    ]
+    start = time.perf_counter()
+    plans[0].diff(plans[1])
+    return time.perf_counter() - start
 
 
 def drawing() -> float:
@@ -93,6 +115,8 @@ def main() -> None:
     print("| 1M against 100k, time | 12 | " + " | ".join(f"{ratio:.1f}" for ratio in ratios) + " |")
     print("| 1M, peak MiB | 1,000 | " + " | ".join(f"{table[1_000_000][kind]['mib']:,.0f}" for kind in KINDS) + " |")
     print("| 4,096, ms | 50 | " + " | ".join(f"{table[4_096][k]['seconds'] * 1000:.1f}" for k in KINDS) + " |")
+    small, large = (min(comparing(nodes) for _ in range(3)) for nodes in (512, 5120))
+    print(f"\nComparing two plans of 40,960 workers takes {large / small:.1f} times as long as of 4,096.")
     print(f"\nThe map of a 64 x 8 plan, every node drawn: {min(drawing() for _ in range(3)) * 1000:.0f} ms.")
 
 

@@ -116,7 +116,7 @@ def run_shell(block: Block, folder: Path, where: str) -> str:
         "PYTHONIOENCODING": "utf-8",
     }
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],  # noqa: S607 - the shell of the docs
+        ["bash", "-eu", "-c", script],  # noqa: S607 - the shell of the docs
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

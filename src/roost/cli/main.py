@@ -6,6 +6,7 @@ Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -123,13 +124,10 @@ def _plan(
 
             _write(draw_html(plan, grid), out)
         else:
-            from rich.console import Console
-
             from roost.render.terminal import draw_terminal
 
-            console = Console()
-            width = 120 if out is not None else console.width
-            _print(draw_terminal(grid, width=width, basic_colours=console.color_system == "standard"), out)
+            width = 120 if out is not None else shutil.get_terminal_size().columns
+            _print(draw_terminal(grid, width=width, basic_colours=_has_basic_colours()), out)
             _print_warnings(plan)
 
 
@@ -150,7 +148,7 @@ def _diff(
     one, other = load_plans(before, after, _flags(cluster, inventory, placement, no_isolate))
     difference = one.diff(other)
     if form is TextFormat.JSON:
-        show.json_out(difference.to_dict())
+        _write(show.as_json(difference.to_dict()), None)
     else:
         _print(show.diff(difference))
     raise typer.Exit(1 if difference else 0)
@@ -175,7 +173,7 @@ def _where(
     if not colon or not (rank.isascii() and rank.isdigit() and len(rank) < 10):
         raise ConfigError(f"{worker!r} is no worker", hint="write component:rank, as in actor:3")
     answer = show.where(plan, name, int(rank))
-    show.json_out(answer) if form is TextFormat.JSON else _print(show.where_text(plan, answer))
+    _write(show.as_json(answer), None) if form is TextFormat.JSON else _print(show.where_text(plan, answer))
 
 
 @app.command("who")
@@ -196,7 +194,7 @@ def _who(
 
     plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
     answer = show.who(plan, hardware)
-    show.json_out(answer) if form is TextFormat.JSON else _print(show.who_text(answer))
+    _write(show.as_json(answer), None) if form is TextFormat.JSON else _print(show.who_text(answer))
 
 
 @app.command("lint")
@@ -216,7 +214,7 @@ def _lint(
 
     found = lint(load_plan(job, _flags(cluster, inventory, placement, no_isolate)))
     if form is TextFormat.JSON:
-        show.json_out([{"code": item.code, "level": item.level, "message": item.message} for item in found])
+        _write(show.as_json([{"code": i.code, "level": i.level, "message": i.message} for i in found]), None)
     else:
         _print(show.findings(found))
     if strict and any(item.level == "warning" for item in found):
@@ -226,17 +224,10 @@ def _lint(
 def main() -> NoReturn:
     """Run the command line."""
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()
+        app()
     except RoostError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
-        _drop_output()
-        sys.exit(141)
     except OSError as error:
         # A full disk behind `> FILE`.
         print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
@@ -269,15 +260,32 @@ def _print_warnings(plan: Plan) -> None:
 
 def _print(text: Text, out: Path | None = None) -> None:
     """Print styled text: colours on a terminal unless NO_COLOR is set, none into a pipe or a file."""
-    from rich.console import Console
-
     from roost.render.terminal import to_ascii
 
     if out is not None:
         _write(text.plain + "\n", out)
-    else:
-        shown = to_ascii(text) if _ascii() else text
-        Console(highlight=False).print(shown, soft_wrap=True)
+        return
+    shown = to_ascii(text) if _ascii() else text
+    if not _is_coloured():
+        # A pipe gets plain text, and the half of rich that knows terminals is not loaded for it.
+        _write(shown.plain + "\n", None)
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(shown, soft_wrap=True)
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def _has_basic_colours() -> bool:
+    """Whether the terminal has only 16 colours."""
+    if not _is_coloured():
+        return False
+    from rich.console import Console
+
+    return Console().color_system == "standard"
 
 
 def _ascii() -> bool:
@@ -286,9 +294,14 @@ def _ascii() -> bool:
 
 def _write(text: str, out: Path | None) -> None:
     if out is None:
-        # JSON, SVG and HTML are UTF-8 whatever the terminal speaks.
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode())
+        try:
+            # JSON, SVG and HTML are UTF-8 whatever the terminal speaks.
+            sys.stdout.buffer.write(text.encode())
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
+            _drop_output()
+            raise typer.Exit(141) from None
         return
     try:
         out.write_text(text, encoding="utf-8")

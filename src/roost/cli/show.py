@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -175,9 +174,9 @@ def findings(found: Sequence[Finding]) -> Text:
     return text
 
 
-def json_out(answer: object) -> None:
-    """Print an answer as JSON."""
-    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+def as_json(answer: object) -> str:
+    """An answer as JSON text."""
+    return json.dumps(answer, indent=2) + "\n"
 
 
 def _facts(lines: Sequence[tuple[str, str]]) -> Text:
