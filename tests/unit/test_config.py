@@ -199,6 +199,6 @@ cluster:
 
 
 def make_plan_text(text):
-    from roost.placement.document import parse_text
+    from roost.placement.files import parse_text
 
     return make_plan(parse_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from roost.errors import ConfigError, RoostError
 from roost.placement.config import read_job_draft
-from roost.placement.document import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.placement.files import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
 from roost.placement.topology import Topology

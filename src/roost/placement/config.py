@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ConfigError, Where
-from roost.placement.document import Value, as_document, parse_text, read_file
+from roost.placement.document import Value
+from roost.placement.files import as_document, parse_text, read_file
 from roost.placement.groups import NodeGroup, read_node_groups
 from roost.placement.ranks import Segment
 from roost.placement.reading import (

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ConfigError, clipped, counted
-from roost.placement.document import INVENTORY_FILE_LIMIT, PlainValue, Value, read_file
+from roost.placement.document import PlainValue, Value
+from roost.placement.files import INVENTORY_FILE_LIMIT, read_file
 from roost.placement.groups import NodeGroup, read_node_groups
 from roost.placement.hardware import AcceleratorType, accelerator_types
 from roost.placement.reading import (
