@@ -26,30 +26,30 @@ def make_plan(
     if placement not in get_args(PlacementKind):
         raise ConfigError(f"placement is {placement!r}", hint=f"it is {said(get_args(PlacementKind), last='or')}")
     draft = read_job_draft(config)
-    if placement == "hybrid":
-        return HybridComponentPlacement(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
-    obstacle = "" if placement == "model-parallel" else _obstacle(draft.job)
-    if obstacle is None or obstacle:
-        plan = HybridComponentPlacement(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
-        return replace(plan, sizes_ignored=obstacle)
-    # Loaded when it is needed: a small job starts the quicker without it.
-    from roost.placement.parallel import ModelParallelComponentPlacement
+    parallel, ignored = placement == "model-parallel", None
+    if placement == "auto":
+        parallel, ignored = _is_model_parallel(draft.job)
+    kind: type[ComponentPlacement] = HybridComponentPlacement
+    if parallel:
+        # Loaded when it is needed: a small job starts the quicker without it.
+        from roost.placement.parallel import ModelParallelComponentPlacement
 
-    kind: type[ComponentPlacement] = ModelParallelComponentPlacement
-    return kind(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
+        kind = ModelParallelComponentPlacement
+    plan = kind(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
+    return replace(plan, sizes_ignored=ignored)
 
 
-def _obstacle(job: JobConfig) -> str | None:
-    """What keeps a job from being placed as model-parallel: nothing (""), or what; None if it does not look so."""
+def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:
+    """Whether a job is to be placed by its parallel sizes; where it has some and is not, also why."""
     names = [component.name for component in job.cluster.components]
     given = job.tensor_parallel_sizes()
     if not given or not {"actor", "rollout"} <= set(names):
-        return None
-    others = [name for name in names if name not in _MODEL_PARALLEL_JOB]
+        return False, None
+    others = [repr(name) for name in names if name not in _MODEL_PARALLEL_JOB]
     if len(given) == 2 and not others:
-        return ""
+        return True, None
     if all(size.strip("'") == "1" for size in given.values()):
-        return None
+        return False, None
     if len(given) == 1:
-        return f"only {next(iter(given))} is given"
-    return f"there is {said([repr(name) for name in others])} beside actor, rollout, inference and reward"
+        return False, f"only {next(iter(given))} is given"
+    return False, f"there is {said(others)} beside actor, rollout, inference and reward"
