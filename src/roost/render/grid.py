@@ -157,10 +157,10 @@ def ink(colour: str) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """A key of about `length` letters for each name, all different: its beginning, its initials, or a numbered letter.
+    """A key of about `length` letters for each name, all different: its beginning, its initials, or a number.
 
-    >>> short_names(["rollout", "reward_model", "reward_rule"], 3)
-    ['rol', 'rm', 'rr']
+    >>> short_names(["rollout", "reward_model", "reward_rule", "env1", "env2"], 3)
+    ['rol', 'rm', 'rr', 'e#3', 'e#4']
     """
     cuts = [name[:length] for name in names]
     initials = ["".join(part[:1] for part in re.split(r"[_.-]+", name))[:length] for name in names]
@@ -171,8 +171,13 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
         elif len(initials[index]) > 1 and initials.count(initials[index]) == 1 and initials[index] not in cuts:
             keys.append(initials[index])
         else:
-            keys.append(f"{name[:1]}{index}")
+            keys.append(numbered(name, index))
     return keys
+
+
+def numbered(name: str, index: int) -> str:
+    """A key that no name and no beginning of one can be."""
+    return f"{name[:1]}#{index}"
 
 
 def cells_per_line(cells: int, most: int) -> int:

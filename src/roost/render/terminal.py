@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from roost.placement.hardware import BARE_NODE
-from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
+from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, numbered, short_names
 
 _LABEL_WIDTH = (8, 20)
 _CELL_WIDTH = (7, 16)
@@ -78,10 +78,12 @@ class _Drawing:
                 left = cells * width - 2 - len(f" {block.ranks_text}")
                 room[block.component] = min(room[block.component], left)
         cuts = [short_names(names, length) for length in (max(map(len, names), default=1), 4, 3, 2, 1)]
-        return [
+        keys = [
             next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), cuts[-1][index])
             for index in range(len(names))
         ]
+        # Keys of different lengths can still be the same text; then those are numbered.
+        return [key if keys.count(key) == 1 else numbered(names[index], index) for index, key in enumerate(keys)]
 
     def _row(self, row: Row) -> Iterator[Text]:
         for number, strip in enumerate(row.strips):
