@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from roost import Plan, Topology, make_plan
@@ -174,3 +175,40 @@ def test_components_that_are_not_shown_are_not_idle():
     assert "idle" not in text
     assert "reward" in draw_svg(plan, grid)
     assert "rollout" not in draw_svg(plan, grid)
+
+
+def test_blocks_with_many_ranks_keep_their_key():
+    config = {"cluster": {"component_placement": {"actor": "all:0-1599", "agent": "all:0-1599"}}}
+    plan = make_plan(config, Topology.from_shorthand("20x8"))
+    for width in (40, 60, 80, 120):
+        lines = draw_terminal(make_grid(plan, fold=False), width=width).plain.splitlines()
+        blocks = [block for line in lines for block in re.findall(r"\[([^\]]*)\]", line)]
+        assert len(blocks) == 320
+        assert all(re.fullmatch(r"(ac\w*|ag\w*) \d+-\d+ *", block) for block in blocks), (width, blocks[:3])
+
+
+def test_keys_of_different_lengths_stay_apart():
+    config = {"cluster": {"component_placement": {"e1": "all:0-31", "env": "all", "e12": "all", "e": "0"}}}
+    plan = make_plan(config, Topology.from_shorthand("2x8"))
+    for width in (40, 60, 70, 80, 120):
+        text = draw_terminal(make_grid(plan), width=width).plain
+        found = re.findall(r"\[(\S+) [\d-]+ *\]", text)
+        assert len(found) == 16 * 3 + 1
+        assert len(set(found)) == 4, (width, set(found))
+
+
+def test_ascii_keeps_wide_names_over_their_cells():
+    config = {"cluster": {"component_placement": {"机器人": "0-3", "奖励模型": "4-7:0-1", "actor": "0-7"}}}
+    plan = make_plan(config, Topology.from_shorthand("1x8"))
+    wide = draw_terminal(make_grid(plan), width=100)
+    plain = to_ascii(wide).plain
+    assert plain.isascii()
+    assert [cell_len(line) for line in wide.plain.splitlines()] == [len(line) for line in plain.splitlines()]
+
+
+def test_long_names_do_not_widen_the_legend():
+    name = "reward_model_for_the_very_long_experiment_name"
+    plan = make_plan({"cluster": {"component_placement": {name: "0-3", "actor": "0"}}}, Topology.from_shorthand("1x4"))
+    for width in (40, 60):
+        text = draw_terminal(make_grid(plan), width=width)
+        assert max(line.cell_len for line in text.split()) <= width

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from roost import ConfigError, JobConfig, PlacementError, Topology, make_plan
+from roost.placement.config import read_job_draft
 
 YAML = """\
 defaults: [base]
@@ -112,6 +113,13 @@ def test_what_stands_beside_the_cluster_section_does_not_matter(extra):
 def test_a_placement_kind_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="auto, hybrid or model-parallel"):
         make_plan({"cluster": {"component_placement": {"a": 0}}}, Topology.from_shorthand("1x1"), placement="bogus")
+
+
+def test_a_draft_that_failed_on_one_cluster_can_be_planned_on_another():
+    draft = read_job_draft({"cluster": {"component_placement": {"actor": "0-7"}}})
+    with pytest.raises(PlacementError):
+        make_plan(draft, Topology.from_shorthand("1x4"))
+    assert make_plan(draft, Topology.from_shorthand("1x8")).component("actor").world_size == 8
 
 
 def test_a_config_is_read_once_also_when_it_is_wrong():

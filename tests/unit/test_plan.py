@@ -130,6 +130,8 @@ def test_asking_for_a_worker_that_is_not_there_names_those_that_are():
     made = plan(actor="0-1", env=on("node", "0"))
     with pytest.raises(PlacementError, match=r"no rank 2: it has ranks 0-1"):
         made.environment("actor", 2)
+    with pytest.raises(PlacementError, match="has no rank a"):
+        made.placement("actor", "a")
     with pytest.raises(PlacementError, match=r"no component 'rollout'(.|\n)*'actor' and 'env'"):
         made.placement("rollout", 0)
 
@@ -270,6 +272,20 @@ def test_lint_finds_a_num_nodes_unlike_the_cluster():
     assert [str(finding) for finding in lint(made)] == [
         "warning: cluster.num_nodes is 3, but the plan is for 2 nodes [num-nodes]"
     ]
+
+
+def test_a_difference_of_nodes_tells_the_fields_that_differ():
+    def of(**fields) -> Plan:
+        return plan(Topology.from_dict({"nodes": [{"accelerators": 2, **fields}]}), actor="0")
+
+    one = [{"model": "A", "memory": 1}, {"model": "B"}]
+    other = [{"model": "A"}, {"model": "B", "memory": 1}]
+    assert of(accelerators=one).diff(of(accelerators=other)).facts == (
+        ("node 0", "1 x A of 1 bytes + 1 x B", "1 x A + 1 x B of 1 bytes"),
+    )
+    assert of(name="h").diff(of(address="h")).facts == (
+        ("node 0", "name h, address not set", "name not set, address h"),
+    )
 
 
 def test_hands_change_only_if_other_components_hold_them():

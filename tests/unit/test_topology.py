@@ -195,32 +195,49 @@ def test_hardware_declared_by_job_and_inventory_is_refused():
 
 
 TWO = (Node(), Node())
+ARM = DeclaredHardware.make("Franka", 0)
+
+
+def grouped(**fields) -> Topology:
+    return Topology(nodes=TWO, groups=(NodeGroup(**{"label": "a", "node_ranks": (0,), **fields}),))
 
 
 @pytest.mark.parametrize(
-    ("nodes", "group"),
+    "make",
     [
-        ((), None),
-        ([Node()], None),
-        ((Node(accelerators=(Accelerator(), Accelerator(type=AcceleratorType.AMD))),), None),
-        (TWO, NodeGroup(label="a", node_ranks=())),
-        (TWO, NodeGroup(label="a", node_ranks=(1, 0))),
-        (TWO, NodeGroup(label="a", node_ranks=(-1,))),
-        (TWO, NodeGroup(label="a", node_ranks=(2,))),
-        (TWO, NodeGroup(label="a,b", node_ranks=(0,))),
-        (TWO, NodeGroup(label="node", node_ranks=(0,))),
-        (TWO, NodeGroup(label="a", node_ranks=(0,), hardware=(DeclaredHardware.make("Franka", 1),))),
-        (
-            TWO,
-            NodeGroup(
-                label="a", node_ranks=(0,), hardware=(DeclaredHardware.make("A", 0), DeclaredHardware.make("B", 0))
-            ),
-        ),
+        lambda: Topology(nodes=()),
+        lambda: Topology(nodes=[Node()]),
+        lambda: Topology(nodes=(Node(accelerators=(Accelerator(), Accelerator(type=AcceleratorType.AMD))),)),
+        lambda: grouped(node_ranks=()),
+        lambda: grouped(node_ranks=(1, 0)),
+        lambda: grouped(node_ranks=(-1,)),
+        lambda: grouped(node_ranks=(2,)),
+        lambda: grouped(node_ranks=[0]),
+        lambda: grouped(node_ranks=("0",)),
+        lambda: grouped(label="a,b"),
+        lambda: grouped(label="a b"),
+        lambda: grouped(label=5),
+        lambda: grouped(label="node"),
+        lambda: grouped(hardware=(DeclaredHardware.make("Franka", 1),)),
+        lambda: grouped(hardware=(ARM, DeclaredHardware.make("Other", 0))),
+        lambda: grouped(hardware=(DeclaredHardware.make("accelerator", 0),)),
+        lambda: grouped(hardware=(DeclaredHardware.make("node", 0),)),
+        lambda: grouped(hardware=(ARM,), ignore_hardware=True),
+        lambda: grouped(env_configs=(EnvConfig(node_ranks=(1,)),)),
+        lambda: grouped(env_configs=(EnvConfig(node_ranks=(0,)), EnvConfig(node_ranks=(0,)))),
     ],
 )
-def test_a_topology_made_in_code_is_checked_as_a_file_is(nodes, group):
+def test_a_topology_made_in_code_is_checked_as_a_file_is(make):
     with pytest.raises(ConfigError):
-        Topology(nodes=nodes, groups=(group,) if group else ())
+        make()
+
+
+def test_what_has_no_order_is_put_in_one():
+    variables = (("B", "2"), ("A", "1"))
+    arms = (DeclaredHardware.make("Franka", 1), ARM)
+    made = grouped(node_ranks=(0, 1), hardware=arms, env_configs=(EnvConfig(node_ranks=(0,), env_vars=variables),))
+    assert [item.node_rank for item in made.groups[0].hardware] == [0, 1]
+    assert Topology.from_dict(made.to_dict()) == made
 
 
 def test_settings_that_are_no_json_are_refused():

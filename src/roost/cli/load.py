@@ -39,7 +39,7 @@ class Flags:
 
 def load_plan(path: Path, flags: Flags) -> Plan:
     """The plan of a job, or a saved plan; for that one the flags have nothing to say."""
-    path = Path("/dev/stdin") if str(path) == "-" else path
+    path = _stdin(path)
     text = load_text(path, limit=PLAN_FILE_LIMIT)
     if not _is_saved_plan(text):
         return _plan_job(path, text, flags, None)
@@ -52,6 +52,7 @@ def load_plan(path: Path, flags: Flags) -> Plan:
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     """Two plans to compare. A job beside a saved plan is planned on that plan's hardware unless flags say other."""
+    before, after = _stdin(before), _stdin(after)
     texts = [load_text(path, limit=PLAN_FILE_LIMIT) for path in (before, after)]
     saved = [
         _saved_plan(path, t) if _is_saved_plan(t) else None for path, t in zip((before, after), texts, strict=True)
@@ -66,6 +67,11 @@ def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
         for plan, path, text in zip(saved, (before, after), texts, strict=True)
     )
     return one, other
+
+
+def _stdin(path: Path) -> Path:
+    """`-` is standard input."""
+    return Path("/dev/stdin") if str(path) == "-" else path
 
 
 def tell(text: str) -> None:

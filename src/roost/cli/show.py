@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from roost.errors import ConfigError, counted, said
@@ -38,8 +39,9 @@ def table(plan: Plan) -> Text:
                     item.node_group_label,
                 )
             )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(set_cell_size(cell, size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    lines = [line.rstrip() for line in lines]
     return Text("\n".join(lines))
 
 
@@ -124,8 +126,10 @@ def who_text(answer: Mapping[str, Any]) -> Text:
 def diff(difference: PlanDiff) -> Text:
     """What changes, one line each."""
     text = Text()
-    for what, before, after in difference.facts:
+    for what, before, after in difference.facts[:_MOST_LINES]:
         text.append(f"~ {what}: {before} -> {after}\n", style="yellow")
+    if len(difference.facts) > _MOST_LINES:
+        text.append(f"and {len(difference.facts) - _MOST_LINES} more; --format json has them all\n", style="dim")
     parts: list[tuple[str, str, list[str]]] = [
         ("moved", "yellow", [f"{m.worker}: {seat(m.before)} -> {seat(m.after)}" for m in difference.moved]),
         ("appeared", "green", _names(difference.appeared)),
@@ -181,9 +185,9 @@ def as_json(answer: object) -> str:
 
 def _facts(lines: Sequence[tuple[str, str]]) -> Text:
     text = Text()
-    size = max(len(name) for name, _ in lines)
+    size = max(cell_len(name) for name, _ in lines)
     for name, value in lines:
-        text.append(name.ljust(size + 2), style="bold")
+        text.append(set_cell_size(name, size + 2), style="bold")
         text.append(f"{value}\n")
     text.rstrip()
     return text

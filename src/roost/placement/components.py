@@ -48,11 +48,12 @@ class ComponentPlacement:
 
     def __init__(self, config: object, cluster: object, *, isolate_accelerator: bool = True) -> None:
         draft = read_job_draft(config)
+        notes = draft.notes.copy()
         self._job = draft.job
         self._isolate_accelerator = isolate_accelerator
-        self._topology = _join_groups(topology_of(cluster), draft.job, draft.notes)
-        self._layouts = self._lay_out(draft.notes)
-        draft.notes.raise_if_any()
+        self._topology = _join_groups(topology_of(cluster), draft.job, notes)
+        self._layouts = self._lay_out(notes)
+        notes.raise_if_any()
 
     @property
     def topology(self) -> Topology:

@@ -32,6 +32,7 @@ from roost.placement.reading import (
 )
 
 _MAX_NODES = 1_000_000
+_INFERENCE_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
 
 
@@ -122,7 +123,7 @@ class JobConfig:
         """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
         keys = (("actor", "model", "tensor_model_parallel_size"), ("rollout", "tensor_parallel_size"))
         found = {".".join(key): self.document.get(*key) for key in keys}
-        return {key: describe(value) for key, value in found.items() if value is not None}
+        return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
         """The parallel sizes of `actor`, `rollout`, `inference` and `algorithm`; what is left out is 1."""
@@ -290,6 +291,6 @@ def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
         # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
         inference_tp=size(actor_tp, "inference", "model", "tensor_model_parallel_size"),
         inference_pp=size(actor_pp, "inference", "model", "pipeline_model_parallel_size"),
-        inference_is_own=document.get("inference", "model") is not None,
+        inference_is_own=any(document.get("inference", "model", key) is not None for key in _INFERENCE_SIZES),
         recompute_logprobs=None if recompute is None else read_bool(recompute, notes, "recompute_logprobs"),
     )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Any
 
 from roost.errors import counted
 from roost.placement.groups import NodeGroup
-from roost.placement.hardware import BARE_NODE
+from roost.placement.hardware import BARE_NODE, AcceleratorType
 from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
 from roost.placement.topology import Node, Topology
-
-_MOST_NODES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +138,9 @@ def _changed_hands(before: Plan, after: Plan) -> list[ChangedHands]:
 def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     facts = [
         ("mode", before.mode.value, after.mode.value),
-        ("num_nodes", str(before.num_nodes), str(after.num_nodes)),
+        ("num_nodes", str(before.num_nodes or "not set"), str(after.num_nodes or "not set")),
         ("components", ", ".join(before.names), ", ".join(after.names)),
-        ("parallel sizes ignored", str(before.sizes_ignored), str(after.sizes_ignored)),
+        ("parallel sizes ignored", before.sizes_ignored or "no", after.sizes_ignored or "no"),
     ]
     for name in (name for name in before.names if name in after.names):
         old, new = before.component(name), after.component(name)
@@ -165,11 +163,9 @@ def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, st
         for item in (before, after)
     ]
     found = [("cluster", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []
-    pairs = list(zip_longest(before.nodes, after.nodes))
-    unlike = [(f"node {rank}", _node(a), _node(b)) for rank, (a, b) in enumerate(pairs) if a != b]
-    found += unlike[:_MOST_NODES]
-    if len(unlike) > _MOST_NODES:
-        found.append((f"{len(unlike) - _MOST_NODES} more nodes", "as they were", "changed"))
+    for rank, (old_node, new_node) in enumerate(zip_longest(before.nodes, after.nodes)):
+        if old_node != new_node:
+            found.append((f"node {rank}", *_unlike(old_node, new_node)))
     old, new = ({group.label: group for group in item.groups} for item in (before, after))
     for label in {**old, **new}:
         if old.get(label) != new.get(label):
@@ -177,17 +173,33 @@ def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, st
     return found
 
 
-def _node(node: Node | None) -> str:
-    if node is None:
-        return "none"
-    models = dict.fromkeys(item.model or str(item.type) for item in node.accelerators)
-    what = f"{len(node.accelerators)} x {'/'.join(models)}" if models else "no accelerators"
-    facts = [node.name, node.address, what, *(f"{name}={value}" for name, value in node.labels)]
-    facts += [f"{node.cpus} cpus" if node.cpus is not None else None]
-    facts += [f"{node.memory} bytes" if node.memory is not None else None]
-    memory = {item.memory for item in node.accelerators if item.memory is not None}
-    facts += [f"{size} bytes each" for size in sorted(memory)]
-    return ", ".join(fact for fact in facts if fact)
+def _unlike(before: Node | None, after: Node | None) -> tuple[str, str]:
+    """What two nodes have in the fields in which they differ."""
+    old = {} if before is None else _node_facts(before)
+    new = {} if after is None else _node_facts(after)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    if not old or not new:
+        names = [name for name in names if "not set" not in {**old, **new}[name]]
+    sides = [", ".join(side[name] for name in names if name in side) or "none" for side in (old, new)]
+    return sides[0], sides[1]
+
+
+def _node_facts(node: Node) -> dict[str, str]:
+    runs = [(accelerator, len(list(same))) for accelerator, same in groupby(node.accelerators)]
+    accelerators = [
+        f"{count} x {item.model or item.type}"
+        + (f" ({item.type})" if item.model and item.type != AcceleratorType.NVIDIA else "")
+        + (f" of {item.memory} bytes" if item.memory is not None else "")
+        for item, count in runs
+    ]
+    return {
+        "accelerators": " + ".join(accelerators) or "no accelerators",
+        "name": f"name {node.name or 'not set'}",
+        "address": f"address {node.address or 'not set'}",
+        "labels": "labels " + (", ".join(f"{name}={value}" for name, value in node.labels) or "not set"),
+        "cpus": f"cpus {'not set' if node.cpus is None else node.cpus}",
+        "memory": f"memory {'not set' if node.memory is None else node.memory}",
+    }
 
 
 def _group(group: NodeGroup | None) -> str:

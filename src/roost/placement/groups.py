@@ -14,6 +14,7 @@ from roost.placement.hardware import ACCELERATOR, accelerator_types
 from roost.placement.ranks import format_ranks
 from roost.placement.reading import (
     Notes,
+    name_problem,
     outside,
     read_bool,
     read_fields,
@@ -75,6 +76,10 @@ class EnvConfig:
     env_vars: tuple[tuple[str, str], ...] = ()
     python_interpreter_path: str | None = None
 
+    def __post_init__(self) -> None:
+        # Their order means nothing, and two that say the same are equal.
+        object.__setattr__(self, "env_vars", tuple(sorted(self.env_vars)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
@@ -85,6 +90,25 @@ class NodeGroup:
     hardware: tuple[DeclaredHardware, ...] = ()
     ignore_hardware: bool = False
     env_configs: tuple[EnvConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.label, str) or name_problem(self.label):
+            raise ConfigError(f"{self.label!r} cannot be the label of a node group")
+        what = f"node group {self.label!r}"
+        _check_ascending(self.node_ranks, f"the node ranks of {what}")
+        nodes = set(self.node_ranks)
+        kinds = {item.type for item in self.hardware}
+        if kinds and (len(kinds) > 1 or kinds & _taken_types() or name_problem(self.hardware[0].type)):
+            raise ConfigError(f"{what} cannot declare hardware of the type {', '.join(sorted(kinds))}")
+        if self.hardware and self.ignore_hardware:
+            raise ConfigError(f"{what} declares hardware and ignores it")
+        if not {item.node_rank for item in self.hardware} <= nodes:
+            raise ConfigError(f"{what} declares hardware on a node that it does not have")
+        covered = [rank for item in self.env_configs for rank in item.node_ranks]
+        if len(set(covered)) != len(covered) or not set(covered) <= nodes:
+            raise ConfigError(f"{what} has env_configs that overlap, or that name a node that it does not have")
+        # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
+        object.__setattr__(self, "hardware", tuple(sorted(self.hardware, key=lambda piece: piece.node_rank)))
 
     def to_dict(self) -> dict[str, Any]:
         """The group as an inventory or a job file says it."""
@@ -123,6 +147,7 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
     if label is None:
         return None
     what = f"node group {label!r}"
+    noted = len(notes.problems)
     if label in RESERVED:
         notes.config(fields["label"], f"the label {label!r} is reserved", hint=_reserved_hint(label))
         return None
@@ -149,6 +174,8 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
     env_configs: tuple[EnvConfig, ...] = ()
     if "env_configs" in fields:
         env_configs = _read_env_configs(fields["env_configs"], notes, what, node_ranks)
+    if len(notes.problems) > noted:
+        return None
     return NodeGroup(
         label=label, node_ranks=node_ranks, hardware=hardware, ignore_hardware=ignore, env_configs=env_configs
     )
@@ -186,20 +213,28 @@ def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[i
             notes.take(error)
             continue
         found.append(DeclaredHardware.make(kind, node_rank, plain))
-    # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
-    return tuple(sorted(found, key=lambda piece: piece.node_rank))
+    return tuple(found)
 
 
 def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
     """Whether hardware can be declared under this name: not where it already means something else."""
     if kind in RESERVED:
         notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
-        return False
-    if kind == ACCELERATOR or kind in accelerator_types():
+    elif kind in _taken_types():
         hint = "accelerators are found on the node and not declared: leave out 'hardware'"
         notes.config(value, f"{what} declares {kind!r} as hardware", hint=hint)
-        return False
-    return True
+    return kind not in _taken_types()
+
+
+def _taken_types() -> set[str]:
+    """The kinds of hardware that cannot be declared: they are found, or stand for nodes."""
+    return {*RESERVED, ACCELERATOR, *accelerator_types()}
+
+
+def _check_ascending(ranks: object, what: str) -> None:
+    whole = isinstance(ranks, tuple) and all(type(rank) is int and rank >= 0 for rank in ranks)
+    if not whole or not ranks or list(ranks) != sorted(set(ranks)):  # type: ignore[call-overload]
+        raise ConfigError(f"{what} must be a tuple of whole numbers that ascend, with at least one in it")
 
 
 def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[EnvConfig, ...]:

@@ -34,7 +34,7 @@ class _Share:
     """The accelerators of one model-parallel component."""
 
     component: ComponentConfig
-    segments: list[ResolvedSegment]
+    segments: tuple[ResolvedSegment, ...]
     first: int
     last: int
     places: tuple[_Place, ...]
@@ -198,7 +198,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         strategy = PackedPlacementStrategy(
             share.first, share.last, per_process, stride, node_group=component.node_groups or None
         )
-        layout = self._layout(component, share.segments, strategy)
+        layout = self._layout(component, list(share.segments), strategy)
         _check_asked(share, layout.plan.world_size)
         parallel = {
             "actor": (self.actor_tp_size, self.actor_tp_size * self.actor_pp_size * self.actor_cp_size),
@@ -242,7 +242,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             end = min(last + 1, start + stretch.size)
             places.append(_Place(stretch.node_rank, rank - start, end - start))
             rank = end
-        return _Share(component=component, segments=segments, first=first, last=last, places=tuple(places))
+        return _Share(component=component, segments=tuple(segments), first=first, last=last, places=tuple(places))
 
 
 def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode:

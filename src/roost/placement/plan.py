@@ -116,10 +116,10 @@ class Plan:
     def placement(self, component: str, rank: int) -> Placement:
         """Where one worker sits."""
         placements = self.component(component).placements
-        if not 0 <= rank < len(placements):
+        if not isinstance(rank, int) or not 0 <= rank < len(placements):
             last = len(placements) - 1
             has = "only rank 0" if last == 0 else f"ranks 0-{last}"
-            raise PlacementError(f"component {component!r} has no rank {rank}: it has {has}")
+            raise PlacementError(f"component {component!r} has no rank {clipped(str(rank))}: it has {has}")
         return placements[rank]
 
     def environment(self, component: str, rank: int) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Plan:
             edited = _hash({key: data[key] for key in _CONTENT}) != data.get("hash")
         except RoostError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {clipped(str(error), 200)}") from None
         if edited:
             raise ConfigError(

@@ -48,7 +48,7 @@ def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:
     others = [repr(name) for name in names if name not in _MODEL_PARALLEL_JOB]
     if len(given) == 2 and not others:
         return True, None
-    if all(size.strip("'") == "1" for size in given.values()):
+    if all(size == "1" for size in given.values()):
         return False, None
     if len(given) == 1:
         return False, f"only {next(iter(given))} is given"

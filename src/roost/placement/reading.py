@@ -34,6 +34,12 @@ class Notes:
         self.problems: list[Problem] = []
         self._placement = False
 
+    def copy(self) -> Notes:
+        """The same notes, to go on from without changing these."""
+        other = Notes()
+        other.problems, other._placement = list(self.problems), self._placement
+        return other
+
     def config(self, value: Value, message: str, hint: str = "", span: tuple[int, int] | None = None) -> None:
         """Note something that cannot be read or is not known."""
         self.problems.append(Problem(message=message, hint=hint, where=value.where(span)))
@@ -157,18 +163,24 @@ def read_name(value: Value, notes: Notes, what: str) -> str | None:
 def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
     """The name in its normal form, or None with a note where it is none."""
     name = unicodedata.normalize("NFC", text.strip())
-    bad = [c for c in name if not (c.isalnum() or c in _NAME_EXTRA or unicodedata.combining(c))]
-    if not name:
-        notes.config(value, f"{what} is empty")
-        return None
-    if bad:
-        shown = repr(bad[0]) if bad[0].isprintable() else f"the character U+{ord(bad[0]):04X}"
-        notes.config(value, f"{what} {clipped(name)!r} has {shown} in it", hint="use letters, digits, '_', '-' and '.'")
-        return None
-    if len(name) > 64:
-        notes.config(value, f"{what} has {len(name)} characters", hint="use at most 64")
+    problem = name_problem(name)
+    if problem:
+        notes.config(value, f"{what} {problem[0]}", hint=problem[1])
         return None
     return name
+
+
+def name_problem(name: str) -> tuple[str, str] | None:
+    """What keeps a text from being a name, and a hint; None for a name in its normal form."""
+    bad = [c for c in name if not (c.isalnum() or c in _NAME_EXTRA or unicodedata.combining(c))]
+    if not name:
+        return "is empty", ""
+    if bad:
+        shown = repr(bad[0]) if bad[0].isprintable() else f"the character U+{ord(bad[0]):04X}"
+        return f"{clipped(name)!r} has {shown} in it", "use letters, digits, '_', '-' and '.'"
+    if len(name) > 64:
+        return f"has {len(name)} characters", "use at most 64"
+    return None
 
 
 def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum: int = 10_000_000) -> int | None:

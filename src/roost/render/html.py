@@ -49,7 +49,6 @@ def draw_html(plan: Plan, grid: Grid) -> str:
     """The whole HTML page: the grid's picture, with findings and workers from the plan."""
     heading = grid.title or "Placement map"
     shown = {entry.name for entry in grid.legend if entry.shown}
-    content = plan.hash
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - Roost</title>',
@@ -60,7 +59,7 @@ def draw_html(plan: Plan, grid: Grid) -> str:
         *_findings(plan),
         "<h2>Workers</h2>",
         *(line for item in plan.components if item.name in shown for line in _table(plan, item)),
-        f'<p class="soft">plan <code>{content}</code></p>',
+        f'<p class="soft">plan <code>{plan.hash}</code></p>',
         f'<div id="tip" role="tooltip" hidden></div><script>{_SCRIPT}</script></body></html>',
     ]
     return "\n".join(parts) + "\n"

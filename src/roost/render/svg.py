@@ -42,10 +42,11 @@ class _Drawing:
     def __init__(self, plan: Plan, grid: Grid) -> None:
         self._plan = plan
         self._grid = grid
-        widest = max((cells_per_line(strip.cells, _WRAP) for row in grid.rows for strip in row.strips), default=1)
-        self._width = max(widest, _NODE_CELLS) * _CELL
         self._names = [entry.name for entry in grid.legend]
         self._short = short_names(self._names, 3)
+        widest = max((cells_per_line(strip.cells, _WRAP) for row in grid.rows for strip in row.strips), default=1)
+        self._cell = self._cell_width()
+        self._width = max(widest, _NODE_CELLS) * self._cell
         self._used_short: set[int] = set()
         self._out: list[str] = []
         self._y: float = _MARGIN
@@ -56,7 +57,8 @@ class _Drawing:
             self._row(row)
         self._legend()
         text = [_width(line) for line in (self._grid.title, self._grid.summary)]
-        text += [_width(f"{max(self._names, key=len)} (xxx) {entry.summary}") + 30 for entry in self._grid.legend]
+        longest = max(map(_width, self._names), default=0) + _width(" (xxx) ")
+        text += [longest + _width(entry.summary) + 30 for entry in self._grid.legend]
         text += [_LABEL + _width(_folded_text(row, self._names)) for row in self._grid.rows if row.folded is not None]
         width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
         height = round(self._y + _MARGIN)
@@ -108,7 +110,7 @@ class _Drawing:
             span = _NODE_CELLS if strip.kind == BARE_NODE else 1
             for cell in range(start, stop):
                 self._out.append(
-                    f'<rect class="cell" x="{self._x(cell, start):g}" y="{top:g}" width="{span * _CELL - 4}" '
+                    f'<rect class="cell" x="{self._x(cell, start):g}" y="{top:g}" width="{span * self._cell - 4}" '
                     f'height="{height}" rx="5"/>'
                 )
             for cell, said in strip.empty().items():
@@ -129,14 +131,14 @@ class _Drawing:
         middle = top + (_LANE - 2) / 2
         for (_, before), (after, _) in pairwise(runs):
             parts.append(
-                f'<line x1="{self._x(before, shown.start) + _CELL - 8:g}" y1="{middle:g}" '
+                f'<line x1="{self._x(before, shown.start) + self._cell - 8:g}" y1="{middle:g}" '
                 f'x2="{self._x(after, shown.start) + 4:g}" y2="{middle:g}" stroke="{entry.colour}" '
                 f'stroke-width="4" stroke-dasharray="7 4"/>'
             )
         for first, last in runs:
             x = self._x(first, shown.start) + 3
             span = _NODE_CELLS if strip.kind == BARE_NODE else last - first + 1
-            width = span * _CELL - 10
+            width = span * self._cell - 10
             parts.append(
                 f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{_LANE - 2}" rx="4" fill="{entry.colour}"/>'
                 f'<text x="{x + 7:g}" y="{top + 16:g}" style="fill:{ink(entry.colour)}">'
@@ -149,8 +151,7 @@ class _Drawing:
         if _width(label) <= room:
             return label
         self._used_short.add(block.component)
-        label = f"{self._short[block.component]} {block.ranks_text}"
-        return label if _width(label) <= room else _clip(block.ranks_text, room)
+        return _clip(f"{self._short[block.component]} {block.ranks_text}", room)
 
     def _legend(self) -> None:
         self._y += 8
@@ -168,9 +169,21 @@ class _Drawing:
             self._text(column, entry.summary, "soft", self._y + 11.5)
             self._y += 22
 
-    @staticmethod
-    def _x(cell: int, start: int) -> float:
-        return _MARGIN + _LABEL + (cell - start) * _CELL
+    def _cell_width(self) -> int:
+        """Wide enough for the key and the ranks of every block, also where it has one cell only."""
+        labels = [
+            f"{self._short[block.component]} {block.ranks_text}"
+            for row in self._grid.rows
+            for strip in row.strips
+            if strip.kind != BARE_NODE
+            for lane in strip.lanes
+            for block in lane
+            if any(first == last for first, last in block.pieces(range(strip.cells)))
+        ]
+        return max(_CELL, round(max(map(_width, labels), default=0)) + 24)
+
+    def _x(self, cell: int, start: int) -> float:
+        return _MARGIN + _LABEL + (cell - start) * self._cell
 
 
 def _folded_text(row: Row, names: list[str]) -> str:
@@ -198,6 +211,9 @@ def _width(text: str) -> float:
 
 
 def _clip(text: str, room: float) -> str:
-    while text and _width(text) > room:
-        text = text[:-2].rstrip() + "…"
-    return text
+    if _width(text) <= room:
+        return text
+    kept = text
+    while kept and _width(f"{kept}…") > room:
+        kept = kept[:-1]
+    return f"{kept}…"

@@ -8,11 +8,11 @@ Every block has brackets around it and its component's name in it, so that nothi
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from rich.text import Span, Text
 
 from roost.placement.hardware import BARE_NODE
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, numbered, short_names
@@ -41,12 +41,14 @@ class _Drawing:
         labels = [_title(row) for row in grid.rows] + [s.title for row in grid.rows for s in row.strips]
         longest = max((cell_len(label) for label in labels), default=0)
         self._label = min(max(longest + 2, _LABEL_WIDTH[0]), _LABEL_WIDTH[1])
+        self._shortest = short_names([entry.name for entry in grid.legend], 1)
+        self._layouts: dict[int, tuple[int, int]] = {}
         self._names = self._fitting_names()
 
     def lines(self) -> Iterator[Text]:
         if self._grid.title:
             yield Text(_cut(self._grid.title, self._width), style="bold")
-        for text in textwrap.wrap(self._grid.summary, self._width):
+        for text in _wrapped(self._grid.summary, self._width):
             yield Text(text, style="dim")
         yield Text("")
         for row in self._grid.rows:
@@ -55,31 +57,45 @@ class _Drawing:
         yield from self._legend()
 
     def _cells(self, strip: Strip) -> tuple[int, int]:
-        """How many cells stand in a line, and how wide each is; a wide node wraps and stays readable."""
+        """How many cells stand in a line, and how wide each is: as many as leave room for key and ranks in each."""
+        found = self._layouts.get(id(strip))
+        if found is None:
+            found = self._layouts[id(strip)] = self._lay_out(strip)
+        return found
+
+    def _lay_out(self, strip: Strip) -> tuple[int, int]:
         room = self._width - self._label
         if strip.kind == BARE_NODE:
             return 1, min(room, _NODE_CELL_WIDTH)
-        per_line = cells_per_line(strip.cells, room // _CELL_WIDTH[0])
-        return per_line, min(max(room // per_line, 4), _CELL_WIDTH[1])
-
-    def _shown(self, strip: Strip) -> list[range]:
-        """The cells of each line that a strip is wrapped into."""
-        per_line, _ = self._cells(strip)
-        return [range(start, min(start + per_line, strip.cells)) for start in range(0, strip.cells, per_line)]
+        blocks = [block for lane in strip.lanes for block in lane]
+        most = room // _CELL_WIDTH[0]
+        while True:
+            per_line = cells_per_line(strip.cells, most)
+            width = min(room // per_line, _CELL_WIDTH[1])
+            fits = all(
+                cell_len(f"{self._shortest[block.component]} {block.ranks_text}") <= pieces * width - 2
+                for block in blocks
+                for pieces in _pieces(block, _lines(strip.cells, per_line))
+            )
+            if fits:
+                return per_line, width
+            if per_line == 1:
+                return 1, room
+            most = per_line - 1
 
     def _fitting_names(self) -> list[str]:
         """For each component the longest name that fits into all its blocks."""
         names = [entry.name for entry in self._grid.legend]
         room = dict.fromkeys(range(len(names)), self._width)
         for strip in (strip for row in self._grid.rows for strip in row.strips):
-            width = self._cells(strip)[1]
+            per_line, width = self._cells(strip)
             for block in (block for lane in strip.lanes for block in lane):
-                cells = min(last - first + 1 for shown in self._shown(strip) for first, last in block.pieces(shown))
+                cells = min(_pieces(block, _lines(strip.cells, per_line)))
                 left = cells * width - 2 - len(f" {block.ranks_text}")
                 room[block.component] = min(room[block.component], left)
-        cuts = [short_names(names, length) for length in (max(map(len, names), default=1), 4, 3, 2, 1)]
+        cuts = [short_names(names, length) for length in (max(map(len, names), default=1), 4, 3, 2)]
         keys = [
-            next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), cuts[-1][index])
+            next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), self._shortest[index])
             for index in range(len(names))
         ]
         # Keys of different lengths can still be the same text; then those are numbered.
@@ -87,7 +103,7 @@ class _Drawing:
 
     def _row(self, row: Row) -> Iterator[Text]:
         for number, strip in enumerate(row.strips):
-            header = self._header(strip, self._shown(strip)[0])
+            header = self._header(strip, _lines(strip.cells, self._cells(strip)[0])[0])
             if number == 0:
                 yield self._line(_title(row), header, "bold")
             elif header:
@@ -113,9 +129,9 @@ class _Drawing:
 
     def _strip(self, strip: Strip) -> Iterator[Text]:
         empty = strip.empty()
-        width = self._cells(strip)[1]
+        per_line, width = self._cells(strip)
         title = strip.title
-        for shown in self._shown(strip):
+        for shown in _lines(strip.cells, per_line):
             if shown.start:
                 yield self._line("", self._header(strip, shown))
             lanes = [
@@ -153,33 +169,29 @@ class _Drawing:
 
     def _block(self, block: Block, cells: int, width: int) -> str:
         room = cells * width - 2
-        label = f"{self._names[block.component]} {block.ranks_text}"
-        if cell_len(label) > room:
-            label = label.replace(" ", "", 1)
-        if cell_len(label) > room:
-            label = block.ranks_text
-        label = _cut(label, room)
+        label = _cut(f"{self._names[block.component]} {block.ranks_text}", room)
         fill = room - cell_len(label)
         joined = cells > 1 and fill > 1
         return label + (" " + "═" * (fill - 1) if joined else " " * fill)
 
     def _legend(self) -> Iterator[Text]:
         entries = self._grid.legend
-        longest = max((cell_len(entry.name) for entry in entries), default=0)
         keys = ["" if key == entry.name else f" ({key})" for key, entry in zip(self._names, entries, strict=True)]
+        longest = min(max((cell_len(entry.name) for entry in entries), default=0), self._width // 2)
         for index, entry in enumerate(entries):
             if not entry.shown:
                 continue
             colour = self._colour_of(index)
             line = Text("■ ", style=colour)
-            line.append(set_cell_size(entry.name, longest), style=f"bold {colour}")
+            line.append(set_cell_size(_cut(entry.name, longest), longest), style=f"bold {colour}")
             line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")
             beside = self._width - cell_len(line.plain) - 2
             if cell_len(entry.summary) <= beside:
                 yield line.append(f"  {entry.summary}")
                 continue
+            line.rstrip()
             yield line
-            for text in textwrap.wrap(entry.summary, self._width - 4):
+            for text in _wrapped(entry.summary, self._width - 4):
                 yield Text(f"    {text}")
 
     def _style(self, block: Block) -> str:
@@ -205,7 +217,31 @@ def _cut(text: str, room: int) -> str:
     return text if cell_len(text) <= room else set_cell_size(text, max(0, room - 1)) + "…"
 
 
+def _lines(cells: int, per_line: int) -> list[range]:
+    """The cells of each line that a strip is wrapped into."""
+    return [range(start, min(start + per_line, cells)) for start in range(0, cells, per_line)]
+
+
+def _pieces(block: Block, lines: Sequence[range]) -> list[int]:
+    """How many cells each piece of a block has, once its strip is wrapped."""
+    return [last - first + 1 for shown in lines for first, last in block.pieces(shown)]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` cells, broken at spaces; a word that is too long is cut."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= width or not lines[-1]:
+            lines[-1] = _cut(longer, width)
+        else:
+            lines.append(_cut(word, width))
+    return lines
+
+
 def to_ascii(text: Text) -> Text:
-    """The same text for a terminal that knows only ASCII."""
-    plain = "".join(_ASCII.get(c, c if ord(c) < 128 else "?") for c in text.plain)
-    return Text(plain, spans=list(text.spans))
+    """The same text for a terminal that knows only ASCII, every character as wide as it was."""
+    parts = [_ASCII.get(c, c if ord(c) < 128 else "?" * cell_len(c)) for c in text.plain]
+    starts = [0, *accumulate(map(len, parts))]
+    spans = [Span(starts[span.start], starts[span.end], span.style) for span in text.spans]
+    return Text("".join(parts), spans=spans)
