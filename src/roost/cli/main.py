@@ -194,7 +194,11 @@ def _who(
 
     plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
     answer = show.who(plan, hardware)
-    _write(show.as_json(answer), None) if form is TextFormat.JSON else _print(show.who_text(answer))
+    node_rank = int(hardware.partition(":")[0])
+    if form is TextFormat.JSON:
+        _write(show.as_json(show.who_json(answer, node_rank)), None)
+    else:
+        _print(show.who_text(answer, node_rank))
 
 
 @app.command("lint")

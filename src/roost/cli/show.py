@@ -77,8 +77,8 @@ def where_text(plan: Plan, answer: Mapping[str, Any]) -> Text:
     return _facts([(name, text) for name, text in lines if text])
 
 
-def who(plan: Plan, text: str) -> dict[str, Any]:
-    """The workers on a piece of hardware (`1:4`, `1:Franka:0`) or on a node (`1`), as JSON has it."""
+def who(plan: Plan, text: str) -> dict[Piece, list[WorkerId]]:
+    """The workers on a piece of hardware (`1:4`, `1:Franka:0`), or on every piece of a node (`1`)."""
     parts = text.split(":")
     numbers = (parts[0], *parts[1:][-1:])
     if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in numbers):
@@ -97,7 +97,7 @@ def who(plan: Plan, text: str) -> dict[str, Any]:
         kinds = {ACCELERATOR: _count(plan, node_rank, ACCELERATOR), **plan.topology.declared_on(node_rank)}
         pieces = [Piece(node_rank, kind, local) for kind, count in kinds.items() for local in range(count)]
         pieces += [piece for piece in found if piece == Piece(node_rank, BARE_NODE, -1)]
-        return {"node_rank": node_rank, "hardware": [_piece(piece, found.get(piece, [])) for piece in pieces]}
+        return {piece: found.get(piece, []) for piece in pieces}
     kind = parts[1] if len(parts) == 3 else ACCELERATOR
     local_rank = int(parts[-1])
     count = _count(plan, node_rank, kind)
@@ -107,18 +107,29 @@ def who(plan: Plan, text: str) -> dict[str, Any]:
             hint=f"it has {counted(count, kind)}" + (f", 0-{count - 1}" if count > 1 else ""),
         )
     piece = Piece(node_rank, kind, local_rank)
-    return {"node_rank": node_rank, "hardware": [_piece(piece, found.get(piece, []))]}
+    return {piece: found.get(piece, [])}
 
 
-def who_text(answer: Mapping[str, Any]) -> Text:
+def who_json(answer: Mapping[Piece, Sequence[WorkerId]], node_rank: int) -> dict[str, Any]:
+    """What `who` found, as JSON has it."""
+    hardware = [
+        {
+            "hardware_type": piece.kind,
+            "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
+            "workers": [str(worker) for worker in workers],
+        }
+        for piece, workers in answer.items()
+    ]
+    return {"node_rank": node_rank, "hardware": hardware}
+
+
+def who_text(answer: Mapping[Piece, Sequence[WorkerId]], node_rank: int) -> Text:
     """What `who` found, for people."""
-    lines = [("node", str(answer["node_rank"]))]
-    for piece in answer["hardware"]:
-        bare = piece["hardware_type"] == BARE_NODE
-        name = "the node itself" if bare else f"{piece['hardware_type']} {piece['local_rank']}"
-        workers = [WorkerId(*_split(worker)) for worker in piece["workers"]]
+    lines = [("node", str(node_rank))]
+    for piece, workers in answer.items():
+        name = "the node itself" if piece.kind == BARE_NODE else f"{piece.kind} {piece.local_rank}"
         lines.append((name, ", ".join(_names(workers)) or "nobody"))
-    if not answer["hardware"]:
+    if not answer:
         lines.append(("workers", "nobody"))
     return _facts(lines)
 
@@ -138,7 +149,7 @@ def diff(difference: PlanDiff) -> Text:
             "changed variables",
             "yellow",
             [
-                f"{item.worker}: " + ", ".join(f"{n} {a or 'unset'} -> {b or 'unset'}" for n, a, b in item.variables)
+                f"{item.worker}: " + ", ".join(f"{name} {_shown(a)} -> {_shown(b)}" for name, a, b in item.variables)
                 for item in difference.changed_variables
             ],
         ),
@@ -193,17 +204,8 @@ def _facts(lines: Sequence[tuple[str, str]]) -> Text:
     return text
 
 
-def _piece(piece: Piece, workers: Sequence[WorkerId]) -> dict[str, Any]:
-    return {
-        "hardware_type": piece.kind,
-        "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
-        "workers": [str(worker) for worker in workers],
-    }
-
-
-def _split(worker: str) -> tuple[str, int]:
-    component, _, rank = worker.rpartition(":")
-    return component, int(rank)
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else value or "''"
 
 
 def _piece_text(piece: Piece) -> str:

@@ -206,16 +206,20 @@ def _check_resources(
     try:
         space.check([resources.first, resources.last], f"component {component.name!r}")
     except PlacementError as error:
-        if hint:
-            pass
-        elif resources.first < space.count:
-            hint = f"ranges include both ends; write {RankRange(resources.first, space.count - 1)}"
-        elif space.count:
-            value = component.source.value
-            hint = pair_hint(value.scalar if value.kind == "scalar" else None) or "ranks count from 0"
         (problem,) = error.problems
+        hint = hint or _range_hint(component, resources, space)
         where = component.where(segment, last=True)
         raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None
+
+
+def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpace) -> str:
+    """What to write instead of a range that is not all there."""
+    if not space.count:
+        return ""
+    if resources.first < space.count:
+        return f"ranges include both ends; write {RankRange(resources.first, space.count - 1)}"
+    value = component.source.value
+    return pair_hint(value.scalar if value.kind == "scalar" else None) or "ranks count from 0"
 
 
 def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[range]:

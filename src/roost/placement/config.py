@@ -14,7 +14,7 @@ from typing import Any
 from roost.errors import ConfigError, Where
 from roost.placement.document import Value
 from roost.placement.files import as_document, parse_text, read_file
-from roost.placement.groups import NodeGroup, read_node_groups
+from roost.placement.groups import MAX_NODES, NodeGroup, read_node_groups
 from roost.placement.ranks import Segment
 from roost.placement.reading import (
     Notes,
@@ -31,7 +31,6 @@ from roost.placement.reading import (
     read_text,
 )
 
-_MAX_NODES = 1_000_000
 _INFERENCE_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 _FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
 
@@ -115,7 +114,8 @@ class JobConfig:
         section = self.document.get("cluster", "node_groups")
         for item in section.elements() if section is not None and section.kind == "list" else ():
             found = item.get("label")
-            if found is not None and found.kind == "scalar" and str(found.scalar) == label:
+            readable = found is not None and found.broken is None and found.kind == "scalar"
+            if found is not None and readable and str(found.scalar).strip() == label:
                 return (item.get("node_ranks") or item).where()
         return None
 
@@ -183,7 +183,7 @@ def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
     fields = read_mapping(section, notes, "cluster", known, required=("component_placement",), otherwise=hint)
     num_nodes = None
     if "num_nodes" in fields:
-        num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=_MAX_NODES)
+        num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=MAX_NODES)
     groups: tuple[NodeGroup, ...] = ()
     if "node_groups" in fields:
         groups = read_node_groups(fields["node_groups"], notes, num_nodes, f"num_nodes is {num_nodes}")

@@ -32,6 +32,7 @@ CLUSTER = "cluster"
 NODE = "node"
 """The reserved group of all nodes as bare nodes."""
 RESERVED = (CLUSTER, NODE)
+MAX_NODES = 1_000_000
 
 # Roost writes these, and the visible devices, for every worker: a group that set them would make it lie.
 _OWN_VARIABLES = frozenset(

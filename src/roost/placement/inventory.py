@@ -10,7 +10,7 @@ from typing import Any
 from roost.errors import ConfigError, clipped, counted
 from roost.placement.document import PlainValue, Value
 from roost.placement.files import INVENTORY_FILE_LIMIT, read_file
-from roost.placement.groups import NodeGroup, read_node_groups
+from roost.placement.groups import MAX_NODES, NodeGroup, read_node_groups
 from roost.placement.hardware import AcceleratorType, accelerator_types
 from roost.placement.reading import (
     Notes,
@@ -25,7 +25,6 @@ from roost.placement.reading import (
 )
 from roost.placement.topology import Accelerator, Node, Topology
 
-MAX_NODES = 1_000_000
 MAX_ACCELERATORS_PER_NODE = 1024
 
 _NODE_KEYS = ("accelerators", "name", "address", "labels", "cpus", "memory")

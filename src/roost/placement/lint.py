@@ -9,8 +9,10 @@ from typing import Literal
 
 from roost.errors import counted, said
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId
 from roost.placement.ranks import format_ranks
+
+_Occupants = dict[Piece, list[WorkerId]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +29,17 @@ class Finding:
 
 def lint(plan: Plan) -> tuple[Finding, ...]:
     """What a person would want to know of a plan; warnings first."""
+    occupants = plan.occupants()
     found: list[Finding] = []
     found += _num_nodes(plan)
     found += _sizes_ignored(plan)
-    found += _idle(plan)
+    found += _idle(plan, occupants)
     for component in plan.components:
         found += _uneven(plan, component)
         found += _far_apart(component)
         found += _cut_by_node(component)
         found += _left_over(component)
-    found += _shared(plan)
+    found += _shared(occupants)
     return tuple(sorted(found, key=lambda finding: finding.level != "warning"))
 
 
@@ -56,8 +59,8 @@ def _sizes_ignored(plan: Plan) -> Iterator[Finding]:
         yield Finding(code="sizes-ignored", level="warning", message=message)
 
 
-def _idle(plan: Plan) -> Iterator[Finding]:
-    used = {(piece.node_rank, piece.local_rank) for piece in plan.occupants() if piece.kind == ACCELERATOR}
+def _idle(plan: Plan, occupants: _Occupants) -> Iterator[Finding]:
+    used = {(piece.node_rank, piece.local_rank) for piece in occupants if piece.kind == ACCELERATOR}
     idle: dict[int, list[int]] = {}
     for node_rank, node in enumerate(plan.topology.nodes):
         free = [local for local in range(len(node.accelerators)) if (node_rank, local) not in used]
@@ -80,9 +83,9 @@ def _by_node(ranks: dict[int, list[int]]) -> str:
     return "; ".join(parts[:6]) + (f"; and {len(parts) - 6} more" if len(parts) > 6 else "")
 
 
-def _shared(plan: Plan) -> Iterator[Finding]:
+def _shared(occupants: _Occupants) -> Iterator[Finding]:
     groups: dict[tuple[str, ...], dict[int, list[int]]] = {}
-    for piece, workers in plan.occupants().items():
+    for piece, workers in occupants.items():
         names = tuple(dict.fromkeys(worker.component for worker in workers))
         if piece.kind == ACCELERATOR and len(names) > 1:
             groups.setdefault(names, {}).setdefault(piece.node_rank, []).append(piece.local_rank)

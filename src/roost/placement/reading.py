@@ -100,8 +100,6 @@ def read_mapping(
 ) -> dict[str, Value]:
     """A mapping's values by key; unknown keys are noted, with `otherwise` as a hint where none comes near."""
     names = list(known)
-    if not _is_kind(value, "mapping", notes, what):
-        return {}
     noted = len(notes.problems)
     fields = read_fields(value, notes, what)
     if not fields and len(notes.problems) > noted:
