@@ -9,12 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roost.errors import ConfigError, PlacementError, RoostError
+    from roost.errors import (
+        CheckFailed,
+        ClusterError,
+        ConfigError,
+        ManagerDied,
+        NameTaken,
+        NodesMissing,
+        PlacementError,
+        PortsExhausted,
+        RoostError,
+    )
     from roost.placement.components import ComponentPlacement, HybridComponentPlacement
     from roost.placement.config import ClusterConfig, JobConfig
     from roost.placement.diff import PlanDiff
     from roost.placement.groups import DeclaredHardware, EnvConfig, NodeGroup
     from roost.placement.hardware import AcceleratorType, register_accelerator_type
+    from roost.placement.kinds import register_hardware
     from roost.placement.lint import Finding, lint
     from roost.placement.parallel import ModelParallelComponentPlacement
     from roost.placement.placement import (
@@ -27,13 +38,24 @@ if TYPE_CHECKING:
     from roost.placement.plan import ComponentPlan, PlacementMode, Plan
     from roost.placement.planner import make_plan
     from roost.placement.topology import Accelerator, Node, Topology
+    from roost.runtime.cluster import Cluster
+    from roost.runtime.ledgers import CollectiveGroup, WorkerRecord, WorkerState
+    from roost.runtime.managers import CollectiveManager, NodeManager, WorkerManager
+    from roost.runtime.node_info import AcceleratorInfo, NodeInfo
+    from roost.runtime.ports import PortLease
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Accelerator": "placement.topology",
+    "AcceleratorInfo": "runtime.node_info",
     "AcceleratorType": "placement.hardware",
+    "CheckFailed": "errors",
+    "Cluster": "runtime.cluster",
     "ClusterConfig": "placement.config",
+    "ClusterError": "errors",
+    "CollectiveGroup": "runtime.ledgers",
+    "CollectiveManager": "runtime.managers",
     "ComponentPlacement": "placement.components",
     "ComponentPlan": "placement.plan",
     "ConfigError": "errors",
@@ -43,10 +65,15 @@ _HOME = {
     "FlexiblePlacementStrategy": "placement.placement",
     "HybridComponentPlacement": "placement.components",
     "JobConfig": "placement.config",
+    "ManagerDied": "errors",
     "ModelParallelComponentPlacement": "placement.parallel",
+    "NameTaken": "errors",
     "Node": "placement.topology",
     "NodeGroup": "placement.groups",
+    "NodeInfo": "runtime.node_info",
+    "NodeManager": "runtime.managers",
     "NodePlacementStrategy": "placement.placement",
+    "NodesMissing": "errors",
     "PackedPlacementStrategy": "placement.placement",
     "Placement": "placement.placement",
     "PlacementError": "errors",
@@ -54,17 +81,29 @@ _HOME = {
     "PlacementStrategy": "placement.placement",
     "Plan": "placement.plan",
     "PlanDiff": "placement.diff",
+    "PortLease": "runtime.ports",
+    "PortsExhausted": "errors",
     "RoostError": "errors",
     "Topology": "placement.topology",
+    "WorkerManager": "runtime.managers",
+    "WorkerRecord": "runtime.ledgers",
+    "WorkerState": "runtime.ledgers",
     "lint": "placement.lint",
     "make_plan": "placement.planner",
     "register_accelerator_type": "placement.hardware",
+    "register_hardware": "placement.kinds",
 }
 
 __all__ = [
     "Accelerator",
+    "AcceleratorInfo",
     "AcceleratorType",
+    "CheckFailed",
+    "Cluster",
     "ClusterConfig",
+    "ClusterError",
+    "CollectiveGroup",
+    "CollectiveManager",
     "ComponentPlacement",
     "ComponentPlan",
     "ConfigError",
@@ -74,10 +113,15 @@ __all__ = [
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
     "JobConfig",
+    "ManagerDied",
     "ModelParallelComponentPlacement",
+    "NameTaken",
     "Node",
     "NodeGroup",
+    "NodeInfo",
+    "NodeManager",
     "NodePlacementStrategy",
+    "NodesMissing",
     "PackedPlacementStrategy",
     "Placement",
     "PlacementError",
@@ -85,12 +129,18 @@ __all__ = [
     "PlacementStrategy",
     "Plan",
     "PlanDiff",
+    "PortLease",
+    "PortsExhausted",
     "RoostError",
     "Topology",
+    "WorkerManager",
+    "WorkerRecord",
+    "WorkerState",
     "__version__",
     "lint",
     "make_plan",
     "register_accelerator_type",
+    "register_hardware",
 ]
 
 

@@ -2,10 +2,17 @@
 
     RoostError                 the base: catch this to catch them all
     ├── ConfigError            a file, dict or flag says something that cannot be read or is not known
-    └── PlacementError         a placement breaks a rule: ranks that are not there, a worker on two
-                               nodes, sizes that do not divide (also a ValueError and an AssertionError)
+    ├── PlacementError         a placement breaks a rule: ranks that are not there, a worker on two
+    │                          nodes, sizes that do not divide (also a ValueError and an AssertionError)
+    └── ClusterError           the world is not as it should be: no Ray, a wrong one, a node that is gone
+        ├── NodesMissing       fewer nodes than asked for at the deadline (also a TimeoutError)
+        ├── CheckFailed        a node's probe, interpreter or hardware is not as the config says
+        ├── NameTaken          a worker of that name is there already
+        ├── PortsExhausted     no free block of ports on a node
+        └── ManagerDied        a manager of the job is gone
 
-Both carry `problems`: every mistake found, each with where it stands, what is wrong and what to do.
+The first two are mistakes by the user, the others failures of the world. All carry `problems`: everything that was
+found, each with where it stands (if it stands somewhere), what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -102,6 +109,30 @@ class ConfigError(RoostError, ValueError):
 
 class PlacementError(RoostError, ValueError, AssertionError):
     """A placement breaks a rule of the documents."""
+
+
+class ClusterError(RoostError, RuntimeError):
+    """The world is not as it should be: no Ray, a wrong one, a node that is gone."""
+
+
+class NodesMissing(ClusterError, TimeoutError):  # noqa: N818 - what happened, as in WorkerDied
+    """Fewer nodes than asked for came before the deadline."""
+
+
+class CheckFailed(ClusterError):  # noqa: N818 - what happened
+    """A node's probe, interpreter or hardware is not as the config says."""
+
+
+class NameTaken(ClusterError):  # noqa: N818 - what happened
+    """A worker of that name is there already."""
+
+
+class PortsExhausted(ClusterError):  # noqa: N818 - what happened
+    """A node has no free block of ports of the size asked for."""
+
+
+class ManagerDied(ClusterError):  # noqa: N818 - what happened
+    """A manager of the job is gone."""
 
 
 def _cells(text: str) -> int:

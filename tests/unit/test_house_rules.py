@@ -16,7 +16,9 @@ SOURCE = ROOT / "src" / "roost"
 
 # Who may import whom, from the top down; a package may always import itself.
 LAYERS = {
-    "cli": {"render", "placement", "errors", ""},
+    "cli": {"testing", "runtime", "render", "placement", "errors", ""},
+    "testing": {"runtime", "placement", "errors"},
+    "runtime": {"placement", "errors"},
     "render": {"placement", "errors"},
     "placement": {"errors"},
     "errors": set(),
@@ -24,6 +26,8 @@ LAYERS = {
 }
 OUTSIDE = {
     "cli": {"rich", "typer"},
+    "testing": {"ray", "psutil", "pytest"},
+    "runtime": {"ray", "psutil", "pynvml"},
     "render": {"rich"},
     "placement": {"yaml", "omegaconf"},
     "errors": set(),
@@ -76,8 +80,14 @@ def test_imports_go_one_way(path):
 def test_the_public_names_are_these():
     assert sorted(roost.__all__) == [
         "Accelerator",
+        "AcceleratorInfo",
         "AcceleratorType",
+        "CheckFailed",
+        "Cluster",
         "ClusterConfig",
+        "ClusterError",
+        "CollectiveGroup",
+        "CollectiveManager",
         "ComponentPlacement",
         "ComponentPlan",
         "ConfigError",
@@ -87,10 +97,15 @@ def test_the_public_names_are_these():
         "FlexiblePlacementStrategy",
         "HybridComponentPlacement",
         "JobConfig",
+        "ManagerDied",
         "ModelParallelComponentPlacement",
+        "NameTaken",
         "Node",
         "NodeGroup",
+        "NodeInfo",
+        "NodeManager",
         "NodePlacementStrategy",
+        "NodesMissing",
         "PackedPlacementStrategy",
         "Placement",
         "PlacementError",
@@ -98,12 +113,18 @@ def test_the_public_names_are_these():
         "PlacementStrategy",
         "Plan",
         "PlanDiff",
+        "PortLease",
+        "PortsExhausted",
         "RoostError",
         "Topology",
+        "WorkerManager",
+        "WorkerRecord",
+        "WorkerState",
         "__version__",
         "lint",
         "make_plan",
         "register_accelerator_type",
+        "register_hardware",
     ]
 
 

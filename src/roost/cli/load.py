@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roost.errors import ConfigError, RoostError
+from roost.errors import ConfigError, RoostError, said
 from roost.placement.config import read_job_draft
 from roost.placement.files import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
 from roost.placement.plan import Plan
@@ -23,6 +23,7 @@ class Flags:
 
     cluster: str | None
     inventory: Path | None
+    live: bool
     placement: PlacementKind
     no_isolate: bool
 
@@ -31,6 +32,7 @@ class Flags:
         values = {
             "--cluster": self.cluster is not None,
             "--inventory": self.inventory is not None,
+            "--live": self.live,
             "--placement": self.placement != "auto",
             "--no-isolate": self.no_isolate,
         }
@@ -107,8 +109,16 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
 
 
 def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> Topology:
-    if flags.cluster is not None and flags.inventory is not None:
-        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
+    hardware_flags = [name for name in flags.given() if name in ("--cluster", "--inventory", "--live")]
+    if len(hardware_flags) > 1:
+        raise ConfigError(f"{said(hardware_flags)} both describe the hardware", hint="give one of them")
+    if flags.live:
+        from roost.cli.live import live_topology
+
+        topology, note = live_topology(num_nodes, address=None)
+        if note:
+            tell(note)
+        return topology
     if flags.cluster is not None:
         return Topology.from_shorthand(flags.cluster)
     if flags.inventory is not None:

@@ -1,6 +1,7 @@
 """The command line: parsing, exit codes, and the one place where a RoostError becomes text.
 
-Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a mistake by the user.
+Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a mistake by the user, 3 a failure of
+the world, such as no Ray cluster.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from roost import __version__
-from roost.errors import ConfigError, RoostError, counted
+from roost.errors import ClusterError, ConfigError, RoostError, counted
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from roost.cli.load import Flags
     from roost.placement.plan import Plan
+    from roost.render.grid import Grid
 
 app = typer.Typer(
     name="roost",
@@ -40,6 +42,15 @@ class Format(StrEnum):
     JSON = "json"
     SVG = "svg"
     HTML = "html"
+
+
+class NodesFormat(StrEnum):
+    """How nodes are shown."""
+
+    TABLE = "table"
+    MAP = "map"
+    JSON = "json"
+    INVENTORY = "inventory"
 
 
 class TextFormat(StrEnum):
@@ -66,6 +77,11 @@ Cluster = Annotated[
 ]
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", metavar="FILE", help="A file that describes the hardware.")
+]
+Live = Annotated[bool, typer.Option("--live", help="Take the hardware of the Ray cluster that is running.")]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Where Ray is; else RAY_ADDRESS, or the one of this machine."),
 ]
 Rules = Annotated[
     Kind,
@@ -94,6 +110,7 @@ def _plan(
     job: Job,
     cluster: Cluster = None,
     inventory: Inventory = None,
+    live: Live = False,
     form: Annotated[Format, typer.Option("--format", "-f", help="How to show it.")] = Format.MAP,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
     component: Annotated[list[str] | None, typer.Option("--component", help="Show this one only; repeatable.")] = None,
@@ -105,7 +122,7 @@ def _plan(
     from roost.cli.load import load_plan
     from roost.render.grid import make_grid
 
-    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
+    plan = load_plan(job, _flags(cluster, inventory, live, placement, no_isolate))
     names = component or plan.names
     if form is Format.JSON:
         _write(plan.to_json(only=component) + "\n", out)
@@ -124,10 +141,7 @@ def _plan(
 
             _write(draw_html(plan, grid), out)
         else:
-            from roost.render.terminal import draw_terminal
-
-            width = 120 if out is not None else shutil.get_terminal_size().columns
-            _print(draw_terminal(grid, width=width, basic_colours=_has_basic_colours()), out)
+            _draw(grid, out)
             _print_warnings(plan)
 
 
@@ -137,6 +151,7 @@ def _diff(
     after: Annotated[Path, typer.Argument(metavar="B.yaml", help="Another.")],
     cluster: Cluster = None,
     inventory: Inventory = None,
+    live: Live = False,
     form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
@@ -145,7 +160,7 @@ def _diff(
     from roost.cli import show
     from roost.cli.load import load_plans
 
-    one, other = load_plans(before, after, _flags(cluster, inventory, placement, no_isolate))
+    one, other = load_plans(before, after, _flags(cluster, inventory, live, placement, no_isolate))
     difference = one.diff(other)
     if form is TextFormat.JSON:
         _write(show.as_json(difference.to_dict()), None)
@@ -160,6 +175,7 @@ def _where(
     worker: Annotated[str, typer.Argument(metavar="actor:3", help="A worker: component and rank.")],
     cluster: Cluster = None,
     inventory: Inventory = None,
+    live: Live = False,
     form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
@@ -168,7 +184,7 @@ def _where(
     from roost.cli import show
     from roost.cli.load import load_plan
 
-    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
+    plan = load_plan(job, _flags(cluster, inventory, live, placement, no_isolate))
     name, colon, rank = worker.rpartition(":")
     if not colon or not (rank.isascii() and rank.isdigit() and len(rank) < 10):
         raise ConfigError(f"{worker!r} is no worker", hint="write component:rank, as in actor:3")
@@ -184,6 +200,7 @@ def _who(
     ],
     cluster: Cluster = None,
     inventory: Inventory = None,
+    live: Live = False,
     form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
@@ -192,7 +209,7 @@ def _who(
     from roost.cli import show
     from roost.cli.load import load_plan
 
-    plan = load_plan(job, _flags(cluster, inventory, placement, no_isolate))
+    plan = load_plan(job, _flags(cluster, inventory, live, placement, no_isolate))
     answer = show.who(plan, hardware)
     node_rank = int(hardware.partition(":")[0])
     if form is TextFormat.JSON:
@@ -206,6 +223,7 @@ def _lint(
     job: Job,
     cluster: Cluster = None,
     inventory: Inventory = None,
+    live: Live = False,
     form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
     placement: Rules = Kind.AUTO,
@@ -216,7 +234,7 @@ def _lint(
     from roost.cli.load import load_plan
     from roost.placement.lint import lint
 
-    found = lint(load_plan(job, _flags(cluster, inventory, placement, no_isolate)))
+    found = lint(load_plan(job, _flags(cluster, inventory, live, placement, no_isolate)))
     if form is TextFormat.JSON:
         _write(show.as_json([{"code": i.code, "level": i.level, "message": i.message} for i in found]), None)
     else:
@@ -225,10 +243,76 @@ def _lint(
         raise typer.Exit(1)
 
 
+@app.command("nodes")
+def _nodes(
+    form: Annotated[NodesFormat, typer.Option("--format", "-f", help="How to show them.")] = NodesFormat.TABLE,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
+    address: Address = None,
+) -> None:
+    """Show the nodes of the live cluster, with the ranks that a job would give them."""
+    from roost.cli import live, show
+    from roost.runtime.discover import make_topology
+    from roost.runtime.look import look_at_nodes
+
+    nodes = look_at_nodes(address)
+    if form is NodesFormat.JSON:
+        _write(show.as_json([node.to_dict() for node in nodes]), out)
+    elif form is NodesFormat.INVENTORY:
+        from roost.placement.inventory import inventory_text
+
+        _write(inventory_text(make_topology(nodes)), out)
+    elif form is NodesFormat.MAP:
+        from roost.placement.plan import Plan
+        from roost.render.grid import make_grid
+
+        grid = make_grid(Plan(topology=make_topology(nodes), components=()), title="the live cluster")
+        _draw(grid, out)
+    else:
+        _print(live.nodes_table(nodes), out)
+
+
+@app.command("status")
+def _status(
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    address: Address = None,
+) -> None:
+    """Tell which jobs are on the live cluster, and what earlier ones left behind."""
+    from roost.cli import live, show
+    from roost.runtime.look import look_at_jobs
+
+    status = look_at_jobs(address)
+    if form is TextFormat.JSON:
+        _write(show.as_json(status.to_dict()), None)
+    else:
+        _print(live.status_text(status))
+
+
+@app.command("up")
+def _up(
+    spec: Annotated[str, typer.Argument(metavar="2x4", help="Nodes x accelerators [: model], as in 2x8:H100,1x0.")],
+    cpus: Annotated[int, typer.Option("--cpus", help="How many CPUs each node claims to have.", min=1)] = 8,
+) -> None:
+    """Start a practice cluster on this machine: real Ray nodes, fake accelerators."""
+    from roost.cli import live
+
+    _print(live.start_practice(spec, cpus))
+
+
+@app.command("down")
+def _down() -> None:
+    """Stop the practice cluster."""
+    from roost.cli import live
+
+    _print(live.stop_practice())
+
+
 def main() -> NoReturn:
     """Run the command line."""
     try:
         app()
+    except ClusterError as error:
+        print(error, file=sys.stderr)
+        sys.exit(3)
     except RoostError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
@@ -245,10 +329,18 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _flags(cluster: str | None, inventory: Path | None, placement: Kind, no_isolate: bool) -> Flags:
+def _flags(cluster: str | None, inventory: Path | None, live: bool, placement: Kind, no_isolate: bool) -> Flags:
     from roost.cli.load import Flags
 
-    return Flags(cluster=cluster, inventory=inventory, placement=placement.value, no_isolate=no_isolate)
+    return Flags(cluster=cluster, inventory=inventory, live=live, placement=placement.value, no_isolate=no_isolate)
+
+
+def _draw(grid: Grid, out: Path | None) -> None:
+    """Draw a map on the terminal, or for one into a file."""
+    from roost.render.terminal import draw_terminal
+
+    width = 120 if out is not None else shutil.get_terminal_size().columns
+    _print(draw_terminal(grid, width=width, basic_colours=_has_basic_colours()), out)
 
 
 def _print_warnings(plan: Plan) -> None:

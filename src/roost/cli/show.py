@@ -39,10 +39,14 @@ def table(plan: Plan) -> Text:
                     item.node_group_label,
                 )
             )
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Text:
+    """Rows of cells in columns, with no line longer than it must be."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(set_cell_size(cell, size) for cell, size in zip(row, widths, strict=True)) for row in rows]
-    lines = [line.rstrip() for line in lines]
-    return Text("\n".join(lines))
+    return Text("\n".join(line.rstrip() for line in lines))
 
 
 def where(plan: Plan, component: str, rank: int) -> dict[str, Any]:

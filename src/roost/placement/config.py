@@ -159,13 +159,26 @@ def read_job_draft(config: object) -> JobDraft:
     return JobDraft(job=JobConfig(cluster=_read_cluster(document, notes), document=document), notes=notes)
 
 
+def read_cluster_section(section: object) -> ClusterConfig:
+    """Read the `cluster` section alone, as `Cluster(cluster_cfg=cfg.cluster)` has it; components may be left out."""
+    document = as_document({"cluster": section})
+    if isinstance(section, Mapping) and "cluster" in section:
+        raise ConfigError(
+            "cluster_cfg is the whole config", hint="hand over its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
+        )
+    notes = Notes()
+    config = _read_cluster(document, notes, required=())
+    notes.raise_if_any()
+    return config
+
+
 def _checked(document: Value) -> JobConfig:
     draft = read_job_draft(document)
     draft.notes.raise_if_any()
     return draft.job
 
 
-def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
+def _read_cluster(document: Value, notes: Notes, required: tuple[str, ...] = ("component_placement",)) -> ClusterConfig:
     empty = ClusterConfig(num_nodes=None, components=())
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
@@ -180,7 +193,7 @@ def _read_cluster(document: Value, notes: Notes) -> ClusterConfig:
         return empty
     known = ("num_nodes", "component_placement", "node_groups")
     hint = "components stand under component_placement, one level deeper"
-    fields = read_mapping(section, notes, "cluster", known, required=("component_placement",), otherwise=hint)
+    fields = read_mapping(section, notes, "cluster", known, required=required, otherwise=hint)
     num_nodes = None
     if "num_nodes" in fields:
         num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=MAX_NODES)

@@ -11,6 +11,7 @@ from typing import Any
 from roost.errors import ConfigError, clipped, said
 from roost.placement.document import Value
 from roost.placement.hardware import ACCELERATOR, accelerator_types
+from roost.placement.kinds import setting_problems
 from roost.placement.ranks import format_ranks
 from roost.placement.reading import (
     Notes,
@@ -213,6 +214,8 @@ def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[i
         except ConfigError as error:
             notes.take(error)
             continue
+        for setting, problem in setting_problems(kind, plain).items():
+            notes.config(settings[setting].value if setting in settings else item, f"{what}: {problem}")
         found.append(DeclaredHardware.make(kind, node_rank, plain))
     return tuple(found)
 

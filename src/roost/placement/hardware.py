@@ -44,26 +44,44 @@ AcceleratorType.NONE = AcceleratorType("none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleDevices:
-    """How a vendor's runtime is told which devices to see: a variable, and what stands before the ids."""
+    """How a vendor's runtime is told which devices to see: a variable, and what stands before the ids.
+
+    `resource` is what Ray calls these accelerators when it counts them.
+    """
 
     variable: str
     prefix: str = ""
+    resource: str = "GPU"
 
     def value(self, devices: Sequence[str]) -> str:
         """What the variable is set to for these devices."""
         return self.prefix + ",".join(devices)
 
+    def devices(self, value: str) -> tuple[str, ...]:
+        """The devices that such a value names, in its order.
+
+        >>> VisibleDevices(variable="CUDA_VISIBLE_DEVICES").devices("3, 1")
+        ('3', '1')
+        """
+        words = value.strip().removeprefix(self.prefix).split(",")
+        return tuple(word.strip() for word in words if word.strip() not in ("", "-1"))
+
 
 _VISIBLE_DEVICES: dict[str, VisibleDevices] = {
     AcceleratorType.NVIDIA: VisibleDevices(variable="CUDA_VISIBLE_DEVICES"),
     AcceleratorType.AMD: VisibleDevices(variable="HIP_VISIBLE_DEVICES"),
-    AcceleratorType.ASCEND: VisibleDevices(variable="ASCEND_RT_VISIBLE_DEVICES"),
+    AcceleratorType.ASCEND: VisibleDevices(variable="ASCEND_RT_VISIBLE_DEVICES", resource="NPU"),
     AcceleratorType.INTEL: VisibleDevices(variable="ONEAPI_DEVICE_SELECTOR", prefix="level_zero:"),
 }
 
 
-def register_accelerator_type(name: str, *, variable: str, prefix: str = "") -> AcceleratorType:
+def register_accelerator_type(
+    name: str, *, variable: str, prefix: str = "", resource: str | None = None
+) -> AcceleratorType:
     """Add a vendor: its name in inventories, and the variable that says which devices a process sees.
+
+    `resource` is what Ray calls these accelerators, as in `ray start --resources '{"MUSA": 8}'`; left out, it is
+    the name in capitals.
 
     >>> register_accelerator_type("musa", variable="MUSA_VISIBLE_DEVICES")
     'musa'
@@ -72,7 +90,7 @@ def register_accelerator_type(name: str, *, variable: str, prefix: str = "") -> 
         raise ConfigError(f"{name!r} cannot name an accelerator type: use small letters, digits, '_' and '-'")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ConfigError(f"{variable!r} cannot name an environment variable")
-    entry = VisibleDevices(variable=variable, prefix=prefix)
+    entry = VisibleDevices(variable=variable, prefix=prefix, resource=resource or name.upper())
     if _VISIBLE_DEVICES.setdefault(name, entry) != entry:
         raise ConfigError(f"accelerator type {name!r} is known already, with {_VISIBLE_DEVICES[name].variable}")
     return AcceleratorType(name)

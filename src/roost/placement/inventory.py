@@ -28,7 +28,7 @@ from roost.placement.topology import Accelerator, Node, Topology
 MAX_ACCELERATORS_PER_NODE = 1024
 
 _NODE_KEYS = ("accelerators", "name", "address", "labels", "cpus", "memory")
-_ACCELERATOR_KEYS = ("type", "model", "memory")
+_ACCELERATOR_KEYS = ("type", "model", "memory", "device")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -75,6 +75,14 @@ def write_inventory(topology: Topology) -> dict[str, Any]:
     out: dict[str, Any] = {"nodes": [_write_node(node) for node in topology.nodes]}
     out["groups"] = [group.to_dict() for group in topology.groups]
     return out
+
+
+def inventory_text(topology: Topology) -> str:
+    """The topology as an inventory file."""
+    import yaml
+
+    text: str = yaml.safe_dump(write_inventory(topology), sort_keys=False)
+    return text
 
 
 def _read(value: Value) -> Topology:
@@ -139,7 +147,8 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
 
 
 def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -> tuple[Accelerator, int]:
-    known = (*_ACCELERATOR_KEYS, "count") if with_count else _ACCELERATOR_KEYS
+    # Devices differ, so a mapping that stands for several has none.
+    known = ("type", "model", "memory", "count") if with_count else _ACCELERATOR_KEYS
     what = "the accelerators of a node" if with_count else "an accelerator"
     fields = read_mapping(value, notes, what, known, required=("count",) if with_count else ())
     kind = AcceleratorType.NVIDIA
@@ -154,10 +163,19 @@ def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -
             )
     model = read_text(fields["model"], notes, "the model of an accelerator") if "model" in fields else None
     memory = _read_memory(fields["memory"], notes, "the memory of an accelerator") if "memory" in fields else None
+    device = _read_device(fields["device"], notes) if "device" in fields else None
     count = 1
     if "count" in fields:
         count = read_int(fields["count"], notes, "the count of accelerators", maximum=MAX_ACCELERATORS_PER_NODE) or 0
-    return Accelerator(type=kind, model=model, memory=memory), count
+    return Accelerator(type=kind, model=model, memory=memory, device=device), count
+
+
+def _read_device(value: Value, notes: Notes) -> str | None:
+    text = read_filled_text(value, notes, "the device of an accelerator")
+    if text is not None and not re.fullmatch(r"[\w.:/-]+", text):
+        notes.config(value, f"the device of an accelerator is {describe(value)}", hint="an index such as 3, or a UUID")
+        return None
+    return text
 
 
 def _read_memory(value: Value, notes: Notes, what: str) -> int | None:
@@ -205,6 +223,8 @@ def _write_accelerator(accelerator: Accelerator) -> dict[str, Any]:
         out["model"] = accelerator.model
     if accelerator.memory is not None:
         out["memory"] = _write_memory(accelerator.memory)
+    if accelerator.device is not None:
+        out["device"] = accelerator.device
     return out
 
 

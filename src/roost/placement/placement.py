@@ -234,15 +234,19 @@ def _place(
     placement_node_ranks = {node_rank: index for index, node_rank in enumerate(local_world_sizes)}
     next_local = dict.fromkeys(local_world_sizes, 0)
     visible: dict[object, tuple[str, ...]] = {}
+    devices_of: dict[int, tuple[str, ...]] = {}
     placements = []
     for rank, (stretch, local_ranks) in enumerate(zip(stretches, local_ranks_of, strict=True)):
         node_rank = stretch.node_rank
         node = topology.nodes[node_rank]
         own = isolate_accelerator and stretch.kind == ACCELERATOR
-        key = local_ranks if own else len(node.accelerators)
+        devices = devices_of.get(node_rank)
+        if devices is None:
+            devices = devices_of[node_rank] = node.devices
+        key = (devices, local_ranks if own else None)
         seen = visible.get(key)
         if seen is None:
-            seen = visible[key] = tuple(map(str, local_ranks if own else range(len(node.accelerators))))
+            seen = visible[key] = tuple(devices[local] for local in local_ranks) if own else devices
         local_rank = next_local[node_rank]
         next_local[node_rank] = local_rank + 1
         placements.append(
@@ -250,7 +254,7 @@ def _place(
                 rank=rank,
                 cluster_node_rank=node_rank,
                 placement_node_rank=placement_node_ranks[node_rank],
-                local_accelerator_rank=int(seen[0]) if seen else -1,
+                local_accelerator_rank=(local_ranks[0] if own else 0) if seen else -1,
                 accelerator_type=node.accelerator_type,
                 local_rank=local_rank,
                 local_world_size=local_world_sizes[node_rank],

@@ -24,11 +24,16 @@ from roost.placement.reading import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One accelerator: its vendor's type, its model, its memory in bytes."""
+    """One accelerator: its vendor's type, its model, its memory in bytes.
+
+    `device` is what the visible-devices variable calls it, where that is not its place on the node: a node that was
+    started with `CUDA_VISIBLE_DEVICES=3,1` has the devices 3 and 1, in this order.
+    """
 
     type: AcceleratorType = AcceleratorType.NVIDIA
     model: str | None = None
     memory: int | None = None
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,11 @@ class Node:
     def accelerator_type(self) -> AcceleratorType:
         """The type of the node's accelerators, or NONE."""
         return self.accelerators[0].type if self.accelerators else AcceleratorType.NONE
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What the visible-devices variable calls each accelerator, by local rank."""
+        return tuple(item.device or str(local) for local, item in enumerate(self.accelerators))
 
 
 class Spot(NamedTuple):

@@ -128,14 +128,10 @@ def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[
     ]
     if fold and len(rows) >= _FOLD_FROM_NODES:
         rows = _fold(rows)
-    workers = sum(component.world_size for component in plan.components if component.name in shown)
-    parts = [
-        counted(plan.topology.num_nodes, "node"),
-        counted(plan.topology.num_accelerators, "accelerator"),
-        counted(workers, "worker"),
-        plan.mode.value,
-        f"plan {plan.hash[:8]}",
-    ]
+    parts = [counted(plan.topology.num_nodes, "node"), counted(plan.topology.num_accelerators, "accelerator")]
+    if plan.components:
+        workers = sum(component.world_size for component in plan.components if component.name in shown)
+        parts += [counted(workers, "worker"), plan.mode.value, f"plan {plan.hash[:8]}"]
     legend = tuple(
         Entry(
             name=component.name,

@@ -1,0 +1,154 @@
+"""Commands that meet a live Ray cluster: its nodes, its jobs, and a practice cluster on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from roost.cli.show import aligned
+from roost.errors import ClusterError, ConfigError, counted, said
+from roost.placement.topology import Topology
+
+if TYPE_CHECKING:
+    from roost.runtime.look import ClusterStatus, JobStatus
+    from roost.runtime.node_info import AcceleratorInfo, NodeInfo
+    from roost.runtime.practice import PracticeCluster
+
+_STOP_SECONDS = 30.0
+
+
+def live_topology(num_nodes: int | None, address: str | None) -> tuple[Topology, str]:
+    """The hardware of the live cluster as a job with `num_nodes` would get it, and what to say of it."""
+    from roost.runtime.discover import make_topology
+    from roost.runtime.look import look_at_nodes
+
+    nodes = look_at_nodes(address)
+    note = ""
+    if num_nodes is not None and len(nodes) < num_nodes:
+        raise ClusterError(
+            f"num_nodes is {num_nodes}, but the cluster has {counted(len(nodes), 'node')} now: "
+            f"{said([str(node) for node in nodes])}"
+        )
+    if num_nodes is not None and len(nodes) > num_nodes:
+        surplus = nodes[num_nodes:]
+        note = (
+            f"note: the cluster has {len(nodes)} nodes and num_nodes is {num_nodes}: "
+            f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'} not used"
+        )
+    return make_topology(nodes[:num_nodes]), note
+
+
+def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
+    """One line for each node."""
+    rows = [("NODE", "ADDRESS", "NAME", "ACCELERATORS", "CPUS", "MEMORY", "PYTHON", "RAY", "RAY ID")]
+    rows += [
+        (
+            f"{node.rank}{' (head)' if node.is_head else ''}",
+            node.address,
+            node.name,
+            _accelerators(node.accelerators),
+            str(node.cpus),
+            _size(node.memory),
+            node.python,
+            node.ray,
+            node.ray_id[:12],
+        )
+        for node in nodes
+    ]
+    return aligned(rows)
+
+
+def status_text(status: ClusterStatus) -> Text:
+    """What is on the cluster, for people."""
+    accelerators = sum(node.num_accelerators for node in status.nodes)
+    text = Text()
+    text.append(f"Ray at {status.address}", style="bold")
+    text.append(f"  {counted(len(status.nodes), 'node')}, {counted(accelerators, 'accelerator')}\n")
+    if not status.jobs:
+        text.append("no job of Roost\n")
+    for item in status.jobs:
+        text.append(f"job {item.namespace}", style="bold")
+        text.append(f"  {_driver(item)}\n")
+        workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
+        text.append(f"  workers   {workers}\n")
+        text.append(f"  managers  {said(item.managers) or 'none'}\n")
+        if item.missing_managers:
+            text.append(
+                f"  {said(item.missing_managers)} died: close the job's Cluster and start it anew\n", style="red"
+            )
+    if status.leftovers:
+        text.append(f"left over from jobs that have ended ({len(status.leftovers)})\n", style="bold yellow")
+        for left in status.leftovers:
+            text.append(f"  pid {left.pid} on {left.node}, of {left.job}: {left.command[:80]}\n")
+        text.append("  end them with kill, on their node\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def start_practice(spec: str, cpus: int) -> Text:
+    """Start a practice cluster that stays."""
+    from roost.runtime.practice import keep_practice, read_practice
+    from roost.testing.local import LocalCluster, local_nodes
+
+    before = read_practice()
+    if before is not None:
+        hint = "roost down ends it"
+        raise ConfigError(f"a practice cluster {before.spec} is up already, at {before.address}", hint=hint)
+    local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
+    local.start()
+    try:
+        practice = keep_practice(spec, local.address, local.environment, local.keeper_pid)
+    except BaseException:
+        local.stop()
+        raise
+    local.leave_running()
+    return _practice_text(practice, len(local.nodes))
+
+
+def stop_practice() -> Text:
+    """Stop the practice cluster and wait until it is gone."""
+    from roost.runtime.practice import end_practice
+
+    practice = end_practice(_STOP_SECONDS)
+    return Text("no practice cluster is up" if practice is None else f"the practice cluster {practice.spec} is down")
+
+
+def _practice_text(practice: PracticeCluster, num_nodes: int) -> Text:
+    text = Text()
+    text.append(f"practice cluster {practice.spec} is up at {practice.address}\n", style="bold")
+    text.append(
+        f"  Cluster(num_nodes={num_nodes}) on this machine joins it; so do roost nodes, status and plan --live\n"
+    )
+    text.append("  other programs that use Ray join it with\n")
+    for name, value in practice.environment.items():
+        text.append(f"    export {name}={value}\n")
+    text.append("  roost down ends it")
+    return text
+
+
+def _driver(item: JobStatus) -> str:
+    if item.job is None:
+        return "its NodeManager does not answer"
+    age = max(0, int(time.time() - item.job.since))
+    return f"pid {item.job.pid} on {item.job.host}, by {item.job.user}, for {age} s: {item.job.command}"
+
+
+def _accelerators(accelerators: Sequence[AcceleratorInfo]) -> str:
+    if not accelerators:
+        return "-"
+    models = dict.fromkeys(item.model or str(item.type) for item in accelerators)
+    memory = accelerators[0].memory
+    devices = [item.device for item in accelerators]
+    out = f"{len(accelerators)} x {'/'.join(models)}"
+    if memory:
+        out += f" {_size(memory)}"
+    if devices != [str(index) for index in range(len(devices))]:
+        out += f" (devices {','.join(devices)})"
+    return out
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB"

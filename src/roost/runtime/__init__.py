@@ -1,0 +1,1 @@
+"""Everything that talks to Ray: finding the cluster, numbering it, holding it."""

@@ -1,0 +1,440 @@
+"""`Cluster`: the one object that owns a job's presence on Ray.
+
+    with Cluster(num_nodes=2) as cluster:
+        print(cluster.topology.num_accelerators)
+
+It starts Ray here or joins the cluster that is there, waits for the nodes, finds out what they have, gives them
+their ranks, and starts the job's managers. `Cluster()` without arguments attaches to a job that is running.
+"""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType, TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.util import list_named_actors
+
+from roost.errors import ClusterError, ConfigError, NameTaken, counted, said
+from roost.placement.config import ClusterConfig, read_cluster_section
+from roost.placement.groups import MAX_NODES, NodeGroup
+from roost.placement.topology import Topology
+from roost.runtime import allocate as allocation
+from roost.runtime import connection, discover
+from roost.runtime.jobs import choose_namespace, find_job
+from roost.runtime.managers import (
+    CollectiveManager,
+    JobInfo,
+    Manager,
+    NodeManager,
+    WorkerManager,
+    start_managers,
+)
+from roost.runtime.node_info import NodeInfo
+from roost.runtime.ports import PortLease, check_port_range
+from roost.runtime.watch import Watch
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS = 180.0
+_CLOSE_SECONDS = 10.0
+_MAX_TRIES = 100
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+
+class _OnePerProcess(type):
+    """A process has one Cluster: asking for it again gives the one that is there."""
+
+    _lock = threading.RLock()
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        with cls._lock:
+            current = Cluster._current
+            # A fork has the object of its parent, and not its connection.
+            if current is not None and current._pid == os.getpid():
+                current._check_same(_Wish(*args, **kwargs))
+                return current
+            return super().__call__(*args, **kwargs)
+
+
+class _Wish:
+    """What a caller of `Cluster(…)` asks for, checked."""
+
+    def __init__(
+        self,
+        num_nodes: int | None = None,
+        cluster_cfg: Mapping[str, Any] | None = None,
+        *,
+        address: str | None = None,
+        namespace: str | None = None,
+        timeout: float = _TIMEOUT_SECONDS,
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
+        self.num_nodes = _check_num_nodes(num_nodes, self.config)
+        self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
+        self.address = address
+        self.namespace = namespace
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
+        self.timeout = float(timeout)
+        self.port_range = check_port_range(port_range)
+
+    @property
+    def attaches(self) -> bool:
+        """Whether the caller wants a job that is there, and not one of its own."""
+        return self.num_nodes is None and self.config is None
+
+
+class _on_the_cluster:  # noqa: N801 - a decorator
+    """A method that can be called on the class too, as the documents do: then this process's Cluster is meant."""
+
+    def __init__(self, function: Callable[Concatenate[Any, Options], Result]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, cluster: Cluster | None, owner: type[Cluster]) -> Callable[..., Result]:
+        return MethodType(self._function, owner() if cluster is None else cluster)
+
+
+class Cluster(metaclass=_OnePerProcess):
+    """A job's presence on Ray: connection, nodes in order, node groups, managers.
+
+    - `num_nodes`: how many nodes to wait for; the first of them are used where there are more.
+    - `cluster_cfg`: the section `cluster` of a config, for num_nodes and node groups.
+    - neither: attach to the job that this process belongs to, or to the only one that is there.
+    - `address`: where Ray is; else RAY_ADDRESS, else the practice cluster, else the cluster of this machine.
+    - `namespace`: the job's own namespace; a second job on the same Ray gets one by itself.
+    - `timeout`: seconds until the cluster has to be there.
+    - `port_range`: first and last port to lease from, on every node.
+    """
+
+    NAMESPACE = "roost"
+    """The namespace of a job that is alone on its Ray."""
+
+    _current: Cluster | None = None
+
+    def __init__(
+        self,
+        num_nodes: int | None = None,
+        cluster_cfg: Mapping[str, Any] | None = None,
+        *,
+        address: str | None = None,
+        namespace: str | None = None,
+        timeout: float = _TIMEOUT_SECONDS,
+        port_range: tuple[int, int] | None = None,
+    ) -> None:
+        wish = _Wish(
+            num_nodes, cluster_cfg, address=address, namespace=namespace, timeout=timeout, port_range=port_range
+        )
+        self._pid = os.getpid()
+        self._connection: connection.Connection | None = None
+        self._owns_job = False
+        self._allocated: list[ActorHandle[Any]] = []
+        self._watch: Watch | None = None
+        self._nodes: tuple[NodeInfo, ...] = ()
+        self._groups: tuple[NodeGroup, ...] = ()
+        deadline = time.monotonic() + wish.timeout
+        try:
+            if connection.is_worker():
+                self._attach(ray.get_runtime_context().namespace)
+                self._check_same(wish)
+            elif wish.attaches:
+                connection.check_can_connect()
+                self._connect_and_attach(wish)
+            else:
+                connection.check_can_connect()
+                self._open(wish, deadline)
+        except BaseException:
+            self._undo()
+            raise
+        Cluster._current = self
+        atexit.register(self.close)
+
+    def _open(self, wish: _Wish, deadline: float) -> None:
+        """Make a job: connect, find the nodes, start the managers."""
+        namespace = wish.namespace or Cluster.NAMESPACE
+        for _ in range(_MAX_TRIES):
+            self._connection = connection.connect(wish.address, namespace, may_start=True)
+            free = choose_namespace(namespace, _used_namespaces())
+            if free == namespace:
+                self._find_nodes(wish, deadline)
+                try:
+                    self._start_managers(namespace, wish)
+                    return
+                except NameTaken:
+                    # Two drivers began at once, and the other one was quicker.
+                    free = choose_namespace(namespace, {*_used_namespaces(), namespace})
+            if wish.namespace is not None:
+                raise NameTaken(
+                    f"another job has namespace {wish.namespace!r}",
+                    hint=f"attach to it with Cluster(namespace={wish.namespace!r}), or choose another name",
+                )
+            connection.disconnect()
+            namespace = free
+        raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
+
+    def _find_nodes(self, wish: _Wish, deadline: float) -> None:
+        found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
+        nodes = discover.discover(found, deadline)
+        if wish.num_nodes is not None and len(nodes) > wish.num_nodes:
+            nodes, surplus = nodes[: wish.num_nodes], nodes[wish.num_nodes :]
+            log.warning(
+                "the cluster has %d nodes and num_nodes is %d: %s not used",
+                len(nodes) + len(surplus),
+                wish.num_nodes,
+                f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'}",
+            )
+        # Made for its checks: groups that name nodes which are not there.
+        self._topology = discover.make_topology(nodes, wish.groups)
+        discover.check_groups(nodes, wish.groups, deadline)
+        self._nodes = discover.with_hardware(nodes, wish.groups)
+        self._groups = wish.groups
+
+    def _start_managers(self, namespace: str, wish: _Wish) -> None:
+        self._job = JobInfo(
+            namespace=namespace,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            user=getpass.getuser(),
+            command=" ".join(sys.argv)[:200],
+            since=time.time(),
+        )
+        managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
+        self._owns_job = True
+        self._node_manager, self._worker_manager, self._collective_manager = managers
+        self._watch = Watch(self._nodes, managers)
+        self._master_port = self._node_manager.get_master_port()
+
+    def _connect_and_attach(self, wish: _Wish) -> None:
+        # A look around first, from a namespace of nobody: which jobs are there?
+        self._connection = connection.connect(
+            wish.address, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False
+        )
+        namespace = find_job(wish.namespace)
+        connection.disconnect()
+        self._connection = connection.connect(wish.address, namespace, may_start=False)
+        self._attach(namespace)
+
+    def _attach(self, namespace: str) -> None:
+        """Take the shared state from the job's managers."""
+        self._node_manager = NodeManager.get_proxy(namespace)
+        self._worker_manager = WorkerManager.get_proxy(namespace)
+        self._collective_manager = CollectiveManager.get_proxy(namespace)
+        view = self._node_manager.get_view()
+        self._nodes, self._groups, self._job, self._master_port = view.nodes, view.groups, view.job, view.master_port
+        self._topology = discover.make_topology(self._nodes, self._groups)
+
+    def _check_same(self, wish: _Wish) -> None:
+        """Refuse a wish that this Cluster does not fulfil."""
+        contradictions = []
+        if wish.num_nodes is not None and wish.num_nodes != self.num_nodes:
+            contradictions.append(f"num_nodes is {self.num_nodes}, not {wish.num_nodes}")
+        if wish.namespace is not None and wish.namespace != self.namespace:
+            contradictions.append(f"the namespace is {self.namespace!r}, not {wish.namespace!r}")
+        if wish.address not in (None, "auto", self.address):
+            contradictions.append(f"the address is {self.address}, not {wish.address}")
+        if wish.groups and wish.groups != self._groups:
+            contradictions.append("the node groups differ")
+        if contradictions:
+            raise ConfigError(
+                f"this process has a Cluster already, and {said(contradictions)}",
+                hint="close() it first, or leave the arguments out to get the one that is there",
+            )
+
+    @property
+    def namespace(self) -> str:
+        """The job's namespace on Ray."""
+        return self._connection.namespace if self._connection else ray.get_runtime_context().namespace
+
+    @property
+    def address(self) -> str:
+        """Where Ray is."""
+        return self._connection.address if self._connection else ray.get_runtime_context().gcs_address
+
+    @property
+    def topology(self) -> Topology:
+        """Nodes, accelerators and node groups as the planner takes them."""
+        return self._topology
+
+    @property
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """What is known of each node, in the order of their ranks."""
+        return self._nodes
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the job has."""
+        return len(self._nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        """How many accelerators there are on all nodes."""
+        return self._topology.num_accelerators
+
+    @property
+    def accelerator_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """The hardware ranks of each node's accelerators, counted over the cluster."""
+        out: list[tuple[int, ...]] = []
+        for node in self._nodes:
+            first = sum(len(ranks) for ranks in out)
+            out.append(tuple(range(first, first + node.num_accelerators)))
+        return tuple(out)
+
+    @property
+    def master_address(self) -> str:
+        """The address of node 0."""
+        return self._nodes[0].address
+
+    @property
+    def master_port(self) -> int:
+        """A port on node 0 that was leased for the job."""
+        return self._master_port
+
+    @property
+    def dead_nodes(self) -> tuple[int, ...]:
+        """The ranks of nodes that are gone since the Cluster was made, as far as is known now."""
+        return self._watch.dead_nodes if self._watch else ()
+
+    def get_node_group(self, label: str) -> NodeGroup:
+        """A node group by its label."""
+        return self._topology.group(label)
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """What is known of a node."""
+        return self._nodes[self._check_node(node_rank)]
+
+    def get_node_ip(self, node_rank: int) -> str:
+        """The address of a node."""
+        return self.get_node_info(node_rank).address
+
+    def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
+        """Lease consecutive ports on a node; `holder` is the worker that they end with, else the job."""
+        if holder is None and connection.is_worker():
+            holder = ray.get_runtime_context().get_actor_name() or None
+        return self._node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
+
+    def release_ports(self, lease: PortLease) -> None:
+        """Give a lease back."""
+        self._node_manager.release_ports([lease])
+
+    @_on_the_cluster
+    def allocate(
+        self,
+        cls: type,
+        worker_name: str,
+        node_id: int,
+        gpu_id: int | None,
+        env_vars: Mapping[str, str] | None = None,
+        cls_args: Sequence[Any] = (),
+        cls_kwargs: Mapping[str, Any] | None = None,
+    ) -> ActorHandle[Any]:
+        """Start an actor of `cls` on a node and give its handle at once.
+
+        `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
+        sees all of its node. The environment is in force before the module of `cls` is imported there.
+        """
+        seat = allocation.choose_seat(self._topology, self._check_node(node_id), gpu_id)
+        if node_id in self.dead_nodes:
+            raise ClusterError(f"{self._nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
+        handle = allocation.start_actor(
+            cls,
+            worker_name,
+            node=self._nodes[node_id],
+            environment=allocation.make_environment(seat, env_vars or {}, f"{self._job.id}/{worker_name}"),
+            namespace=self.namespace,
+            arguments=cls_args,
+            keywords=cls_kwargs or {},
+        )
+        allocation.register(self._worker_manager, worker_name, seat)
+        self._allocated.append(handle)
+        return handle
+
+    def close(self) -> None:
+        """End what this job started, and only that; then give the connection back."""
+        with _OnePerProcess._lock:
+            atexit.unregister(self.close)
+            if Cluster._current is self:
+                Cluster._current = None
+            if self._pid == os.getpid():
+                self._undo()
+
+    @classmethod
+    def close_if_open(cls) -> None:
+        """Close this process's Cluster, if there is one."""
+        if cls._current is not None:
+            cls._current.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = (
+            f"{counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}"
+            if self._nodes
+            else "not open"
+        )
+        return f"<Cluster {what}>"
+
+    def _undo(self) -> None:
+        """Take back what was done so far, in reverse order."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        if not ray.is_initialized():
+            self._connection = None
+            return
+        for handle in reversed(self._allocated):
+            ray.kill(handle)
+        self._allocated.clear()
+        if self._owns_job:
+            self._end_job()
+            self._owns_job = False
+        if self._connection is not None:
+            connection.disconnect()
+            self._connection = None
+
+    def _end_job(self) -> None:
+        managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)
+        for manager in managers:
+            ray.kill(manager.handle)
+        # Ray does this in the background: whoever closes a Cluster may count on the names being free.
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while time.monotonic() < deadline and list_named_actors():
+            time.sleep(0.02)
+
+    def _check_node(self, node_rank: int) -> int:
+        if type(node_rank) is not int or not 0 <= node_rank < len(self._nodes):
+            has = "only 0" if len(self._nodes) == 1 else f"0-{len(self._nodes) - 1}"
+            raise ConfigError(f"there is no node {node_rank!r}: the cluster has {has}")
+        return node_rank
+
+
+def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
+    if num_nodes is not None and (type(num_nodes) is not int or not 1 <= num_nodes <= MAX_NODES):
+        raise ConfigError(f"num_nodes is {num_nodes!r}: it is a whole number, at least 1")
+    configured = config.num_nodes if config else None
+    if num_nodes is not None and configured is not None and num_nodes != configured:
+        raise ConfigError(f"num_nodes is {num_nodes}, and cluster_cfg says {configured}", hint="give it in one place")
+    return num_nodes if num_nodes is not None else configured
+
+
+def _used_namespaces() -> set[str]:
+    return {entry["namespace"] for entry in list_named_actors(all_namespaces=True)}

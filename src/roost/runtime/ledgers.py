@@ -1,0 +1,142 @@
+"""What the managers know, as plain state objects: no Ray, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from roost.errors import ClusterError, NameTaken, counted, said
+
+
+class WorkerState(StrEnum):
+    """How far a worker is."""
+
+    REQUESTED = "requested"
+    READY = "ready"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """What is known of one worker: who it is, where it sits, how it is."""
+
+    address: str
+    """The worker's name, unique in the job."""
+    node_rank: int
+    rank: int = 0
+    group: str = ""
+    accelerators: tuple[int, ...] = ()
+    """The local ranks of the accelerators that it was given."""
+    state: WorkerState = WorkerState.REQUESTED
+    since: float = 0.0
+    """When it came into this state, in seconds since 1970."""
+    pid: int | None = None
+
+
+class RollCall:
+    """Who of those that matter has died: only somebody who was seen alive can be missing.
+
+    >>> roll = RollCall()
+    >>> roll.missing({"a", "b"}, alive={"a"}), roll.missing({"a", "b"}, alive={"b"})
+    (set(), {'a'})
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def missing(self, known: set[str], alive: set[str]) -> set[str]:
+        """Those of `known` that were alive once and are not now."""
+        self._seen = (self._seen | alive) & known
+        return self._seen - alive
+
+
+class WorkerLedger:
+    """Every worker of the job by its address."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerRecord] = {}
+
+    def register(self, workers: Iterable[WorkerRecord], now: float) -> None:
+        """Add workers, all or none; one that is dead may be registered anew."""
+        new = {worker.address: replace(worker, since=worker.since or now) for worker in workers}
+        taken = [
+            address
+            for address in new
+            if address in self._workers and self._workers[address].state is not WorkerState.DEAD
+        ]
+        if taken:
+            raise NameTaken(
+                f"{counted(len(taken), 'worker is', 'workers are')} registered under that name already: {said(taken)}"
+            )
+        self._workers |= new
+
+    def update(self, state: WorkerState, pids: dict[str, int | None], now: float) -> list[str]:
+        """Put workers into a state, with their process where it is known; tells which were not in it before."""
+        changed = []
+        for address, pid in pids.items():
+            worker = self._workers.get(address)
+            # The dead stay dead: news of a worker may arrive after its end.
+            if worker is None or worker.state in (state, WorkerState.DEAD):
+                continue
+            self._workers[address] = replace(worker, state=state, since=now, pid=pid if pid is not None else worker.pid)
+            changed.append(address)
+        return changed
+
+    @property
+    def living(self) -> set[str]:
+        """The addresses of those that are not dead."""
+        return {item.address for item in self._workers.values() if item.state is not WorkerState.DEAD}
+
+    def get(self, addresses: Iterable[str] | None = None) -> list[WorkerRecord]:
+        """The records of these workers in this order, or of all."""
+        if addresses is None:
+            return list(self._workers.values())
+        wanted = list(addresses)
+        if unknown := [address for address in wanted if address not in self._workers]:
+            raise ClusterError(f"no worker is registered as {said(unknown, last='or')}")
+        return [self._workers[address] for address in wanted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveGroup:
+    """A communication group: who is in it, and where its first member listens."""
+
+    name: str
+    members: tuple[str, ...]
+    address: str
+    port: int
+
+
+@dataclass(slots=True)
+class CollectiveLedger:
+    """Every communication group of the job by its name."""
+
+    groups: dict[str, CollectiveGroup] = field(default_factory=dict)
+
+    def find(self, name: str, members: Sequence[str]) -> CollectiveGroup | None:
+        """The group, if it is there; NameTaken if it is there with other members."""
+        found = self.groups.get(name)
+        if found is not None and found.members != tuple(members):
+            raise NameTaken(
+                f"communication group {name!r} is there already, with other members: "
+                f"{said(found.members)}, not {said(list(members))}"
+            )
+        return found
+
+    def add(self, group: CollectiveGroup) -> CollectiveGroup:
+        """Add a group, unless somebody did so in the meantime."""
+        return self.groups.setdefault(group.name, group)
+
+    def get(self, name: str) -> CollectiveGroup:
+        """A group by its name."""
+        found = self.groups.get(name)
+        if found is None:
+            raise ClusterError(
+                f"there is no communication group {name!r}", hint=f"there are {said(sorted(self.groups)) or 'none'}"
+            )
+        return found
+
+    def remove(self, name: str) -> None:
+        """Forget a group."""
+        self.groups.pop(name, None)

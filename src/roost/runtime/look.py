@@ -1,0 +1,145 @@
+"""A look at a Ray cluster from outside any job: its nodes, the jobs on it, what earlier ones left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ray.util import list_named_actors
+
+from roost.errors import RoostError
+from roost.runtime import connection, discover
+from roost.runtime.jobs import get_job, job_namespaces
+from roost.runtime.managers import JOB_VARIABLE, CollectiveManager, JobInfo, NodeManager, WorkerManager
+from roost.runtime.node_info import NodeInfo
+from roost.runtime.probe import find_processes
+
+_MANAGERS = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """One job on the cluster."""
+
+    namespace: str
+    job: JobInfo | None
+    """Who runs it; None where its manager does not answer."""
+    managers: tuple[str, ...]
+    """Those that are alive."""
+    workers: tuple[tuple[str, int], ...]
+    """How many workers are in each state."""
+
+    @property
+    def missing_managers(self) -> tuple[str, ...]:
+        """Those that should be there and are not."""
+        return tuple(name for name in _MANAGERS if name not in self.managers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """A process that a worker of a job started, and that outlived the job."""
+
+    node: str
+    pid: int
+    command: str
+    job: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """What is on a cluster now."""
+
+    address: str
+    nodes: tuple[NodeInfo, ...]
+    jobs: tuple[JobStatus, ...]
+    leftovers: tuple[Leftover, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status as JSON can say it."""
+        return {
+            "address": self.address,
+            "nodes": [node.to_dict() for node in self.nodes],
+            "jobs": [
+                {
+                    "namespace": item.namespace,
+                    "driver": None if item.job is None else asdict(item.job),
+                    "managers": list(item.managers),
+                    "workers": dict(item.workers),
+                }
+                for item in self.jobs
+            ],
+            "leftovers": [asdict(item) for item in self.leftovers],
+        }
+
+
+def look_at_nodes(address: str | None = None, timeout: float = 60) -> tuple[NodeInfo, ...]:
+    """The nodes of a cluster in the order that a job would give them."""
+    deadline = time.monotonic() + timeout
+    with _guest(address):
+        return discover.discover(discover.wait_for_nodes(1, deadline), deadline)
+
+
+def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStatus:
+    """Nodes, jobs and leftovers of a cluster."""
+    deadline = time.monotonic() + timeout
+    with _guest(address) as found:
+        nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
+        jobs = tuple(_job_status(namespace) for namespace in _namespaces())
+        alive = {item.job.id for item in jobs if item.job is not None}
+        return ClusterStatus(
+            address=found.address, nodes=nodes, jobs=jobs, leftovers=_leftovers(nodes, alive, deadline)
+        )
+
+
+@contextlib.contextmanager
+def _guest(address: str | None) -> Iterator[connection.Connection]:
+    """A connection in a namespace of nobody, which leaves nothing behind."""
+    connection.check_can_connect()
+    try:
+        yield connection.connect(address, f"roost-look-{os.getpid()}", may_start=False)
+    finally:
+        connection.disconnect()
+
+
+def _namespaces() -> list[str]:
+    """The namespaces of jobs, also of those that lost their node manager."""
+    lost = {entry["namespace"] for entry in list_named_actors(all_namespaces=True) if entry["name"] in _MANAGERS}
+    return sorted(lost | set(job_namespaces()))
+
+
+def _job_status(namespace: str) -> JobStatus:
+    named = {entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == namespace}
+    workers: Counter[str] = Counter()
+    with contextlib.suppress(RoostError):
+        workers.update(str(worker.state) for worker in WorkerManager.get_proxy(namespace).get_workers())
+    return JobStatus(
+        namespace=namespace,
+        job=get_job(namespace),
+        managers=tuple(name for name in _MANAGERS if name in named),
+        workers=tuple(sorted(workers.items())),
+    )
+
+
+def _leftovers(nodes: tuple[NodeInfo, ...], alive: set[str], deadline: float) -> tuple[Leftover, ...]:
+    # One look for each machine: nodes that share one share its processes.
+    machines = {node.network: node for node in nodes}
+    names = {node.ray_id: str(node) for node in machines.values()}
+    found = discover.on_nodes(names, find_processes, JOB_VARIABLE, deadline=deadline)
+    return tuple(
+        Leftover(
+            node=names[ray_id],
+            pid=process["pid"],
+            command=process["command"],
+            job=process["value"],
+            since=process["since"],
+        )
+        for ray_id, processes in found.items()
+        for process in processes
+        if process["value"].rpartition("/")[0] not in alive
+    )

@@ -1,0 +1,474 @@
+"""The three managers of a job: named actors on node 0 around plain state, and proxies to talk to them.
+
+    proxy = WorkerManager.get_proxy()
+    proxy.get_workers()
+
+A proxy's methods are ordinary calls: they wait with a deadline, raise the error that the manager raised, and raise
+`ManagerDied` where there is no manager any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.errors import ClusterError, ConfigError, ManagerDied, NameTaken, RoostError
+from roost.placement.groups import NodeGroup
+from roost.placement.topology import Topology
+from roost.runtime.bootstrap import WORKER_MANAGER
+from roost.runtime.discover import make_topology
+from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
+from roost.runtime.node_info import NodeInfo
+from roost.runtime.ports import PortLease, PortLedger, lease_range, taken_ports
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 60.0
+JOB_VARIABLE = "ROOST_JOB"
+"""Marks what the workers of a job start: by it, processes that outlive their job are found."""
+_WATCH_SECONDS = 0.5
+_MAX_PORTS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """Who runs a job: enough to tell one job from another on a shared cluster."""
+
+    namespace: str
+    host: str
+    pid: int
+    user: str
+    command: str
+    since: float
+
+    @property
+    def id(self) -> str:
+        """What tells this job from every other, also from an earlier one in the same namespace."""
+        return f"{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """All that a process needs to attach to a job, in one answer."""
+
+    nodes: tuple[NodeInfo, ...]
+    groups: tuple[NodeGroup, ...]
+    job: JobInfo
+    master_port: int
+
+
+class Manager:
+    """A proxy to one of the job's managers."""
+
+    NAME: ClassVar[str]
+
+    def __init__(self, handle: ActorHandle[Any], namespace: str) -> None:
+        self._handle = handle
+        self._namespace = namespace
+
+    @classmethod
+    def get_proxy(cls, namespace: str | None = None) -> Self:
+        """The proxy to this manager of the job that this process belongs to."""
+        if not ray.is_initialized():
+            raise ClusterError(f"there is no {cls.NAME}: this process has no Cluster", hint="make one: Cluster()")
+        found = namespace or ray.get_runtime_context().namespace
+        try:
+            return cls(ray.get_actor(cls.NAME, namespace=found), found)
+        except ValueError:
+            raise ManagerDied(
+                f"there is no {cls.NAME} in namespace {found!r}",
+                hint="the job has ended, or its manager died: `roost status` shows the jobs that are there",
+            ) from None
+
+    @property
+    def handle(self) -> ActorHandle[Any]:
+        """The actor behind the proxy."""
+        return self._handle
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=CALL_SECONDS)
+        except RayTaskError as error:
+            if isinstance(error.cause, RoostError):
+                raise error.cause from None
+            raise
+        except RayActorError as error:
+            raise self.died(error) from None
+        except GetTimeoutError:
+            raise ClusterError(
+                f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {CALL_SECONDS:g} s"
+            ) from None
+
+    def died(self, error: RayActorError) -> ManagerDied:
+        """The error that says that this manager is gone."""
+        why = " ".join(str(error).split())
+        return ManagerDied(
+            f"the {self.NAME} of {self._namespace!r} is gone: {why[:500]}",
+            hint="what it knew is lost: close the Cluster and make a new one",
+        )
+
+
+class WorkerManager(Manager):
+    """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
+
+    NAME = WORKER_MANAGER
+
+    def register(self, workers: Sequence[WorkerRecord]) -> None:
+        """Add workers, all or none, in one call."""
+        self._call("register", list(workers))
+
+    def get_workers(self, addresses: Sequence[str] | None = None) -> list[WorkerRecord]:
+        """The records of these workers in this order, or of all, in one call."""
+        found: list[WorkerRecord] = self._call("get_workers", None if addresses is None else list(addresses))
+        return found
+
+    def set_ready(self, pids: Mapping[str, int | None]) -> None:
+        """Mark workers as ready, with their processes."""
+        self._call("set_ready", dict(pids))
+
+
+class CollectiveManager(Manager):
+    """Holds the communication groups: members, address, and a port that is leased and not guessed."""
+
+    NAME = "CollectiveManager"
+
+    def create_group(self, name: str, members: Sequence[str], node_rank: int) -> CollectiveGroup:
+        """The group of that name, made if it is not there: its first member listens on a port of `node_rank`."""
+        found: CollectiveGroup = self._call("create_group", name, tuple(members), node_rank)
+        return found
+
+    def get_group(self, name: str) -> CollectiveGroup:
+        """A group by its name."""
+        found: CollectiveGroup = self._call("get_group", name)
+        return found
+
+    def get_groups(self) -> list[CollectiveGroup]:
+        """All groups."""
+        found: list[CollectiveGroup] = self._call("get_groups")
+        return found
+
+    def remove_group(self, name: str) -> None:
+        """Forget a group and give its port back."""
+        self._call("remove_group", name)
+
+
+class NodeManager(Manager):
+    """Tells the layout of the nodes, the master address and port, and leases ports."""
+
+    NAME = "NodeManager"
+
+    def get_nodes(self) -> tuple[NodeInfo, ...]:
+        """The nodes in the order of their ranks."""
+        found: tuple[NodeInfo, ...] = self._call("get_nodes")
+        return found
+
+    def get_node_groups(self) -> tuple[NodeGroup, ...]:
+        """The node groups of the job."""
+        found: tuple[NodeGroup, ...] = self._call("get_node_groups")
+        return found
+
+    def get_topology(self) -> Topology:
+        """The planner's view of nodes and groups."""
+        return make_topology(self.get_nodes(), self.get_node_groups())
+
+    def get_master_ip(self) -> str:
+        """The address of node 0."""
+        return self.get_nodes()[0].address
+
+    def get_master_port(self) -> int:
+        """The port on node 0 that was leased for the job."""
+        found: int = self._call("get_master_port")
+        return found
+
+    def get_num_gpus_per_node(self) -> list[int]:
+        """How many accelerators each node has."""
+        return [node.num_accelerators for node in self.get_nodes()]
+
+    def get_view(self) -> JobView:
+        """Nodes, groups, driver and master port at once."""
+        found: JobView = self._call("get_view")
+        return found
+
+    def get_job(self) -> JobInfo:
+        """Who runs the job."""
+        found: JobInfo = self._call("get_job")
+        return found
+
+    def lease_ports(
+        self, node_rank: int, count: int = 1, holder: str | None = None, leases: int = 1
+    ) -> list[PortLease]:
+        """Lease blocks of consecutive ports on a node; `holder` is the name of the worker that they end with."""
+        found: list[PortLease] = self._call("lease_ports", node_rank, count, holder, leases)
+        return found
+
+    def release_ports(self, leases: Sequence[PortLease]) -> None:
+        """Give leases back."""
+        self._call("release_ports", list(leases))
+
+    def count_leased_ports(self) -> int:
+        """How many ports are leased now."""
+        found: int = self._call("count_leased_ports")
+        return found
+
+
+class _ManagerActor:
+    """What all manager actors share: being watched, and watching the job's other actors."""
+
+    async def until_death(self) -> None:
+        """A call that ends only with the actor: by it the owner sees the actor die."""
+        await asyncio.Event().wait()
+
+    async def watch(self, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
+        """Tell `bury` which of the named actors that `known` gives have died, for as long as the job runs."""
+        roll = RollCall()
+        while True:
+            alive = set(await asyncio.to_thread(list_named_actors))
+            missing = roll.missing(known(), alive)
+            if missing:
+                bury(missing)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+
+class WorkerManagerActor(_ManagerActor):
+    """The shell around the worker ledger."""
+
+    def __init__(self) -> None:
+        self._ledger = WorkerLedger()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def register(self, workers: list[WorkerRecord]) -> None:
+        self._ledger.register(workers, time.time())
+        if self._watching is None:
+            self._watching = asyncio.create_task(self.watch(lambda: self._ledger.living, self._bury))
+
+    async def get_workers(self, addresses: list[str] | None) -> list[WorkerRecord]:
+        return self._ledger.get(addresses)
+
+    async def set_ready(self, pids: dict[str, int | None]) -> None:
+        self._ledger.update(WorkerState.READY, pids, time.time())
+
+    def _bury(self, missing: set[str]) -> None:
+        self._ledger.update(WorkerState.DEAD, dict.fromkeys(missing), time.time())
+
+
+class CollectiveManagerActor(_ManagerActor):
+    """The shell around the ledger of communication groups."""
+
+    def __init__(self, namespace: str) -> None:
+        self._ledger = CollectiveLedger()
+        self._leases: dict[str, PortLease] = {}
+        self._namespace = namespace
+        self._lock = asyncio.Lock()
+
+    async def create_group(self, name: str, members: tuple[str, ...], node_rank: int) -> CollectiveGroup:
+        if not members:
+            raise ConfigError(f"communication group {name!r} has no members")
+        # Every member asks for the group: the first one makes it, the others find it.
+        async with self._lock:
+            found = self._ledger.find(name, members)
+            if found is not None:
+                return found
+            lease = (await self._node_manager().lease_ports.remote(node_rank, 1, None, 1))[0]
+            self._leases[name] = lease
+            return self._ledger.add(CollectiveGroup(name=name, members=members, address=lease.address, port=lease.port))
+
+    async def get_group(self, name: str) -> CollectiveGroup:
+        return self._ledger.get(name)
+
+    async def get_groups(self) -> list[CollectiveGroup]:
+        return list(self._ledger.groups.values())
+
+    async def remove_group(self, name: str) -> None:
+        self._ledger.remove(name)
+        lease = self._leases.pop(name, None)
+        if lease is not None:
+            await self._node_manager().release_ports.remote([lease])
+
+    def _node_manager(self) -> ActorHandle[Any]:
+        return ray.get_actor(NodeManager.NAME, namespace=self._namespace)
+
+
+class NodeManagerActor(_ManagerActor):
+    """The shell around nodes and the port ledger."""
+
+    def __init__(
+        self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
+    ) -> None:
+        self._nodes = nodes
+        self._groups = groups
+        self._job = job
+        ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
+        self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
+        self._waiting: dict[str, list[_Wanted]] = {node.network: [] for node in nodes}
+        self._trying: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watching = False
+        self._master_port: asyncio.Future[int] | None = None
+
+    async def get_nodes(self) -> tuple[NodeInfo, ...]:
+        return self._nodes
+
+    async def get_node_groups(self) -> tuple[NodeGroup, ...]:
+        return self._groups
+
+    async def get_job(self) -> JobInfo:
+        return self._job
+
+    async def get_view(self) -> JobView:
+        port = await self.get_master_port()
+        return JobView(nodes=self._nodes, groups=self._groups, job=self._job, master_port=port)
+
+    async def get_master_port(self) -> int:
+        if self._master_port is None:
+            self._master_port = asyncio.get_running_loop().create_future()
+            try:
+                lease = (await self.lease_ports(0, 1, None, 1))[0]
+            except BaseException as error:
+                failed, self._master_port = self._master_port, None
+                failed.set_exception(error)
+                # Whoever waits beside us gets it too; if nobody does, it was raised here.
+                failed.exception()
+                raise
+            self._master_port.set_result(lease.port)
+        return await asyncio.shield(self._master_port)
+
+    async def lease_ports(self, node_rank: int, count: int, holder: str | None, leases: int) -> list[PortLease]:
+        if not 0 <= node_rank < len(self._nodes):
+            raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
+        if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
+            raise ConfigError(f"{leases} leases of {count} ports: ask for 1 to {_MAX_PORTS}")
+        node = self._nodes[node_rank]
+        wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
+        self._waiting[node.network].append(wanted)
+        if node.network not in self._trying:
+            self._trying.add(node.network)
+            self._start(self._try(node))
+        if holder is not None and not self._watching:
+            self._watching = True
+            self._start(self.watch(lambda: self._ledger.holders, self._bury))
+        starts: list[int] = await wanted.done
+        return [
+            PortLease(node_rank=node_rank, address=node.address, start=start, count=count, holder=holder)
+            for start in starts
+        ]
+
+    async def release_ports(self, leases: list[PortLease]) -> None:
+        for lease in leases:
+            self._ledger.release(self._nodes[lease.node_rank].network, lease.start, lease.count)
+
+    async def count_leased_ports(self) -> int:
+        return self._ledger.held
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _try(self, node: NodeInfo) -> None:
+        """Serve everybody who waits for ports of this machine: propose, try all on the node at once, repeat."""
+        strategy = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
+        task = ray.remote(num_cpus=0, max_retries=0)(taken_ports).options(scheduling_strategy=strategy)
+        try:
+            while waiting := self._waiting[node.network]:
+                self._waiting[node.network] = []
+                try:
+                    await self._try_once(node, waiting, task)
+                except Exception as error:
+                    for wanted in waiting:
+                        wanted.fail(
+                            self._ledger, node.network, ClusterError(f"ports of {node} cannot be tried: {error}")
+                        )
+        finally:
+            self._trying.discard(node.network)
+
+    async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
+        proposed: list[tuple[_Wanted, int]] = []
+        for wanted in waiting:
+            try:
+                for _ in range(wanted.leases - len(wanted.starts)):
+                    start = self._ledger.propose(node.network, wanted.count, wanted.holder)
+                    proposed.append((wanted, start))
+            except RoostError as error:
+                for other, start in proposed:
+                    if other is wanted:
+                        self._ledger.release(node.network, start, wanted.count)
+                proposed = [item for item in proposed if item[0] is not wanted]
+                wanted.fail(self._ledger, node.network, error)
+        if not proposed:
+            return
+        try:
+            taken = set(await task.remote([(start, wanted.count) for wanted, start in proposed]))
+        except BaseException:
+            for wanted, start in proposed:
+                self._ledger.release(node.network, start, wanted.count)
+            raise
+        for wanted, start in proposed:
+            in_use = taken & set(range(start, start + wanted.count))
+            if in_use:
+                self._ledger.refuse(node.network, start, wanted.count, in_use)
+            else:
+                wanted.starts.append(start)
+        for wanted in dict.fromkeys(wanted for wanted, _ in proposed):
+            if len(wanted.starts) == wanted.leases:
+                wanted.done.set_result(wanted.starts)
+            else:
+                self._waiting[node.network].append(wanted)
+
+    def _bury(self, missing: set[str]) -> None:
+        for name in missing:
+            self._ledger.release_holder(name)
+
+
+@dataclass(eq=False, slots=True)
+class _Wanted:
+    """A request for ports that is not served yet."""
+
+    count: int
+    holder: str | None
+    leases: int
+    done: asyncio.Future[list[int]]
+    starts: list[int] = field(default_factory=list)
+
+    def fail(self, ledger: PortLedger, network: str, error: RoostError) -> None:
+        for start in self.starts:
+            ledger.release(network, start, self.count)
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def start_managers(
+    namespace: str,
+    nodes: tuple[NodeInfo, ...],
+    groups: tuple[NodeGroup, ...],
+    job: JobInfo,
+    ports: tuple[int, int] | None,
+) -> tuple[NodeManager, WorkerManager, CollectiveManager]:
+    """Start the three on node 0 at once; NameTaken where another driver was first in this namespace."""
+    where = NodeAffinitySchedulingStrategy(node_id=nodes[0].ray_id, soft=False)
+
+    def start(manager: type[Manager], actor: type, *arguments: Any) -> ActorHandle[Any]:
+        options = {"name": manager.NAME, "namespace": namespace, "num_cpus": 0, "max_concurrency": 10_000}
+        remote: Any = ray.remote(actor)
+        handle: ActorHandle[Any] = remote.options(scheduling_strategy=where, **options).remote(*arguments)
+        return handle
+
+    try:
+        # The first name decides who has the namespace.
+        node_manager = NodeManager(start(NodeManager, NodeManagerActor, nodes, groups, job, ports), namespace)
+    except ValueError:
+        raise NameTaken(f"another job has namespace {namespace!r}") from None
+    return (
+        node_manager,
+        WorkerManager(start(WorkerManager, WorkerManagerActor), namespace),
+        CollectiveManager(start(CollectiveManager, CollectiveManagerActor, namespace), namespace),
+    )

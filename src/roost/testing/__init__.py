@@ -1,0 +1,13 @@
+"""For tests of code that uses Roost: a real multi-node Ray cluster on one machine, with fake accelerators.
+
+from roost.testing import local_cluster
+
+with local_cluster("2x8,1x0"):
+    cluster = Cluster(num_nodes=3)
+"""
+
+from __future__ import annotations
+
+from roost.testing.local import LocalCluster, LocalNode, local_cluster
+
+__all__ = ["LocalCluster", "LocalNode", "local_cluster"]

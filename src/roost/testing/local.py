@@ -1,0 +1,317 @@
+"""A real multi-node Ray cluster on this machine: one raylet a node, loopback addresses, fake accelerators."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from roost.errors import ClusterError, ConfigError, clipped, counted
+from roost.placement.hardware import AcceleratorType
+from roost.placement.topology import Topology
+from roost.runtime.authentication import refresh_authentication
+from roost.runtime.practice import roost_folder
+from roost.runtime.versions import has_token_authentication
+
+_OBJECT_STORE_BYTES = 100 * 2**20
+_MAX_NODES = 250
+_STOP_SECONDS = 20.0
+_NOT_OURS = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "CUDA_VISIBLE_DEVICES", "ROOST_NODE_RANK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNode:
+    """One node of a local cluster.
+
+    `env` is what the node was started with, as by `ROOST_NODE_RANK=1 ray start …`, and `name` what Ray calls it.
+    """
+
+    accelerators: int = 0
+    model: str | None = None
+    cpus: int = 8
+    env: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+    address: str | None = None
+    name: str | None = None
+
+
+class LocalCluster:
+    """A local cluster, from `start` to `stop`; as a context manager it also sets and restores `RAY_ADDRESS`.
+
+    `environment` is what another process needs to join.
+    """
+
+    def __init__(
+        self, nodes: Sequence[LocalNode], *, timeout: float = 90, fast: bool = True, stays: bool = False
+    ) -> None:
+        if not nodes or len(nodes) > _MAX_NODES:
+            raise ConfigError(f"a local cluster has 1 to {_MAX_NODES} nodes, not {len(nodes)}")
+        if not sys.platform.startswith("linux"):
+            raise ClusterError("local clusters need Linux: other systems have one loopback address only")
+        self.nodes = list(nodes)
+        self.address = ""
+        self.note = ""
+        self.folder = Path()
+        self.environment: dict[str, str] = {}
+        self.pids: dict[int, list[int]] = {}
+        """The processes of each node: the raylet, and for node 0 what the head runs beside it."""
+        self._timeout = timeout
+        self._fast = fast
+        self._stays = stays
+        self._network = f"127.{random.randint(1, 254)}.{random.randint(0, 254)}"  # noqa: S311 - not a secret
+        self._keeper: subprocess.Popen[str] | None = None
+        self._environment_before: dict[str, str | None] = {}
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process that keeps the cluster."""
+        if self._keeper is None:
+            raise ClusterError("the local cluster is not running")
+        return self._keeper.pid
+
+    def start(self) -> None:
+        """Start every node and wait until all are registered; nothing is left behind if that fails."""
+        if self._keeper is not None:
+            raise ClusterError("the local cluster is running already")
+        self.folder = roost_folder() / f"ray-{secrets.token_hex(4)}"
+        self.folder.mkdir(mode=0o700)
+        self._keeper = _start_keeper(_authentication(), stays=self._stays)
+        try:
+            spec = {"folder": str(self.folder), "fast": self._fast, "stays": self._stays}
+            self._send(spec)
+            described = [self._describe(rank, node) for rank, node in enumerate(self.nodes)]
+            self._send({"do": "boot", "nodes": described, "timeout": self._timeout})
+            if not self._stays:
+                # Whoever asks for a cluster is about to use Ray: loading it takes as long as the nodes do.
+                import ray  # noqa: F401
+            self._take(self._receive(self._timeout))
+        except BaseException:
+            self.stop()
+            raise
+        self.environment = {"RAY_ADDRESS": self.address, **_authentication()}
+
+    def stop(self) -> None:
+        """Stop exactly what was started."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        for pipe in (keeper.stdin, keeper.stdout):
+            if pipe is not None:
+                pipe.close()
+        if self._stays:
+            keeper.terminate()
+        try:
+            keeper.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The kernel then kills the nodes, whose parent it is.
+            keeper.kill()
+            keeper.wait(_STOP_SECONDS)
+        # The keeper does this too; not where it could not even begin.
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def leave_running(self) -> None:
+        """Let go of a cluster that stays when this process ends."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
+            keeper.stdin.close()
+            keeper.stdout.close()
+            # Popen objects to being forgotten while the process runs, which is what is wanted here.
+            keeper.returncode = 0
+
+    def add_node(self, node: LocalNode) -> int:
+        """Start one more node; gives its number."""
+        rank = len(self.nodes)
+        self._ask({"do": "add", "node": self._describe(rank, node), "timeout": self._timeout})
+        self.nodes.append(node)
+        return rank
+
+    def kill_node(self, rank: int) -> None:
+        """End a node as a power cut would."""
+        if rank not in self.pids:
+            raise ConfigError(f"there is no node {rank} that runs")
+        self._ask({"do": "kill", "rank": rank})
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        self._environment_before = {name: os.environ.get(name) for name in self.environment}
+        os.environ.update(self.environment)
+        refresh_authentication()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._disconnect()
+        finally:
+            for name, value in self._environment_before.items():
+                os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+            refresh_authentication()
+            self.stop()
+
+    def _disconnect(self) -> None:
+        """Take this process off the cluster before the cluster goes away under it."""
+        if "ray" not in sys.modules:
+            return
+        import ray
+
+        from roost.runtime.cluster import Cluster
+
+        Cluster.close_if_open()
+        if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
+            ray.shutdown()
+
+    def _describe(self, rank: int, node: LocalNode) -> dict[str, Any]:
+        resources = dict(node.resources)
+        if node.model is not None and node.accelerators:
+            resources[f"accelerator_type:{node.model}"] = 1
+        return {
+            "rank": rank,
+            "address": node.address or f"{self._network}.{rank + 1}",
+            "name": node.name or f"local-{rank}",
+            "cpus": node.cpus,
+            "accelerators": node.accelerators,
+            "resources": resources,
+            "labels": dict(node.labels),
+            "env": dict(node.env),
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "ports": _free_ports(3),
+        }
+
+    def _ask(self, request: dict[str, Any]) -> None:
+        self._send(request)
+        self._take(self._receive(self._timeout))
+
+    def _take(self, answer: dict[str, Any]) -> None:
+        self.address, self.note = answer["address"], answer["note"]
+        self.pids = {int(rank): pids for rank, pids in answer["pids"].items()}
+
+    def _send(self, request: dict[str, Any]) -> None:
+        if self._keeper is None or self._keeper.stdin is None:
+            raise ClusterError("the local cluster is not running")
+        try:
+            self._keeper.stdin.write(json.dumps(request) + "\n")
+            self._keeper.stdin.flush()
+        except BrokenPipeError:
+            raise ClusterError(f"the process that keeps the local cluster is gone{self._last_words()}") from None
+
+    def _receive(self, timeout: float) -> dict[str, Any]:
+        if self._keeper is None or self._keeper.stdout is None:
+            raise ClusterError("the local cluster is not running")
+        deadline = time.monotonic() + timeout + 5
+        while not select.select([self._keeper.stdout], [], [], 1)[0]:
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"{counted(len(self.nodes), 'node')} did not start in {timeout:g} s{self._last_words()}"
+                )
+        line = self._keeper.stdout.readline()
+        if not line:
+            raise ClusterError(f"the process that keeps the local cluster is gone{self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ClusterError(f"the local cluster could not do that: {answer['error'].strip()}")
+        return answer
+
+    def _last_words(self) -> str:
+        try:
+            text = (self.folder / "keeper.log").read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+        return f": {clipped(text[-1000:], 1000)}" if text else ""
+
+
+def local_cluster(
+    spec: str | Sequence[LocalNode] = "1x1", *, cpus: int = 8, timeout: float = 90, fast: bool = True
+) -> LocalCluster:
+    """Start a Ray cluster on this machine for a `with` block.
+
+    `spec` is nodes x accelerators [: model], as everywhere in Roost, or a list of `LocalNode`. Inside the block
+    `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Nodes have loopback addresses
+    of their own, and the accelerators are fake: Ray counts them, and nothing is behind them. `fast=False` starts the
+    nodes with `ray start`, which takes longer and uses nothing but Ray's public interface.
+
+        with local_cluster("2x8,1x0") as local:
+            cluster = Cluster(num_nodes=3)
+    """
+    return LocalCluster(local_nodes(spec, cpus=cpus), timeout=timeout, fast=fast)
+
+
+def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[LocalNode]:
+    """The nodes that a shorthand describes."""
+    if not isinstance(spec, str):
+        return list(spec)
+    nodes = Topology.from_shorthand(spec).nodes[: _MAX_NODES + 1]
+    return [
+        LocalNode(
+            accelerators=len(node.accelerators),
+            model=node.accelerators[0].model if node.accelerator_type != AcceleratorType.NONE else None,
+            cpus=cpus,
+        )
+        for node in nodes
+    ]
+
+
+def _start_keeper(authentication: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0", **authentication}
+    return subprocess.Popen(
+        [sys.executable, "-m", "roost.testing.keeper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if stays else None,
+        text=True,
+        env=environment,
+        # Ctrl-C goes to the process that asked for the cluster, which then stops it in order.
+        start_new_session=True,
+    )
+
+
+def _authentication() -> dict[str, str]:
+    """The variables for token authentication, with one token for all local clusters of this user.
+
+    Ray's ports listen on all interfaces: without a token, whoever reaches this machine could run code on it. Ray reads
+    the token once a process, so a process that uses two clusters, one after the other, must find the same for both.
+    """
+    if not has_token_authentication(version("ray")):
+        return {}
+    path = roost_folder() / "token"
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(32), encoding="utf-8")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free on every interface, below the range that the kernel hands out by itself."""
+    found: list[int] = []
+    for port in random.sample(range(20000, 32000), 2000):
+        with socket.socket() as tried:
+            try:
+                tried.bind(("", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise ClusterError("no free port between 20000 and 32000 on this machine")

@@ -1,0 +1,94 @@
+"""The plain way to start nodes: `ray start`, on any Ray, slower."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from roost.testing.processes import die_with_parent
+
+_BOOT_SECONDS = 90.0
+
+
+class PlainNode:
+    """A `ray start --block` and what it started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pids = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
+
+
+class PlainStarter:
+    """Starts nodes with Ray's own command."""
+
+    def __init__(self, spec: dict[str, Any], note: str) -> None:
+        self.address = ""
+        self.note = note
+        self._folder = Path(spec["folder"])
+        self._one_at_a_time = threading.Lock()
+
+    def start(self, node: dict[str, Any], *, head: bool) -> PlainNode:
+        """Start a node and wait until its raylet is registered, which `ray start` prints."""
+        # Two that start in one session folder at once can choose the same socket.
+        with self._one_at_a_time:
+            return self._start(node, head=head)
+
+    def _start(self, node: dict[str, Any], *, head: bool) -> PlainNode:
+        command = [
+            *_ray_command(),
+            "start",
+            "--block",
+            "--disable-usage-stats",
+            f"--node-ip-address={node['address']}",
+            f"--node-name={node['name']}",
+            f"--num-cpus={node['cpus']}",
+            f"--num-gpus={node['accelerators']}",
+            f"--resources={json.dumps(node['resources'])}",
+            f"--labels={','.join(f'{key}={value}' for key, value in node['labels'].items())}",
+            f"--object-store-memory={node['object_store_memory']}",
+            f"--runtime-env-agent-port={node['ports'][0]}",
+            f"--dashboard-agent-listen-port={node['ports'][2]}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+        ]
+        if head:
+            self.address = f"{node['address']}:{node['ports'][1]}"
+            command += [
+                "--head",
+                f"--port={node['ports'][1]}",
+                "--include-dashboard=false",
+                f"--temp-dir={self._folder}",
+            ]
+        else:
+            command.append(f"--address={self.address}")
+        log = self._folder / f"start-{node['rank']}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(  # noqa: S603 - Ray's own command
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=os.environ | node["env"],
+                preexec_fn=die_with_parent,
+            )
+        deadline = time.monotonic() + _BOOT_SECONDS
+        while b"Ray runtime started" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"`ray start` did not start the node:\n{log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.05)
+        return PlainNode(process)
+
+
+def _ray_command() -> list[str]:
+    beside = Path(sys.executable).with_name("ray")
+    found = str(beside) if beside.exists() else shutil.which("ray")
+    return [found] if found else [sys.executable, "-m", "ray.scripts.scripts"]

@@ -1,0 +1,126 @@
+"""The quick way to start nodes: Ray's own node class, less what a test does not need.
+
+This is not Ray's public interface, which has no way to leave these out: the API server and the monitor, workers
+started in advance, and the dashboard's agent. On a quiet machine with 2 cores they are three quarters of the boot.
+A raylet wants an agent as its child and, since 2.54, the agent's ports in files: it gets a sleeping shell, and the
+files. The agent that sets up a `runtime_env` is started as ever: without it such an actor would hang.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import ray._raylet
+from ray._private import services
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+
+# A raylet that is gone is noticed in a second and not in fifteen.
+_SYSTEM_CONFIG = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 3,
+}
+_AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
+
+
+class QuickNode:
+    """A node of Ray's own class, and the processes that are its children of ours."""
+
+    def __init__(self, node: Node) -> None:
+        self.pids = [info.process.pid for infos in node.all_processes.values() for info in infos]
+
+
+class QuickStarter:
+    """Starts nodes with Ray's node class, from any number of threads."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.address = ""
+        self.note = ""
+        self._folder = Path(spec["folder"])
+        self._standin = self._folder / "agent.sh"
+        self._standin.write_text("exec sleep 1000000000\n", encoding="utf-8")
+        _replace_process_starter(self)
+        _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
+        Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
+
+    def start(self, node: dict[str, Any], *, head: bool) -> QuickNode:
+        """Start a node and wait until it is registered."""
+        rank = node["rank"]
+        settings: dict[str, Any] = {
+            "node_ip_address": node["address"],
+            "node_name": node["name"],
+            "num_cpus": node["cpus"],
+            "resources": node["resources"],
+            "labels": node["labels"],
+            "env_vars": node["env"],
+            "object_store_memory": node["object_store_memory"],
+            "min_worker_port": 0,
+            "max_worker_port": 0,
+            "node_manager_port": 0,
+            "runtime_env_agent_port": node["ports"][0],
+            "no_monitor": True,
+            "include_log_monitor": False,
+            "include_dashboard": False,
+            "temp_dir": str(self._folder),
+            # Names of its own for each node: Ray's default ones race.
+            "plasma_store_socket_name": str(self._folder / f"p{rank}"),
+            "raylet_socket_name": str(self._folder / f"r{rank}"),
+        }
+        if head:
+            settings |= {"gcs_server_port": node["ports"][1], "_system_config": _SYSTEM_CONFIG}
+        else:
+            settings["gcs_address"] = self.address
+        if node["accelerators"]:
+            settings["num_gpus"] = node["accelerators"]
+        started = Node(RayParams(**settings), head=head, shutdown_at_exit=False, spawn_reaper=False)
+        if head:
+            self.address = started.gcs_address
+        return QuickNode(started)
+
+    def raylet_command(self, command: list[str]) -> list[str]:
+        """The raylet's command without workers in advance, and with a stand-in for the dashboard's agent."""
+        flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
+        raylet: Any = ray._raylet
+        if hasattr(raylet, "persist_port"):
+            ports = dict.fromkeys(_AGENT_PORTS, 1)
+            ports["RUNTIME_ENV_AGENT_PORT_NAME"] = int(flags["runtime_env_agent_port"])
+            for name, port in ports.items():
+                raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
+        changed = {
+            "--num_prestart_python_workers=": "0",
+            "--dashboard_agent_command=": f"/bin/sh {self._standin}",
+        }
+        out = []
+        for word in command:
+            start = next((key for key in changed if word.startswith(key)), None)
+            out.append(word if start is None else start + changed[start])
+        return out
+
+
+def _replace_process_starter(starter: QuickStarter) -> None:
+    original = services.start_ray_process
+    _check_parameters(original, "command", "process_type", "fate_share")
+
+    def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+        if process_type == "raylet":
+            command = starter.raylet_command(command)
+        # Ray's own fate sharing is decided for a node as a whole; here every process dies with the keeper.
+        kwargs["fate_share"] = True
+        return original(command, process_type, *args, **kwargs)
+
+    services.start_ray_process = start
+
+
+def _start_nothing(_node: Node, **_options: Any) -> None:
+    """In place of the API server."""
+
+
+def _check_parameters(function: Any, *names: str) -> None:
+    """TypeError where a function of Ray lacks what is used here, so that the plain way is taken."""
+    missing = set(names) - set(inspect.signature(function).parameters)
+    if missing:
+        raise TypeError(f"{function.__qualname__} has no {', '.join(sorted(missing))}")
