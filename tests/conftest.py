@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from roost.placement import hardware
+from roost.placement import hardware, kinds
 
 ROOT = Path(__file__).resolve().parent.parent
+
+pytest_plugins = ["roost.testing.plugin"]
 
 # The machines that run this are noisy: no time limit on an example, and the same examples in every run.
 settings.register_profile("roost", deadline=None, derandomize=True, print_blob=True)
@@ -27,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _own_accelerator_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     monkeypatch.setattr(hardware, "_VISIBLE_DEVICES", dict(hardware._VISIBLE_DEVICES))
+    monkeypatch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
 
 
 @pytest.fixture

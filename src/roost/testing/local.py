@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -110,8 +111,10 @@ class LocalCluster:
         if keeper is None:
             return
         for pipe in (keeper.stdin, keeper.stdout):
-            if pipe is not None:
-                pipe.close()
+            # What is still to be written has no reader where the keeper is gone.
+            with contextlib.suppress(BrokenPipeError):
+                if pipe is not None:
+                    pipe.close()
         if self._stays:
             keeper.terminate()
         try:

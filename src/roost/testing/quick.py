@@ -2,13 +2,15 @@
 
 This is not Ray's public interface, which has no way to leave these out: the API server and the monitor, workers
 started in advance, and the dashboard's agent. On a quiet machine with 2 cores they are three quarters of the boot.
-A raylet wants an agent as its child and, since 2.54, the agent's ports in files: it gets a sleeping shell, and the
+A raylet wants an agent as its child and, since 2.54, the agent's ports in files: it gets a waiting shell, and the
 files. The agent that sets up a `runtime_env` is started as ever: without it such an actor would hang.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,15 @@ _SYSTEM_CONFIG = {
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
+_LEASH = """\
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command that the kernel ends with its parent."""
+
+
 class QuickNode:
     """A node of Ray's own class, and the processes that are its children of ours."""
 
@@ -42,7 +53,14 @@ class QuickStarter:
         self.note = ""
         self._folder = Path(spec["folder"])
         self._standin = self._folder / "agent.sh"
-        self._standin.write_text("exec sleep 1000000000\n", encoding="utf-8")
+        # It waits for a word that nobody says, and ends when the keeper, who holds the other end, does.
+        pipe = self._folder / "silence"
+        os.mkfifo(pipe)
+        self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
+        self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
+        # When its raylet is killed the other agent tries for a minute to tell a server that may be gone too.
+        self._leash = self._folder / "leash.py"
+        self._leash.write_text(_LEASH, encoding="utf-8")
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
         Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
@@ -91,14 +109,11 @@ class QuickStarter:
             for name, port in ports.items():
                 raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
         changed = {
-            "--num_prestart_python_workers=": "0",
-            "--dashboard_agent_command=": f"/bin/sh {self._standin}",
+            "num_prestart_python_workers": "0",
+            "dashboard_agent_command": f"/bin/sh {self._standin}",
+            "runtime_env_agent_command": f"{sys.executable} -S -E {self._leash} {flags['runtime_env_agent_command']}",
         }
-        out = []
-        for word in command:
-            start = next((key for key in changed if word.startswith(key)), None)
-            out.append(word if start is None else start + changed[start])
-        return out
+        return [_with_flag(word, changed) for word in command]
 
 
 def _replace_process_starter(starter: QuickStarter) -> None:
@@ -113,6 +128,12 @@ def _replace_process_starter(starter: QuickStarter) -> None:
         return original(command, process_type, *args, **kwargs)
 
     services.start_ray_process = start
+
+
+def _with_flag(word: str, changed: dict[str, str]) -> str:
+    """A word of a command, with another value if it is one of these flags."""
+    name = word.removeprefix("--").partition("=")[0]
+    return f"--{name}={changed[name]}" if name in changed else word
 
 
 def _start_nothing(_node: Node, **_options: Any) -> None:

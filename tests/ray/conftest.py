@@ -1,0 +1,76 @@
+"""Real Ray: one local cluster for the whole run, and drivers as processes of their own where a test ends them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from roost.testing import LocalCluster
+
+
+class Driver:
+    """A Python script that runs beside the test and says lines."""
+
+    def __init__(self, path: Path, env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | env,
+            cwd=path.parent,
+        )
+
+    def line(self) -> str:
+        """The next line that it says."""
+        line = self.process.stdout.readline()
+        if not line:
+            pytest.fail(f"the driver ended: {self.process.communicate(timeout=60)[1]}")
+        return line.strip()
+
+    def end(self, number: int) -> int:
+        """Send a signal, and wait until it is gone."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+    def finish(self) -> tuple[str, str]:
+        """Wait until it ends by itself: what it said, and what it complained of."""
+        return self.process.communicate(timeout=120)
+
+
+Start = Callable[..., Driver]
+
+
+@pytest.fixture
+def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]:
+    """Start scripts as drivers on the shared cluster, or on another one."""
+    started: list[Driver] = []
+
+    def start(code: str, local: LocalCluster = roost_local_cluster) -> Driver:
+        path = tmp_path / f"driver{len(started)}.py"
+        path.write_text(code, encoding="utf-8")
+        started.append(Driver(path, local.environment))
+        return started[-1]
+
+    yield start
+    for item in started:
+        if item.process.poll() is None:
+            item.process.kill()
+        item.process.wait(30)
+        item.process.stdout.close()
+        item.process.stderr.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_cluster_a_test() -> Iterator[None]:
+    """A test that fails must not leave its Cluster to the next one."""
+    yield
+    if "roost.runtime.cluster" in sys.modules:
+        from roost import Cluster
+
+        Cluster.close_if_open()

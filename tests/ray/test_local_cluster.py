@@ -1,0 +1,167 @@
+"""`local_cluster`: real nodes that come quickly, keep to themselves, and go without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import ray
+from roost import Cluster, ClusterError, ConfigError
+from roost.runtime.practice import roost_folder
+from roost.testing import LocalCluster, LocalNode, local_cluster
+from waiting import is_gone, wait_until
+
+
+def processes_of(local: LocalCluster) -> list[psutil.Process]:
+    """All that descends from the cluster's keeper, and the keeper."""
+    keeper = psutil.Process(local.keeper_pid)
+    return [keeper, *keeper.children(recursive=True)]
+
+
+def test_every_node_has_an_address_of_its_own_and_the_accelerators_it_was_given():
+    with local_cluster("2x2:H100,1x0", cpus=3) as local:
+        assert os.environ["RAY_ADDRESS"] == local.address
+        with Cluster(num_nodes=3) as cluster:
+            assert len({node.address for node in cluster.nodes}) == 3
+            assert all(node.address.startswith("127.") for node in cluster.nodes)
+            assert [node.num_accelerators for node in cluster.nodes] == [2, 2, 0]
+            assert [node.cpus for node in cluster.nodes] == [3, 3, 3]
+            assert cluster.nodes[0].accelerators[0].model == "H100"
+
+
+def test_after_the_block_nothing_is_left_and_the_environment_is_as_before(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:1")
+    before = dict(os.environ)
+    with local_cluster("2x1") as local:
+        started = processes_of(local)
+        folder = local.folder
+        assert folder.is_dir()
+        assert len(started) >= 4
+    assert all(is_gone(process.pid) for process in started)
+    assert not folder.exists()
+    assert dict(os.environ) == before
+
+
+def test_an_exception_in_the_block_leaves_nothing_behind():
+    started = []
+
+    def fail() -> None:
+        with local_cluster("1x1") as local:
+            started.extend(processes_of(local))
+            ray.init(log_to_driver=False)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert all(is_gone(process.pid) for process in started)
+    assert not ray.is_initialized()
+
+
+def test_when_the_owner_is_killed_the_cluster_goes_too():
+    code = (
+        "import sys, time\nfrom roost.testing import local_cluster\nimport psutil\n"
+        "local = local_cluster('2x1')\nlocal.start()\n"
+        "keeper = psutil.Process(local.keeper_pid)\n"
+        "print(*[p.pid for p in [keeper, *keeper.children(recursive=True)]], local.folder, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with owner:
+        *pids, folder = owner.stdout.readline().split()
+        owner.kill()
+    assert len(pids) >= 4
+    wait_until(lambda: all(is_gone(int(pid)) for pid in pids), "the cluster of a killed owner is gone")
+    wait_until(lambda: not os.path.exists(folder), "its folder too")
+
+
+def test_when_the_keeper_is_killed_the_nodes_go_too():
+    with local_cluster("2x1") as local:
+        started = processes_of(local)
+        os.kill(local.keeper_pid, signal.SIGKILL)
+        wait_until(lambda: all(is_gone(process.pid) for process in started), "the nodes of a killed keeper are gone")
+        with pytest.raises(ClusterError, match="keeps the local cluster is gone"):
+            local.add_node(LocalNode())
+    assert not local.folder.exists()
+
+
+def test_nodes_come_and_go():
+    with local_cluster("1x1") as local:
+        assert local.add_node(LocalNode(accelerators=2, name="late")) == 1
+        ray.init(log_to_driver=False)
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "the second node is there")
+        local.kill_node(1)
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, "Ray noticed that it is gone")
+        with pytest.raises(ConfigError, match="no node 1"):
+            local.kill_node(1)
+
+
+def test_two_local_clusters_at_once_do_not_meet():
+    with local_cluster("1x1") as one, local_cluster("2x2") as other:
+        assert one.address != other.address
+        assert one.folder.parent == other.folder.parent == roost_folder()
+        with Cluster(num_nodes=2) as cluster:
+            assert cluster.address == other.address
+        other.kill_node(1)
+        with Cluster(num_nodes=1, address=one.address) as cluster:
+            assert cluster.num_accelerators == 1
+
+
+def test_the_plain_way_gives_the_same_cluster():
+    with local_cluster([LocalNode(accelerators=2, model="A100"), LocalNode(labels={"zone": "b"})], fast=False) as local:
+        assert local.note == ""
+        with Cluster(num_nodes=2) as cluster:
+            assert [node.num_accelerators for node in cluster.nodes] == [2, 0]
+            assert cluster.nodes[1].labels == (("zone", "b"),)
+            assert cluster.nodes[1].name == "local-1"
+            started = processes_of(local)
+    assert all(is_gone(process.pid) for process in started)
+
+
+@pytest.mark.usefixtures("roost_cluster")
+def test_a_runtime_env_works_on_a_local_cluster():
+    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"ROOST_TEST": "yes"}})
+    def look() -> str | None:
+        return os.environ.get("ROOST_TEST")
+
+    assert ray.get(look.remote(), timeout=60) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("0x8", "has no node"), ("2by8", "not nodes x accelerators"), ("251x1", "1 to 250"), ([], "1 to 250")],
+)
+def test_a_wrong_description_starts_nothing(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        local_cluster(spec)
+
+
+def test_a_node_that_cannot_start_is_told_and_nothing_is_left():
+    local = local_cluster([LocalNode(resources={"GPU": 1})])
+    with pytest.raises(ClusterError, match="node 0"):
+        local.start()
+    assert not local.folder.exists()
+
+
+def test_the_fixtures_serve_another_project(tmp_path):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nroost_cluster = 2x3\n")
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["roost.testing.plugin"]\n')
+    (tmp_path / "test_it.py").write_text(
+        "def test_nodes(roost_cluster):\n    assert roost_cluster.num_accelerators == 6\n"
+        "def test_own_namespace(roost_cluster, roost_local_cluster):\n"
+        "    assert roost_cluster.address == roost_local_cluster.address\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
