@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from roost import Cluster
 from roost.testing import LocalCluster
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+# Workers import the modules of the tests that they were sent from.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 
 
 class Driver:
@@ -66,11 +73,16 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
         item.process.stderr.close()
 
 
+@pytest.fixture(scope="module")
+def shared_cluster(roost_local_cluster: LocalCluster) -> Iterator[Cluster]:
+    """A `Cluster` that many cases of one test use, and none of them changes."""
+    with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
+        yield cluster
+
+
 @pytest.fixture(autouse=True)
-def _one_cluster_a_test() -> Iterator[None]:
+def _one_cluster_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that fails must not leave its Cluster to the next one."""
     yield
-    if "roost.runtime.cluster" in sys.modules:
-        from roost import Cluster
-
+    if "shared_cluster" not in request.fixturenames:
         Cluster.close_if_open()

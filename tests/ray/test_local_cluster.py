@@ -9,8 +9,8 @@ import sys
 
 import psutil
 import pytest
-
 import ray
+
 from roost import Cluster, ClusterError, ConfigError
 from roost.runtime.practice import roost_folder
 from roost.testing import LocalCluster, LocalNode, local_cluster

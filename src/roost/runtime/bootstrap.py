@@ -97,7 +97,9 @@ def _forward(name: str, member: Any) -> Callable[..., Any]:
     elif inspect.isgeneratorfunction(member):
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            yield from getattr(self._roost_object, name)(*args, **kwargs)
+            # Ray sends things into a generator, which the user's own `yield from` might not take.
+            for item in getattr(self._roost_object, name)(*args, **kwargs):  # noqa: UP028
+                yield item
 
     else:
 

@@ -45,6 +45,14 @@ class RollCall:
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
+    def has_seen(self, name: str) -> bool:
+        """Whether somebody was seen alive, and would be missed."""
+        return name in self._seen
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Count these as seen alive."""
+        self._seen.update(names)
+
     def missing(self, known: set[str], alive: set[str]) -> set[str]:
         """Those of `known` that were alive once and are not now."""
         self._seen = (self._seen | alive) & known

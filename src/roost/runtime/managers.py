@@ -224,16 +224,22 @@ class NodeManager(Manager):
 class _ManagerActor:
     """What all manager actors share: being watched, and watching the job's other actors."""
 
+    def __init__(self) -> None:
+        self.roll = RollCall()
+
     async def until_death(self) -> None:
         """A call that ends only with the actor: by it the owner sees the actor die."""
         await asyncio.Event().wait()
 
+    async def living(self) -> set[str]:
+        """The names of the job's actors that are alive now."""
+        return set(await asyncio.to_thread(list_named_actors))
+
     async def watch(self, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the named actors that `known` gives have died, for as long as the job runs."""
-        roll = RollCall()
         while True:
-            alive = set(await asyncio.to_thread(list_named_actors))
-            missing = roll.missing(known(), alive)
+            alive = await self.living()
+            missing = self.roll.missing(known(), alive)
             if missing:
                 bury(missing)
             await asyncio.sleep(_WATCH_SECONDS)
@@ -243,11 +249,15 @@ class WorkerManagerActor(_ManagerActor):
     """The shell around the worker ledger."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._ledger = WorkerLedger()
         self._watching: asyncio.Task[None] | None = None
 
-    async def register(self, workers: list[WorkerRecord]) -> None:
+    async def register(self, workers: list[WorkerRecord], *, are_actors: bool = False) -> None:
         self._ledger.register(workers, time.time())
+        if are_actors:
+            # Ray knew the name before we did: one that is not there any more has died.
+            self.roll.expect(worker.address for worker in workers)
         if self._watching is None:
             self._watching = asyncio.create_task(self.watch(lambda: self._ledger.living, self._bury))
 
@@ -265,6 +275,7 @@ class CollectiveManagerActor(_ManagerActor):
     """The shell around the ledger of communication groups."""
 
     def __init__(self, namespace: str) -> None:
+        super().__init__()
         self._ledger = CollectiveLedger()
         self._leases: dict[str, PortLease] = {}
         self._namespace = namespace
@@ -304,6 +315,7 @@ class NodeManagerActor(_ManagerActor):
     def __init__(
         self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
     ) -> None:
+        super().__init__()
         self._nodes = nodes
         self._groups = groups
         self._job = job
@@ -347,20 +359,27 @@ class NodeManagerActor(_ManagerActor):
             raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
         if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
             raise ConfigError(f"{leases} leases of {count} ports: ask for 1 to {_MAX_PORTS}")
+        if holder is not None:
+            await self._watch_holder(holder)
         node = self._nodes[node_rank]
         wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
         self._waiting[node.network].append(wanted)
         if node.network not in self._trying:
             self._trying.add(node.network)
             self._start(self._try(node))
-        if holder is not None and not self._watching:
-            self._watching = True
-            self._start(self.watch(lambda: self._ledger.holders, self._bury))
         starts: list[int] = await wanted.done
         return [
             PortLease(node_rank=node_rank, address=node.address, start=start, count=count, holder=holder)
             for start in starts
         ]
+
+    async def _watch_holder(self, holder: str) -> None:
+        """Know that the holder is alive before it holds something, so that its death is one."""
+        if not self.roll.has_seen(holder):
+            self.roll.expect({holder} & await self.living())
+        if not self._watching:
+            self._watching = True
+            self._start(self.watch(lambda: self._ledger.holders, self._bury))
 
     async def release_ports(self, leases: list[PortLease]) -> None:
         for lease in leases:
