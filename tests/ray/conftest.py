@@ -73,16 +73,18 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
         item.process.stderr.close()
 
 
-@pytest.fixture(scope="module")
-def shared_cluster(roost_local_cluster: LocalCluster) -> Iterator[Cluster]:
-    """A `Cluster` that many cases of one test use, and none of them changes."""
-    with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
-        yield cluster
+@pytest.fixture
+def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
+    """A `Cluster` that tests in a row use one after the other, and none of them closes."""
+    return Cluster(num_nodes=len(roost_local_cluster.nodes))
 
 
 @pytest.fixture(autouse=True)
 def _one_cluster_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that fails must not leave its Cluster to the next one."""
+    """A test meets no Cluster of another one, unless both want to share."""
+    shares = "shared_cluster" in request.fixturenames
+    if not shares:
+        Cluster.close_if_open()
     yield
-    if "shared_cluster" not in request.fixturenames:
+    if not shares:
         Cluster.close_if_open()

@@ -79,6 +79,8 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         Cluster(num_nodes=2)
     with pytest.raises(ConfigError, match="the namespace is 'roost', not 'other'"):
         Cluster(namespace="other")
+    with pytest.raises(ConfigError, match="port_range is"):
+        Cluster(num_nodes=4, port_range=(1, 9))
     with pytest.raises(ConfigError, match="the node groups differ"):
         Cluster(cluster_cfg={"num_nodes": 4, "node_groups": [{"label": "a", "node_ranks": 0}]})
     cluster.close()

@@ -146,6 +146,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._watch: Watch | None = None
         self._nodes: tuple[NodeInfo, ...] = ()
         self._groups: tuple[NodeGroup, ...] = ()
+        self._port_range: tuple[int, int] | None = None
         deadline = time.monotonic() + wish.timeout
         try:
             if connection.is_worker():
@@ -202,6 +203,7 @@ class Cluster(metaclass=_OnePerProcess):
         discover.check_groups(nodes, wish.groups, deadline)
         self._nodes = discover.with_hardware(nodes, wish.groups)
         self._groups = wish.groups
+        self._port_range = wish.port_range
 
     def _start_managers(self, namespace: str, wish: _Wish) -> None:
         self._job = JobInfo(
@@ -246,6 +248,8 @@ class Cluster(metaclass=_OnePerProcess):
             contradictions.append(f"the namespace is {self.namespace!r}, not {wish.namespace!r}")
         if wish.address not in (None, "auto", self.address):
             contradictions.append(f"the address is {self.address}, not {wish.address}")
+        if wish.port_range is not None and wish.port_range != self._port_range:
+            contradictions.append(f"port_range is {self._port_range or 'not known here'}, not {wish.port_range}")
         if wish.groups and wish.groups != self._groups:
             contradictions.append("the node groups differ")
         if contradictions:

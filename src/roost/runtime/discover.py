@@ -19,7 +19,7 @@ from roost.placement.topology import Topology
 from roost.runtime import probe as probes
 from roost.runtime.accelerators import node_accelerators, variables_of_interest
 from roost.runtime.node_info import NodeInfo, describe_node, topology_node
-from roost.runtime.order import NODE_RANK_VARIABLE, FoundNode, order_nodes
+from roost.runtime.order import NODE_RANK_VARIABLE, FoundNode, address_key, order_nodes
 
 Answer = TypeVar("Answer")
 
@@ -51,8 +51,8 @@ class RayNode:
 
 
 def live_nodes() -> list[RayNode]:
-    """The nodes that are alive now."""
-    return [
+    """The nodes that are alive now, by address."""
+    found = [
         RayNode(
             ray_id=entry["NodeID"],
             address=entry["NodeManagerAddress"],
@@ -64,6 +64,7 @@ def live_nodes() -> list[RayNode]:
         for entry in ray.nodes()  # type: ignore[no-untyped-call]
         if entry["Alive"]
     ]
+    return sorted(found, key=lambda node: (address_key(node.address), node.name, node.ray_id))
 
 
 def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:

@@ -81,12 +81,12 @@ class NodeInfo:
 
     def __str__(self) -> str:
         """`node 2 (10.0.0.7, worker-7)`, as messages name it."""
-        return f"node {self.rank} ({describe_node(self.address, self.name)})"
+        return f"node {self.rank} ({self.address}, {self.name})"
 
 
 def describe_node(address: str, name: str) -> str:
-    """Address and name, or one where they are the same."""
-    return address if name in ("", address) else f"{address}, {name}"
+    """A node that has no rank yet: `10.0.0.7 (worker-7)`."""
+    return address if name in ("", address) else f"{address} ({name})"
 
 
 def topology_node(info: NodeInfo, *, name_is_unique: bool) -> Node:
