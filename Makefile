@@ -1,5 +1,6 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
+#   make ray     the tests on real Ray clusters on this machine
 #   make demo    see what Roost does  make golden  write the golden files anew, after looking at the change
 #   make bench   measure              make format  let ruff format the code
 
@@ -7,12 +8,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 
-.PHONY: demo test check lint tests golden bench format clean
+.PHONY: demo test check lint tests ray golden bench format clean
 
 demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
 
-test: check
+test: check ray
 
 check: lint tests
 
@@ -25,7 +26,13 @@ lint: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 2
+	@$(BIN)/pytest -n 2 --ignore=tests/ray --ignore=tests/alone
+
+# First those that need a machine without a Ray cluster, then those that start some.
+ray: $(VENV)/.installed-dev
+	@echo "== tests on Ray"
+	@$(BIN)/pytest tests/alone
+	@$(BIN)/pytest tests/ray
 
 golden: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden

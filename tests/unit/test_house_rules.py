@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "roost"
 
 # Who may import whom, from the top down; a package may always import itself.
 LAYERS = {
+    "__main__": {"cli"},
     "cli": {"testing", "runtime", "render", "placement", "errors", ""},
     "testing": {"runtime", "placement", "errors"},
     "runtime": {"placement", "errors"},
@@ -25,6 +26,7 @@ LAYERS = {
     "": set(),
 }
 OUTSIDE = {
+    "__main__": set(),
     "cli": {"rich", "typer"},
     "testing": {"ray", "psutil", "pytest"},
     "runtime": {"ray", "psutil", "pynvml"},

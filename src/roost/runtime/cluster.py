@@ -218,6 +218,8 @@ class Cluster(metaclass=_OnePerProcess):
         self._owns_job = True
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers)
+        # While the managers start.
+        connection.prepare_disconnect()
         self._master_port = self._node_manager.get_master_port()
 
     def _connect_and_attach(self, wish: _Wish) -> None:
@@ -228,6 +230,7 @@ class Cluster(metaclass=_OnePerProcess):
         namespace = find_job(wish.namespace)
         connection.disconnect()
         self._connection = connection.connect(wish.address, namespace, may_start=False)
+        connection.prepare_disconnect()
         self._attach(namespace)
 
     def _attach(self, namespace: str) -> None:

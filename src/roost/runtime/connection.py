@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -79,6 +80,16 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
         # Another version of Ray or Python on the other side, a wrong token, no raylet on this machine.
         raise ClusterError(f"Ray at {wanted} could not be joined: {error}") from error
     return Connection(address=ray.get_runtime_context().gcs_address, namespace=namespace, started_ray=started)
+
+
+def prepare_disconnect() -> None:
+    """Load now what Ray loads when it shuts down.
+
+    Python ends a program that was interrupted with the signal, so that a shell sees Ctrl-C. It forgets about that when
+    a class of that code is made at exit, and the exit code would be 1.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ray.dag.compiled_dag_node")
 
 
 def disconnect() -> None:

@@ -60,7 +60,7 @@ def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = Non
     if low - _FEWEST_PORTS >= _LOWEST_PORT:
         return range(max(_LOWEST_PORT, low - 4096), low)
     if _LAST_PORT - high >= _FEWEST_PORTS:
-        return range(high + 1, _LAST_PORT + 1)
+        return range(max(_LOWEST_PORT, high + 1), _LAST_PORT + 1)
     # The kernel's range is nearly everything: there is no better place, and every port is tried before it is leased.
     return range(_FIRST_PORT, _LAST_PORT + 1)
 

@@ -1,0 +1,84 @@
+"""Where no Ray runs on the machine, `Cluster` starts it, and takes it away again.
+
+These run in a run of their own: Ray finds every cluster on a machine, and the other tests have some.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from waiting import is_gone, wait_until
+
+CODE = """
+import sys, time
+from roost import Cluster
+cluster = Cluster(num_nodes=1, timeout=120)
+import psutil
+print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+print(cluster.num_nodes, cluster.nodes[0].is_head, cluster.namespace, flush=True)
+BODY
+"""
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    if any(process.name() in ("raylet", "gcs_server") for process in psutil.process_iter()):
+        pytest.skip("a Ray cluster is running on this machine, and would be joined")
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    # A home of its own: there Ray writes a token.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    # Sockets need short paths: the folder of Ray's own choice stays.
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+    driver = subprocess.Popen([sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True)
+    pids = [int(word) for word in driver.stdout.readline().split()]
+    assert pids, "Ray runs as a child of the driver"
+    assert driver.stdout.readline() == "1 True roost\n"
+    return driver, pids
+
+
+@pytest.mark.usefixtures("environment")
+@pytest.mark.parametrize(
+    ("body", "number", "code"),
+    [
+        ("cluster.close(); import ray; print(ray.is_initialized())", None, 0),
+        ("raise ValueError('mine')", None, 1),
+        ("time.sleep(600)", signal.SIGINT, -signal.SIGINT),
+        ("time.sleep(600)", signal.SIGTERM, -signal.SIGTERM),
+        ("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_ray_is_started_here_and_goes_with_the_driver(body, number, code):
+    driver, pids = start(body)
+    with driver:
+        if number is not None:
+            driver.send_signal(number)
+        assert driver.wait(120) == code
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "Ray is gone", seconds=120)
+
+
+@pytest.mark.usefixtures("environment")
+def test_with_no_ray_there_is_nothing_to_attach_to():
+    code = "from roost import Cluster; Cluster()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "there is no Ray cluster to attach to" in done.stderr
+    assert "ray start --head" in done.stderr
+
+
+@pytest.mark.usefixtures("environment")
+def test_commands_say_that_there_is_no_cluster():
+    for command in (["nodes"], ["status"], ["plan", "examples/job.yaml", "--live"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "roost", *command], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 3, done.stderr
+        assert "there is no Ray cluster to attach to" in done.stderr

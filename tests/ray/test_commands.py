@@ -1,0 +1,148 @@
+"""The commands that meet a live cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from roost import Topology
+from roost.testing import local_cluster
+from waiting import is_gone
+
+JOB = """\
+cluster:
+  num_nodes: 3
+  component_placement:
+    actor: 0-7
+    env: {node_group: node, placement: 2:0-3}
+"""
+
+
+def roost(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "roost", *words],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env=os.environ | (env or {}),
+    )
+
+
+@pytest.mark.usefixtures("roost_local_cluster")
+def test_nodes_as_table_map_json_and_inventory(tmp_path):
+    table = roost("nodes").stdout
+    lines = table.splitlines()
+    assert lines[0].split()[:4] == ["NODE", "ADDRESS", "NAME", "ACCELERATORS"]
+    assert lines[1].startswith("0 (head)")
+    assert "local-1  4 x H100" in lines[2]
+    assert "local-3  - " in lines[4]
+    drawn = roost("nodes", "--format", "map").stdout
+    assert "4 nodes · 12 accelerators\n" in drawn
+    assert "no accelerators" in drawn
+    nodes = json.loads(roost("nodes", "--format", "json").stdout)
+    assert [node["rank"] for node in nodes] == [0, 1, 2, 3]
+    assert nodes[1]["accelerators"][2] == {
+        "type": "nvidia", "device": "2", "model": "H100", "memory": None, "uuid": None, "pci": None, "numa": None,
+    }  # fmt: skip
+    inventory = tmp_path / "inventory.yaml"
+    assert roost("nodes", "--format", "inventory", "--out", str(inventory)).returncode == 0
+    topology = Topology.from_file(inventory)
+    assert [len(node.accelerators) for node in topology.nodes] == [4, 4, 4, 0]
+    (tmp_path / "job.yaml").write_text(JOB)
+    planned = roost("plan", str(tmp_path / "job.yaml"), "--inventory", str(inventory), "-f", "json")
+    live = roost("plan", str(tmp_path / "job.yaml"), "--live", "-f", "json")
+    assert json.loads(planned.stdout)["components"] == json.loads(live.stdout)["components"]
+
+
+@pytest.mark.usefixtures("roost_local_cluster")
+def test_plan_live_takes_the_first_nodes_and_says_so(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text(JOB)
+    done = roost("plan", str(job), "--live")
+    assert done.returncode == 0, done.stderr
+    assert "3 nodes · 12 accelerators · 12 workers" in done.stdout
+    assert "note: the cluster has 4 nodes and num_nodes is 3: node 3 (" in done.stderr
+    job.write_text(JOB.replace("num_nodes: 3", "num_nodes: 9"))
+    done = roost("plan", str(job), "--live")
+    assert done.returncode == 3
+    assert "num_nodes is 9, but the cluster has 4 nodes now: node 0 (" in done.stderr
+    done = roost("plan", str(job), "--live", "--cluster", "2x8")
+    assert done.returncode == 2
+    assert "--cluster and --live both describe the hardware" in done.stderr
+    done = roost("where", str(job), "actor:0", "--live")
+    assert done.returncode == 3
+
+
+def test_status_tells_jobs_and_workers(roost_cluster, roost_local_cluster):
+    roost_cluster.allocate(dict, "one", 0, 0, {})
+    done = roost("status")
+    assert done.returncode == 0, done.stderr
+    assert f"Ray at {roost_local_cluster.address}  4 nodes, 12 accelerators" in done.stdout
+    assert f"job roost  pid {os.getpid()} on " in done.stdout
+    assert "  workers   1 re" in done.stdout
+    assert "  managers  NodeManager, WorkerManager and CollectiveManager" in done.stdout
+    answer = json.loads(roost("status", "--format", "json").stdout)
+    assert answer["jobs"][0]["driver"]["pid"] == os.getpid()
+    assert answer["leftovers"] == []
+
+
+def test_an_address_can_be_given_and_a_wrong_one_is_told():
+    with local_cluster("1x2") as other:
+        done = roost("nodes", "--address", other.address)
+        assert done.returncode == 0, done.stderr
+        assert "2 x nvidia" in done.stdout
+    done = roost("nodes", "--address", "127.0.0.1:9")
+    assert done.returncode == 3
+    assert "nothing answers at 127.0.0.1:9" in done.stderr
+    done = roost("nodes", "--address", "nowhere")
+    assert done.returncode == 2
+
+
+@pytest.fixture
+def own_folder() -> Iterator[Path]:
+    """A short folder for sockets, so that a practice cluster of the developer is not in the way."""
+    with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_practice_cluster_comes_up_is_found_and_goes_down(own_folder):
+    env = {"TMPDIR": str(own_folder), "RAY_ADDRESS": ""}
+    done = roost("up", "2x3:A100", "--cpus", "2", env=env)
+    try:
+        assert done.returncode == 0, done.stderr
+        assert "practice cluster 2x3:A100 is up at 127." in done.stdout
+        assert "export RAY_ADDRESS=127." in done.stdout
+        keeper = json.loads((own_folder / f"roost-{os.getuid()}" / "practice.json").read_text())["keeper_pid"]
+        processes = psutil.Process(keeper).children(recursive=True)
+        assert len(processes) >= 4
+        again = roost("up", "1x1", env=env)
+        assert again.returncode == 2
+        assert "a practice cluster 2x3:A100 is up already" in again.stderr
+        nodes = roost("nodes", env=env)
+        assert nodes.stdout.count("3 x A100") == 2, nodes.stderr
+        code = "from roost import Cluster\nwith Cluster(num_nodes=2) as c: print(c.num_accelerators)"
+        job = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False, env=os.environ | env
+        )
+        assert job.stdout == "6\n", job.stderr
+    finally:
+        down = roost("down", env=env)
+    assert down.stdout == "the practice cluster 2x3:A100 is down\n"
+    assert all(is_gone(process.pid) for process in processes)
+    assert is_gone(keeper)
+    assert roost("down", env=env).stdout == "no practice cluster is up\n"
+
+
+def test_a_practice_cluster_that_cannot_be_is_told():
+    done = roost("up", "two")
+    assert done.returncode == 2
+    assert "not nodes x accelerators" in done.stderr

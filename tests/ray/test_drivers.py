@@ -1,0 +1,176 @@
+"""Jobs as processes: two at once, attaching from outside, and every way for a driver to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from roost import Cluster, ClusterError, NameTaken, NodeManager
+from roost.runtime.look import look_at_jobs
+from waiting import is_gone, wait_until
+
+# A job that says its namespace and its processes, and then does what the test wants.
+JOB = """
+import os, signal, subprocess, sys, time
+import ray
+from roost import Cluster, NodeManager
+
+class Worker:
+    def hello(self):
+        return os.getpid(), Cluster().namespace
+
+    def leave_a_child(self):
+        # As a server that makes itself a daemon: nobody's child any more.
+        code = "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    time.sleep(1000)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+def main():
+    cluster = Cluster(num_nodes=4)
+    worker = cluster.allocate(Worker, "worker", 1, 0, {})
+    pid, namespace = ray.get(worker.hello.remote(), timeout=60)
+    print(cluster.namespace, namespace, pid, cluster.master_port, flush=True)
+    BODY
+
+main()
+"""
+WAIT = "time.sleep(600)"
+
+
+def job(body: str) -> str:
+    return JOB.replace("    BODY", textwrap.indent(textwrap.dedent(body).strip(), "    "))
+
+
+def workers_of(local) -> set[int]:
+    """The processes that run Ray's workers on a local cluster."""
+    return {
+        process.pid
+        for process in psutil.Process(local.keeper_pid).children(recursive=True)
+        if process.name().startswith("ray::")
+    }
+
+
+def test_two_jobs_at_once_have_namespaces_of_their_own(driver):
+    jobs = [driver(job(WAIT)) for _ in range(2)]
+    said = [item.line().split() for item in jobs]
+    names = sorted(words[0] for words in said)
+    assert names == ["roost", "roost-2"]
+    for mine, workers, _, _ in said:
+        assert mine == workers, "a worker finds its own job"
+    assert said[0][3] != said[1][3], "each job's master port is its own"
+    with pytest.raises(ClusterError) as caught:
+        Cluster()
+    assert "there are 2 jobs on this Ray cluster: 'roost' (pid " in str(caught.value)
+    assert "Cluster(namespace='roost')" in str(caught.value)
+    with pytest.raises(NameTaken, match="another job has namespace 'roost-2'"):
+        Cluster(num_nodes=4, namespace="roost-2")
+    with Cluster(namespace="roost-2") as attached:
+        assert attached.namespace == "roost-2"
+        assert attached.num_nodes == 4
+        assert str(attached.master_port) in (said[0][3], said[1][3])
+    with Cluster(namespace="roost-2"):
+        assert NodeManager.get_proxy().get_nodes(), "one that attached takes nothing away when it leaves"
+    assert all(item.process.poll() is None for item in jobs)
+
+
+def test_from_another_process_cluster_attaches_to_the_only_job(driver):
+    mine = driver(job(WAIT))
+    _, _, pid, port = mine.line().split()
+    with Cluster() as attached:
+        assert attached.namespace == "roost"
+        assert str(attached.master_port) == port
+        assert NodeManager.get_proxy().get_job().pid == mine.process.pid
+        assert attached.allocate(dict, "guest", 0, 0, {}) is not None
+    assert not is_gone(int(pid))
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "code"),
+    [
+        ("return", None, 0),
+        ("cluster.close()", None, 0),
+        ("raise ValueError('mine')", None, 1),
+        ("sys.exit(7)", None, 7),
+        (WAIT, signal.SIGINT, -signal.SIGINT),
+        (WAIT, signal.SIGTERM, -signal.SIGTERM),
+        (WAIT, signal.SIGKILL, -signal.SIGKILL),
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); " + WAIT, signal.SIGTERM, 9),
+    ],
+)
+def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_own(
+    driver, roost_local_cluster, body, number, code
+):
+    mine = driver(job(body))
+    _, _, pid, _ = mine.line().split()
+    found = mine.process.wait(60) if number is None else mine.end(number)
+    assert found == code
+    wait_until(lambda: is_gone(int(pid)), "its worker is gone")
+    wait_until(lambda: not workers_of(roost_local_cluster) & {int(pid)}, "and no process of it is left")
+    wait_until(lambda: look_at_jobs().jobs == (), "nor are its managers")
+
+
+def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, roost_local_cluster):
+    mine = driver(job("ray.get(worker.leave_a_child.remote(), timeout=60)\nprint('left', flush=True)\n" + WAIT))
+    words = mine.line().split()
+    assert mine.line() == "left"
+    # The worker first, so that Ray has no chance to clean up after it.
+    os.kill(int(words[2]), signal.SIGKILL)
+    mine.end(signal.SIGKILL)
+    with Cluster(num_nodes=4) as cluster:
+        assert cluster.allocate(dict, "worker", 1, 0, {}) is not None, "the name is free"
+    wait_until(lambda: look_at_jobs().leftovers, "the leftover is found")
+    left = look_at_jobs().leftovers
+    try:
+        assert len(left) == 1
+        assert left[0].job.startswith("roost:")
+        assert left[0].job.endswith("/worker")
+        assert f":{mine.process.pid}:" in left[0].job
+        done = subprocess.run(
+            [sys.executable, "-m", "roost", "status"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=os.environ | roost_local_cluster.environment,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "left over from jobs that have ended (1)" in done.stdout
+        assert f"pid {left[0].pid} on node " in done.stdout
+    finally:
+        for item in left:
+            os.kill(item.pid, signal.SIGKILL)
+    assert look_at_jobs().leftovers == ()
+
+
+def test_ctrl_c_in_the_middle_of_start_leaves_nothing(driver):
+    code = "import sys\nfrom roost import Cluster\nprint('go', flush=True)\nCluster(num_nodes=9, timeout=300)\n"
+    mine = driver(code)
+    mine.line()
+    # Somewhere between the import of Ray and the wait for nodes that never come.
+    with pytest.raises(subprocess.TimeoutExpired):
+        mine.process.wait(3)
+    assert mine.end(signal.SIGINT) == -signal.SIGINT
+    assert "KeyboardInterrupt" in mine.finish()[1]
+    assert look_at_jobs().jobs == ()
+    status = json.loads(json.dumps(look_at_jobs().to_dict()))
+    assert status["jobs"] == []
+    assert len(status["nodes"]) == 4
+
+
+def test_status_names_a_job_that_lost_its_manager(driver, roost_local_cluster):
+    mine = driver(job("ray.kill(NodeManager.get_proxy().handle)\nprint('done', flush=True)\n" + WAIT))
+    mine.line()
+    mine.line()
+    wait_until(lambda: "NodeManager" not in look_at_jobs().jobs[0].managers, "the manager is gone")
+    found = look_at_jobs().jobs
+    assert [item.namespace for item in found] == ["roost"]
+    assert found[0].missing_managers == ("NodeManager",)
+    assert found[0].job is None
+    assert sum(count for _, count in found[0].workers) == 1
+    assert roost_local_cluster.address == look_at_jobs().address

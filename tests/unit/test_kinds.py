@@ -1,0 +1,77 @@
+"""Custom kinds of hardware: a dataclass as schema, checked wherever the config is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from roost import ConfigError, JobConfig, register_hardware
+from roost.placement.kinds import hardware_kind, make_piece, setting_problems
+
+
+@pytest.fixture
+def arm() -> type:
+    @register_hardware("Arm")
+    @dataclass(frozen=True)
+    class Arm:
+        robot_ip: str
+        joints: int = 7
+        cameras: list[str] = field(default_factory=list)
+        tool: str | None = None
+        node_rank: int = -1
+
+    return Arm
+
+
+def test_a_piece_is_made_as_its_class(arm):
+    assert hardware_kind("Arm") is arm
+    assert make_piece("Arm", 3, {"robot_ip": "10.0.0.1", "cameras": ["a"]}) == arm(
+        "10.0.0.1", cameras=["a"], node_rank=3
+    )
+
+
+@pytest.mark.usefixtures("arm")
+def test_every_mistake_in_the_settings_is_told():
+    found = setting_problems("Arm", {"robot_pi": "x", "joints": "many", "cameras": "front"})
+    assert "'Arm' has no setting 'robot_pi'; did you mean 'robot_ip'?" in found["robot_pi"]
+    assert "'joints' of 'Arm' is 'many'" in found["joints"]
+    assert "'cameras'" in found["cameras"]
+    assert found["robot_ip"] == "'Arm' lacks the setting 'robot_ip'"
+    with pytest.raises(ConfigError, match="robot_ip"):
+        make_piece("Arm", 0, {})
+
+
+@pytest.mark.usefixtures("arm")
+def test_a_config_that_does_not_fit_is_pointed_at():
+    text = (
+        "cluster:\n  component_placement: {env: {node_group: arms, placement: 0}}\n  node_groups:\n"
+        "    - label: arms\n      node_ranks: 0\n      hardware:\n        type: Arm\n        configs:\n"
+        "          - {node_rank: 0, robot_ip: 10.0.0.1, joints: six}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        JobConfig.from_text(text, "job.yaml")
+    assert str(caught.value).startswith("job.yaml:9:56: node group 'arms': the setting 'joints' of 'Arm' is 'six'")
+
+
+def test_a_kind_that_nobody_registered_takes_anything():
+    assert setting_problems("Whatever", {"a": object()}) == {}
+
+
+def test_a_kind_is_registered_once_and_again_only_by_itself(arm):
+    assert register_hardware("Arm")(arm) is arm
+    with pytest.raises(ConfigError, match="'Arm' is registered already"):
+
+        @register_hardware("Arm")
+        @dataclass
+        class Other:
+            pass
+
+    with pytest.raises(ConfigError, match="needs a dataclass"):
+
+        @register_hardware("Plain")
+        class Plain:
+            pass
+
+    with pytest.raises(ConfigError, match="cannot name a kind"):
+        register_hardware("a b")

@@ -1,0 +1,65 @@
+"""What the managers know, without Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from roost import CollectiveGroup, NameTaken, WorkerRecord, WorkerState
+from roost.runtime.jobs import choose_namespace
+from roost.runtime.ledgers import CollectiveLedger, RollCall, WorkerLedger
+
+
+def record(address: str) -> WorkerRecord:
+    return WorkerRecord(address=address, node_rank=0)
+
+
+def test_a_worker_goes_from_requested_to_ready_to_dead_and_not_back():
+    ledger = WorkerLedger()
+    ledger.register([record("a")], now=1)
+    assert ledger.update(WorkerState.READY, {"a": 7, "unknown": 8}, now=2) == ["a"]
+    assert ledger.update(WorkerState.READY, {"a": 7}, now=3) == []
+    assert ledger.update(WorkerState.DEAD, {"a": None}, now=4) == ["a"]
+    assert ledger.update(WorkerState.READY, {"a": 9}, now=5) == []
+    assert ledger.get(["a"]) == [WorkerRecord(address="a", node_rank=0, state=WorkerState.DEAD, since=4, pid=7)]
+    assert ledger.living == set()
+
+
+def test_a_name_is_taken_until_its_worker_is_dead():
+    ledger = WorkerLedger()
+    ledger.register([record("a")], now=1)
+    with pytest.raises(NameTaken):
+        ledger.register([record("b"), record("a")], now=2)
+    assert [item.address for item in ledger.get()] == ["a"], "all or none"
+    ledger.update(WorkerState.DEAD, {"a": None}, now=3)
+    ledger.register([record("a")], now=4)
+    assert ledger.get(["a"])[0].state is WorkerState.REQUESTED
+
+
+def test_only_somebody_who_was_seen_can_be_missing():
+    roll = RollCall()
+    assert roll.missing({"a", "b"}, alive=set()) == set()
+    assert roll.missing({"a", "b"}, alive={"a", "x"}) == set()
+    assert roll.missing({"a", "b"}, alive=set()) == {"a"}
+    roll.expect(["b"])
+    assert roll.has_seen("b")
+    assert roll.missing({"a", "b"}, alive=set()) == {"a", "b"}
+    assert roll.missing(set(), alive=set()) == set()
+    assert roll.missing({"a"}, alive=set()) == set(), "whoever is not known any more is forgotten"
+
+
+def test_a_communication_group_is_made_once():
+    ledger = CollectiveLedger()
+    group = CollectiveGroup(name="g", members=("a", "b"), address="x", port=1)
+    assert ledger.find("g", ["a", "b"]) is None
+    assert ledger.add(group) is group
+    assert ledger.find("g", ["a", "b"]) is group
+    assert ledger.add(CollectiveGroup(name="g", members=("a", "b"), address="y", port=2)) is group
+    with pytest.raises(NameTaken, match="a and b, not b and a"):
+        ledger.find("g", ["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("used", "chosen"), [(set(), "roost"), ({"roost"}, "roost-2"), ({"roost", "roost-2", "roost-4"}, "roost-3")]
+)
+def test_a_second_job_gets_the_next_namespace(used, chosen):
+    assert choose_namespace("roost", used) == chosen

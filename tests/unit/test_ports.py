@@ -1,0 +1,134 @@
+"""The port ledger: never a port twice, and what is given back can be had again."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle as Drawn
+from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from roost import ConfigError, PortsExhausted
+from roost.runtime.ports import PortLedger, check_port_range, lease_range, taken_ports
+
+
+def test_blocks_are_consecutive_and_do_not_meet():
+    ledger = PortLedger({"m": range(100, 200)})
+    blocks = [ledger.propose("m", 5, None) for _ in range(10)]
+    ports = [port for start in blocks for port in range(start, start + 5)]
+    assert len(set(ports)) == 50
+    assert all(100 <= port < 200 for port in ports)
+    assert ledger.held == 50
+
+
+def test_a_block_does_not_go_over_the_end_of_the_range():
+    for seed in range(30):
+        ledger = PortLedger({"m": range(100, 110)}, seed=seed)
+        start = ledger.propose("m", 7, None)
+        assert start + 7 <= 110
+
+
+def test_every_port_of_a_range_can_be_had_whatever_the_place_it_begins_at():
+    for seed in range(30):
+        ledger = PortLedger({"m": range(100, 110)}, seed=seed)
+        assert sorted(ledger.propose("m", 1, None) for _ in range(10)) == list(range(100, 110))
+        with pytest.raises(PortsExhausted, match="10 of 10 are leased by this job, 0 are in use by others"):
+            ledger.propose("m", 1, None)
+
+
+def test_ports_that_others_use_are_passed_over_until_there_is_no_other():
+    ledger = PortLedger({"m": range(100, 103)})
+    first = ledger.propose("m", 1, None)
+    ledger.refuse("m", first, 1, [first])
+    others = [ledger.propose("m", 1, None), ledger.propose("m", 1, None)]
+    assert first not in others
+    with pytest.raises(PortsExhausted, match="2 of 3 are leased by this job, 1 are in use by others"):
+        ledger.propose("m", 1, None)
+    assert ledger.propose("m", 1, None) == first, "it is tried again the next time"
+
+
+def test_machines_have_ports_of_their_own():
+    ledger = PortLedger({"a": range(100, 101), "b": range(100, 101)})
+    assert ledger.propose("a", 1, None) == ledger.propose("b", 1, None) == 100
+
+
+def test_a_holder_that_dies_gives_all_back():
+    ledger = PortLedger({"m": range(100, 120)})
+    for count in (1, 3, 2):
+        ledger.propose("m", count, "worker")
+    ledger.propose("m", 4, None)
+    ledger.propose("m", 1, "other")
+    assert ledger.holders == {"worker", "other"}
+    assert ledger.release_holder("worker") == 6
+    assert ledger.held == 5
+
+
+class Ledgers(RuleBasedStateMachine):
+    """Any order of leasing, refusing and giving back."""
+
+    leases = Drawn("leases")
+
+    @initialize(seed=st.integers(0, 99), size=st.integers(1, 40))
+    def begin(self, seed, size):
+        self.ledger = PortLedger({"m": range(1000, 1000 + size)}, seed=seed)
+        self.mine = {}
+
+    @rule(target=leases, count=st.integers(1, 6), refused=st.booleans())
+    def lease(self, count, refused):
+        try:
+            start = self.ledger.propose("m", count, None)
+        except PortsExhausted:
+            return None
+        block = range(start, start + count)
+        assert not set(block) & {port for other in self.mine.values() for port in other}
+        if refused:
+            self.ledger.refuse("m", start, count, [start])
+            return None
+        self.mine[start] = block
+        return start
+
+    @rule(start=consumes(leases))
+    def release(self, start):
+        if start in self.mine:
+            self.ledger.release("m", start, len(self.mine.pop(start)))
+
+    @invariant()
+    def counts_agree(self):
+        if hasattr(self, "mine"):
+            assert self.ledger.held == sum(map(len, self.mine.values()))
+
+
+TestLedgers = Ledgers.TestCase
+
+
+@given(st.integers(1, 65535), st.integers(1, 65535))
+def test_there_is_always_a_range_and_it_stays_off_the_kernels_where_it_can(one, other):
+    low, high = sorted((one, other))
+    ports = lease_range((low, high))
+    assert len(ports) > 500
+    assert ports.start >= 1024
+    assert ports.stop <= 65536
+    if low > 3000 or high < 64000:
+        assert not set(ports) & set(range(low, high + 1))
+
+
+@pytest.mark.parametrize("wrong", [(5,), (0, 5), (9, 3), (1, 70000), ("1", "9"), 7, (True, 9)])
+def test_a_wrong_range_is_told(wrong):
+    with pytest.raises(ConfigError, match="port_range is"):
+        check_port_range(wrong)
+
+
+def test_a_range_may_come_as_a_list_as_from_yaml():
+    assert check_port_range([20000, 20009]) == (20000, 20009)
+    assert check_port_range(None) is None
+
+
+def test_a_port_in_use_is_seen_whatever_the_address_it_is_bound_to():
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("", 0))
+        ports = [one.getsockname()[1], other.getsockname()[1]]
+        assert taken_ports([(port, 1) for port in ports]) == ports
+    assert taken_ports([(port, 1) for port in ports]) == []
