@@ -40,6 +40,7 @@ golden: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py
 	@$(BIN)/python bench/startup.py
+	@$(BIN)/python bench/cluster.py
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .

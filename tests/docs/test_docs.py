@@ -6,6 +6,8 @@
 - A shell block runs in that folder; `<!-- exit: 2 -->` before it says how it ends. `make` is only asked what it
   would do. A text block right after a shell block is what it prints, to the letter; `make golden` writes it anew.
 - A Python block runs with the names of the page's blocks before it.
+- A block after `<!-- ray: 2x4 -->` needs a live cluster: `tests/ray/test_docs_live.py` runs it. One after
+  `<!-- shown -->` is for another program: it must be well formed, and is not run.
 """
 
 from __future__ import annotations
@@ -15,41 +17,13 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from docs.blocks import PAGES, ROOT, Block, blocks_of
 from roost import RoostError, Topology, make_plan
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"(?:<!-- (?P<notes>[^\n]*?) -->\n+)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
-
-
-@dataclass(frozen=True)
-class Block:
-    line: int
-    language: str
-    text: str
-    notes: dict[str, str]
-    follows: bool
-    """Whether nothing stands between this block and the one before it."""
-
-
-def blocks_of(page: Path) -> list[Block]:
-    content = page.read_text(encoding="utf-8")
-    found: list[Block] = []
-    end = 0
-    for match in BLOCK.finditer(content):
-        notes = dict((part.strip() + ":").split(":", 1) for part in (match["notes"] or "").split(";"))
-        notes = {key.strip(): value.strip(" :") for key, value in notes.items() if key.strip()}
-        line = content.count("\n", 0, match.start()) + 1
-        follows = bool(found) and not content[end : match.start()].strip()
-        end = match.end()
-        found.append(Block(line=line, language=match["language"], text=match["text"], notes=notes, follows=follows))
-    return found
 
 
 def test_pages_use_only_known_languages():
@@ -76,7 +50,11 @@ def test_every_block_of_a_page_works(page, tmp_path, request):
             else:
                 assert block.text == printed, f"{where}: this is not what the block before it prints"
         printed = None
-        if block.language == "yaml":
+        if "ray" in block.notes:
+            continue
+        if "shown" in block.notes:
+            check_shown(block, where)
+        elif block.language == "yaml":
             check_yaml(block, tmp_path, where)
         elif block.language == "sh":
             printed = run_shell(block, tmp_path, where)
@@ -84,9 +62,16 @@ def test_every_block_of_a_page_works(page, tmp_path, request):
             run_python(block, tmp_path, names, where)
 
 
+def check_shown(block: Block, where: str) -> None:
+    if block.language == "yaml":
+        assert any(yaml.safe_load_all(block.text)), f"{where}: there is nothing in it"
+    elif block.language == "sh":
+        done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)  # noqa: S607 - likewise
+        assert done.returncode == 0, f"{where}: {done.stderr}"
+
+
 def check_yaml(block: Block, folder: Path, where: str) -> None:
-    named = re.match(r"# file: (\S+)\n", block.text)
-    path = folder / (named[1] if named else "block.yaml")
+    path = folder / (block.file or "block.yaml")
     path.write_text(block.text, encoding="utf-8")
     content = yaml.load(block.text, Loader=yaml.BaseLoader)  # noqa: S506 - BaseLoader makes strings only
     if "nodes" in content:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,11 +142,19 @@ def on_nodes(
 
 
 def _call_on(ray_id: str, function: Callable[..., Any], *arguments: Any) -> ray.ObjectRef[Any]:
-    # Hard affinity: a node that is gone is an error at once. No CPU, so that a busy cluster answers too.
-    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    # Hard affinity: a node that is gone is an error at once.
     strategy = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
-    ref: ray.ObjectRef[Any] = task.options(scheduling_strategy=strategy).remote(*arguments)
+    ref: ray.ObjectRef[Any] = remote_function(function).options(scheduling_strategy=strategy).remote(*arguments)
     return ref
+
+
+@functools.cache
+def remote_function(function: Callable[..., Any]) -> Any:
+    """The function for Ray, made once: Ray sends what is made anew to the cluster anew.
+
+    It takes no CPU, so that a busy cluster answers too, and is not tried again: that is for the caller to say.
+    """
+    return ray.remote(num_cpus=0, max_retries=0)(function)
 
 
 def _answers(

@@ -26,7 +26,7 @@ from roost.errors import ClusterError, ConfigError, ManagerDied, NameTaken, Roos
 from roost.placement.groups import NodeGroup
 from roost.placement.topology import Topology
 from roost.runtime.bootstrap import WORKER_MANAGER
-from roost.runtime.discover import make_topology
+from roost.runtime.discover import make_topology, remote_function
 from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, PortLedger, lease_range, taken_ports
@@ -396,7 +396,7 @@ class NodeManagerActor(_ManagerActor):
     async def _try(self, node: NodeInfo) -> None:
         """Serve everybody who waits for ports of this machine: propose, try all on the node at once, repeat."""
         strategy = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
-        task = ray.remote(num_cpus=0, max_retries=0)(taken_ports).options(scheduling_strategy=strategy)
+        task = remote_function(taken_ports).options(scheduling_strategy=strategy)
         try:
             while waiting := self._waiting[node.network]:
                 self._waiting[node.network] = []

@@ -10,11 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
 
 _EPHEMERAL_PORTS = (32768, 60999)
 _INTERPRETER_SECONDS = 30
@@ -56,7 +56,7 @@ def probe(variables: Iterable[str]) -> NodeReport:
         memory=psutil.virtual_memory().total,
         interpreter=sys.executable,
         python=platform.python_version(),
-        ray=version("ray"),
+        ray=ray.__version__,
         network=_network(),
         ephemeral_ports=_ephemeral_ports(),
         environment=tuple((name, started_with[name]) for name in variables if name in started_with),

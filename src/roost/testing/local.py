@@ -30,6 +30,13 @@ from roost.runtime.versions import has_token_authentication
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
 _STOP_SECONDS = 20.0
+_RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_enable_metrics_collection": "0",
+    # A raylet that is quicker than its own object store tries again after a second; let that be a moment.
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "1000",
+}
 _NOT_OURS = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "CUDA_VISIBLE_DEVICES", "ROOST_NODE_RANK")
 
 
@@ -270,7 +277,7 @@ def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[Local
 
 def _start_keeper(authentication: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-    environment |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_enable_metrics_collection": "0", **authentication}
+    environment |= {**_RAY_SETTINGS, **authentication}
     return subprocess.Popen(
         [sys.executable, "-m", "roost.testing.keeper"],
         stdin=subprocess.PIPE,

@@ -1,16 +1,15 @@
 """The quick way to start nodes: Ray's own node class, less what a test does not need.
 
 This is not Ray's public interface, which has no way to leave these out: the API server and the monitor, workers
-started in advance, and the dashboard's agent. On a quiet machine with 2 cores they are three quarters of the boot.
-A raylet wants an agent as its child and, since 2.54, the agent's ports in files: it gets a waiting shell, and the
-files. The agent that sets up a `runtime_env` is started as ever: without it such an actor would hang.
+started in advance, and two agents on each node. On a quiet machine with 2 cores they are four fifths of the boot.
+A raylet wants its agents as children and, since 2.54, their ports in files: it gets a waiting shell for each, and
+the files. The agent that sets up a `runtime_env` is started when it is wanted: without it such an actor would hang.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import ray._raylet
 from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
+
+from roost.testing.lazy_agent import LazyAgent
 
 # A raylet that is gone is noticed in a second and not in fifteen.
 _SYSTEM_CONFIG = {
@@ -27,15 +28,6 @@ _SYSTEM_CONFIG = {
     "health_check_failure_threshold": 3,
 }
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
-
-
-_LEASH = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-"""Runs a command that the kernel ends with its parent."""
 
 
 class QuickNode:
@@ -58,9 +50,6 @@ class QuickStarter:
         os.mkfifo(pipe)
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
-        # When its raylet is killed the other agent tries for a minute to tell a server that may be gone too.
-        self._leash = self._folder / "leash.py"
-        self._leash.write_text(_LEASH, encoding="utf-8")
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
         Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
@@ -108,10 +97,13 @@ class QuickStarter:
             ports["RUNTIME_ENV_AGENT_PORT_NAME"] = int(flags["runtime_env_agent_port"])
             for name, port in ports.items():
                 raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
+        port = int(flags["runtime_env_agent_port"])
+        LazyAgent(flags["node_ip_address"], port, flags["runtime_env_agent_command"])
+        standin = f"/bin/sh {self._standin}"
         changed = {
             "num_prestart_python_workers": "0",
-            "dashboard_agent_command": f"/bin/sh {self._standin}",
-            "runtime_env_agent_command": f"{sys.executable} -S -E {self._leash} {flags['runtime_env_agent_command']}",
+            "dashboard_agent_command": standin,
+            "runtime_env_agent_command": standin,
         }
         return [_with_flag(word, changed) for word in command]
 

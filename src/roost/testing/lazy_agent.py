@@ -1,0 +1,79 @@
+"""The agent that sets up a `runtime_env`, started when somebody first wants one.
+
+Every node has such an agent, and starting it takes as long as starting the node. Most tests never use it. So the
+keeper listens where the agent would; at the first connection it starts the real one beside it, and from then on
+hands bytes back and forth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+
+from roost.testing.processes import die_with_parent
+
+_START_SECONDS = 60.0
+_PORT_FLAG = "--runtime-env-agent-port"
+
+
+class LazyAgent:
+    """Stands where one node's agent would; `command` is what Ray would start, with its port in it."""
+
+    def __init__(self, address: str, port: int, command: str) -> None:
+        self._address = address
+        self._command = [word for word in shlex.split(command) if not word.startswith(_PORT_FLAG)]
+        # The agent ends when its parent is not the raylet: here it is a child of the keeper.
+        self._environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+        self._listener = socket.create_server((address, port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        """Start the agent from here: the kernel ends it with the thread that started it, and this one stays."""
+        client, _ = self._listener.accept()
+        target = self._start()
+        while True:
+            threading.Thread(target=_connect, args=(client, target), daemon=True).start()
+            client, _ = self._listener.accept()
+
+    def _start(self) -> tuple[str, int]:
+        """Start the agent and wait until it listens."""
+        with socket.create_server((self._address, 0)) as free:
+            port = free.getsockname()[1]
+        subprocess.Popen(  # noqa: S603 - Ray's own command
+            [*self._command, f"{_PORT_FLAG}={port}"],
+            stdin=subprocess.DEVNULL,
+            env=self._environment,
+            preexec_fn=die_with_parent,
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                socket.create_connection((self._address, port), timeout=1).close()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return (self._address, port)
+
+
+def _connect(client: socket.socket, target: tuple[str, int]) -> None:
+    with client, contextlib.suppress(OSError), socket.create_connection(target) as agent:
+        back = threading.Thread(target=_pump, args=(agent, client), daemon=True)
+        back.start()
+        _pump(client, agent)
+        back.join()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Hand over bytes until there are no more."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,104 @@
+"""The blocks of the docs that need a live cluster, run on a local one, page by page, in the order of the page.
+
+- `<!-- ray: 2x4,1x0 -->` before a block: it runs with the environment of such a cluster, one for all blocks of the
+  page with the same spec. `<!-- ray: own -->`: it brings its own cluster, and a folder for `roost up`.
+- A block whose first line is `# file: NAME` is written to that file. Any other Python block is a program of its own.
+- A text block right after is what it prints, where `…` stands for anything and columns may be wider or narrower.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from docs.blocks import PAGES, ROOT, Block, blocks_of
+from roost.testing import LocalCluster, local_cluster
+
+LIVE_PAGES = [page for page in PAGES if any("ray" in block.notes for block in blocks_of(page))]
+NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """What every block sees: our own `roost` first, no cluster, and a folder for practice clusters of its own."""
+    # pytest's own folder is too long for the sockets below it.
+    own = tempfile.mkdtemp(prefix="roost-docs-")
+    found = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+    found |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "TMPDIR": own,
+        "COLUMNS": "80",
+        "NO_COLOR": "1",
+        "PYTHONIOENCODING": "utf-8",
+    }
+    yield found
+    # A block that failed may have left its practice cluster up.
+    subprocess.run(["roost", "down"], env=found, check=False, capture_output=True)  # noqa: S607 - the one of PATH
+    shutil.rmtree(own, ignore_errors=True)
+
+
+@pytest.mark.parametrize("page", LIVE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_live_block_of_a_page_works(page, tmp_path, environment):
+    clusters: dict[str, LocalCluster] = {}
+    printed: str | None = None
+    with ExitStack() as stack:
+        for block in blocks_of(page):
+            where = f"{page.name}, block in line {block.line}"
+            if block.language == "text" and block.follows and printed is not None:
+                assert is_alike(block.text, printed), f"{where}: this is not what is printed:\n{printed}"
+            printed = None
+            spec = block.notes.get("ray")
+            if block.file is not None and (spec or block.language == "yaml"):
+                (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+            elif spec:
+                if spec != "own" and spec not in clusters:
+                    clusters[spec] = local_cluster(spec)
+                    clusters[spec].start()
+                    stack.callback(clusters[spec].stop)
+                joined = clusters[spec].environment if spec != "own" else {}
+                printed = run_block(block, tmp_path, environment | joined, where)
+
+
+def run_block(block: Block, folder: Path, environment: dict[str, str], where: str) -> str:
+    """Run a block and give what it prints; of a Python program, what it says on standard output."""
+    if block.language == "python":
+        script = folder / f"block{block.line}.py"
+        script.write_text(block.text, encoding="utf-8")
+        command = [sys.executable, str(script)]
+    else:
+        assert block.language == "sh", f"{where}: only shell and Python blocks run on a cluster"
+        command = ["bash", "-eu", "-c", block.text]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if block.language == "python" else subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    expected = int(block.notes.get("exit", "0"))
+    said = f"{done.stdout}{done.stderr or ''}"
+    assert done.returncode == expected, f"{where}: exit {done.returncode}, not {expected}:\n{said}"
+    return done.stdout
+
+
+def is_alike(expected: str, printed: str) -> bool:
+    """Whether the text fits, with `…` for anything, in columns of any width."""
+    expected, printed = (re.sub(r"(?<=\S) +", " ", text.rstrip()) for text in (expected, printed))
+    parts = [re.escape(part) for part in expected.split("…")]
+    return re.fullmatch(".*?".join(parts), printed, re.S) is not None
+
+
+def test_an_ellipsis_stands_for_anything():
+    assert is_alike("node 0  127.…  8 x H100\n…end\n", "node 0    127.0.0.1  8 x H100\nmore\nthe end\n")
+    assert not is_alike("node 0  127.…  8 x H100\n", "node 0  127.0.0.1  4 x H100\n")
