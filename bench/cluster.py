@@ -79,6 +79,10 @@ def _use(start: float) -> float:
     return time.perf_counter() - start
 
 
+def _do_nothing() -> None:
+    pass
+
+
 def discovery(nodes: int) -> dict[str, float]:
     """Discovery with no worker process on any node, again when there is one, and where each node takes its time."""
     import ray
@@ -96,7 +100,7 @@ def discovery(nodes: int) -> dict[str, float]:
         return discover(live_nodes(), time.monotonic() + 120)
 
     def nothing() -> Mapping[str, object]:
-        return on_nodes({node.ray_id: node.name for node in live_nodes()}, int, deadline=time.monotonic() + 120)
+        return on_nodes({node.ray_id: node.name for node in live_nodes()}, _do_nothing, deadline=time.monotonic() + 120)
 
     found = {}
     with local_cluster([LocalNode(accelerators=8)] * nodes):

@@ -34,7 +34,7 @@ def test_fewer_nodes_than_asked_names_who_came(caplog):
         assert f"ray start --address={local.address}" in text
         assert "num_nodes=2" in text
         assert isinstance(caught.value, TimeoutError)
-        assert "waiting for 2 of 4 nodes: " in caplog.text
+        assert "waiting for 2 of 4 nodes; here: " in caplog.text
         assert not ray.is_initialized()
 
 

@@ -86,6 +86,12 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
     cluster.close()
     cluster.close()
     assert not ray.is_initialized()
+    assert "closed" in repr(cluster)
+    assert cluster.namespace == "roost", "what is known stays known"
+    for use in (lambda: cluster.lease_ports(0), lambda: cluster.allocate(dict, "x", 0, 0, {})):
+        with pytest.raises(ClusterError, match="this Cluster is closed"):
+            use()
+    assert not ray.is_initialized(), "and nothing starts Ray again"
     with Cluster(num_nodes=4, namespace="mine") as again:
         assert again is not cluster
         assert again.namespace == "mine"

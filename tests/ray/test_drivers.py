@@ -40,7 +40,8 @@ def main():
 
 main()
 """
-WAIT = "time.sleep(600)"
+WAIT = "print('waiting', flush=True)\ntime.sleep(600)"
+OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
 
 
 def job(body: str) -> str:
@@ -100,7 +101,7 @@ def test_from_another_process_cluster_attaches_to_the_only_job(driver):
         (WAIT, signal.SIGINT, -signal.SIGINT),
         (WAIT, signal.SIGTERM, -signal.SIGTERM),
         (WAIT, signal.SIGKILL, -signal.SIGKILL),
-        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); " + WAIT, signal.SIGTERM, 9),
+        (OWN_HANDLER, signal.SIGTERM, 9),
     ],
 )
 def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_own(
@@ -108,7 +109,11 @@ def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_
 ):
     mine = driver(job(body))
     _, _, pid, _ = mine.line().split()
-    found = mine.process.wait(60) if number is None else mine.end(number)
+    if number is None:
+        found = mine.process.wait(60)
+    else:
+        assert mine.line() == "waiting"
+        found = mine.end(number)
     assert found == code
     wait_until(lambda: is_gone(int(pid)), "its worker is gone")
     wait_until(lambda: not workers_of(roost_local_cluster) & {int(pid)}, "and no process of it is left")

@@ -114,6 +114,9 @@ def test_devices_travel_through_inventory_and_plan():
     assert plan.placement("actor", 0).local_accelerator_rank == 0
     shared = make_plan(job, topology, isolate_accelerator=False)
     assert shared.environment("actor", 1)["CUDA_VISIBLE_DEVICES"] == "GPU-12ab,3"
+    for pair in ([{"device": "1"}, {"device": "1"}], [{"device": "1"}, {}]):
+        with pytest.raises(ConfigError, match="two accelerators of a node have the device 1"):
+            Topology.from_dict({"nodes": [{"accelerators": pair}]})
     for wrong in ({"device": "a b"}, {"device": ""}, {"device": ["x"]}):
         with pytest.raises(ConfigError, match="device"):
             Topology.from_dict({"nodes": [{"accelerators": [wrong]}]})

@@ -30,7 +30,8 @@ def live_topology(num_nodes: int | None, address: str | None) -> tuple[Topology,
     if num_nodes is not None and len(nodes) < num_nodes:
         raise ClusterError(
             f"num_nodes is {num_nodes}, but the cluster has {counted(len(nodes), 'node')} now: "
-            f"{said([str(node) for node in nodes])}"
+            f"{said([str(node) for node in nodes])}",
+            hint="wait for the others, or plan on --cluster or --inventory",
         )
     if num_nodes is not None and len(nodes) > num_nodes:
         surplus = nodes[num_nodes:]
@@ -93,11 +94,11 @@ def start_practice(spec: str, cpus: int) -> Text:
     from roost.runtime.practice import keep_practice, read_practice
     from roost.testing.local import LocalCluster, local_nodes
 
+    local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
     before = read_practice()
     if before is not None:
         hint = "roost down ends it"
         raise ConfigError(f"a practice cluster {before.spec} is up already, at {before.address}", hint=hint)
-    local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
     local.start()
     try:
         practice = keep_practice(spec, local.address, local.environment, local.keeper_pid)

@@ -111,7 +111,7 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
 def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> Topology:
     hardware_flags = [name for name in flags.given() if name in ("--cluster", "--inventory", "--live")]
     if len(hardware_flags) > 1:
-        raise ConfigError(f"{said(hardware_flags)} both describe the hardware", hint="give one of them")
+        raise ConfigError(f"{said(hardware_flags)} describe the hardware, each in its way", hint="give one of them")
     if flags.live:
         from roost.cli.live import live_topology
 
@@ -126,5 +126,5 @@ def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) ->
     if hardware is not None:
         return hardware
     assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
-    tell(f"note: no --cluster and no --inventory given: assuming {assumed}")
+    tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
     return Topology.from_shorthand(assumed)

@@ -10,8 +10,8 @@ from typing import Any
 
 from roost.errors import ConfigError, clipped, said
 from roost.placement.document import Value
-from roost.placement.hardware import ACCELERATOR, accelerator_types
-from roost.placement.kinds import setting_problems
+from roost.placement.hardware import accelerator_types, taken_types
+from roost.placement.kinds import is_setting, setting_problems
 from roost.placement.ranks import format_ranks
 from roost.placement.reading import (
     Notes,
@@ -37,7 +37,7 @@ MAX_NODES = 1_000_000
 
 # Roost writes these, and the visible devices, for every worker: a group that set them would make it lie.
 _OWN_VARIABLES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "ROOST_JOB"}
 )
 
 
@@ -100,7 +100,7 @@ class NodeGroup:
         _check_ascending(self.node_ranks, f"the node ranks of {what}")
         nodes = set(self.node_ranks)
         kinds = {item.type for item in self.hardware}
-        if kinds and (len(kinds) > 1 or kinds & _taken_types() or name_problem(self.hardware[0].type)):
+        if kinds and (len(kinds) > 1 or kinds & taken_types() or name_problem(self.hardware[0].type)):
             raise ConfigError(f"{what} cannot declare hardware of the type {', '.join(sorted(kinds))}")
         if self.hardware and self.ignore_hardware:
             raise ConfigError(f"{what} declares hardware and ignores it")
@@ -215,7 +215,9 @@ def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[i
             notes.take(error)
             continue
         for setting, problem in setting_problems(kind, plain).items():
-            notes.config(settings[setting].value if setting in settings else item, f"{what}: {problem}")
+            entry = settings.get(setting)
+            at = item if entry is None else entry.value if is_setting(kind, setting) else entry.key
+            notes.config(at, f"{what}: {problem}")
         found.append(DeclaredHardware.make(kind, node_rank, plain))
     return tuple(found)
 
@@ -224,15 +226,10 @@ def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
     """Whether hardware can be declared under this name: not where it already means something else."""
     if kind in RESERVED:
         notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
-    elif kind in _taken_types():
+    elif kind in taken_types():
         hint = "accelerators are found on the node and not declared: leave out 'hardware'"
         notes.config(value, f"{what} declares {kind!r} as hardware", hint=hint)
-    return kind not in _taken_types()
-
-
-def _taken_types() -> set[str]:
-    """The kinds of hardware that cannot be declared: they are found, or stand for nodes."""
-    return {*RESERVED, ACCELERATOR, *accelerator_types()}
+    return kind not in taken_types()
 
 
 def _check_ascending(ranks: object, what: str) -> None:

@@ -101,6 +101,11 @@ def accelerator_types() -> Mapping[str, VisibleDevices]:
     return dict(_VISIBLE_DEVICES)
 
 
+def taken_types() -> set[str]:
+    """The kinds of hardware that cannot be declared: they are found, or stand for nodes."""
+    return {"cluster", BARE_NODE, ACCELERATOR, *_VISIBLE_DEVICES}
+
+
 def visible_devices(accelerator_type: str) -> VisibleDevices:
     """How to tell this vendor's runtime which devices to see."""
     try:

@@ -140,6 +140,12 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
     else:
         one, count = _read_accelerator(value, notes, with_count=True)
         found = (one,) * count
+    if twice := Node(accelerators=found).doubled_devices():
+        notes.config(
+            value,
+            f"two accelerators of a node have the device {', '.join(twice)}",
+            hint="an accelerator without a device is called by its place, from 0",
+        )
     types = sorted({item.type for item in found})
     if len(types) > 1:
         notes.config(value, f"a node has accelerators of several types: {', '.join(types)}")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from roost.errors import ConfigError, said
+from roost.placement.hardware import taken_types
 from roost.placement.reading import name_problem, nearest
 
 Kind = TypeVar("Kind", bound=type)
@@ -29,8 +30,8 @@ _NODE_RANK = "node_rank"
 
 def register_hardware(name: str) -> Callable[[Kind], Kind]:
     """Make a dataclass the schema of a kind of hardware; its `check()`, if any, runs on the hardware's node."""
-    if not isinstance(name, str) or name_problem(name):
-        raise ConfigError(f"{name!r} cannot name a kind of hardware")
+    if not isinstance(name, str) or name_problem(name) or name in taken_types():
+        raise ConfigError(f"{name!r} cannot name a kind of hardware", hint="it is no name, or means something already")
 
     def register(kind: Kind) -> Kind:
         if not dataclasses.is_dataclass(kind):
@@ -48,6 +49,12 @@ def register_hardware(name: str) -> Callable[[Kind], Kind]:
 def hardware_kind(name: str) -> type | None:
     """The dataclass that was registered for a kind, or None."""
     return _KINDS.get(name)
+
+
+def is_setting(name: str, setting: str) -> bool:
+    """Whether a registered kind has such a setting."""
+    kind = _KINDS.get(name)
+    return kind is not None and setting in {field.name for field in dataclasses.fields(kind)}
 
 
 def make_piece(name: str, node_rank: int, settings: Mapping[str, Any]) -> Any:

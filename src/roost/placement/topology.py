@@ -10,6 +10,7 @@ Spot(node_rank=1, local_rank=3, kind='accelerator', label='cluster')
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -56,6 +57,10 @@ class Node:
     def devices(self) -> tuple[str, ...]:
         """What the visible-devices variable calls each accelerator, by local rank."""
         return tuple(item.device or str(local) for local, item in enumerate(self.accelerators))
+
+    def doubled_devices(self) -> list[str]:
+        """Those that two accelerators have, by mistake."""
+        return sorted(device for device, count in Counter(self.devices).items() if count > 1)
 
 
 class Spot(NamedTuple):
@@ -160,10 +165,17 @@ class Topology:
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, tuple) or not isinstance(self.groups, tuple) or not self.nodes:
             raise ConfigError("a topology has a tuple of nodes, at least one, and a tuple of node groups")
+        checked: set[int] = set()
         for rank, node in enumerate(self.nodes):
+            # A large cluster is made of few kinds of node.
+            if id(node.accelerators) in checked:
+                continue
+            checked.add(id(node.accelerators))
             types = sorted({item.type for item in node.accelerators})
             if len(types) > 1:
                 raise ConfigError(f"node {rank} has accelerators of several types: {', '.join(types)}")
+            if twice := node.doubled_devices():
+                raise ConfigError(f"node {rank} has two accelerators with the device {', '.join(twice)}")
         declared: dict[tuple[str, int], str] = {}
         for group in self.groups:
             if group.label in self._cache.groups or group.label in RESERVED:
@@ -182,7 +194,7 @@ class Topology:
             raise ConfigError(
                 f"node group {group.label!r} names node rank {group.node_ranks[-1]}, "
                 f"but the cluster has {'only 0' if last == 0 else f'0-{last}'}",
-                hint="give a larger --cluster or inventory, or change the group's node_ranks",
+                hint="plan on more nodes, or change the group's node_ranks",
             )
 
     @classmethod

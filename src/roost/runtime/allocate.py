@@ -104,5 +104,4 @@ def start_actor(
 
 def register(manager: WorkerManager, worker_name: str, seat: Seat) -> None:
     """Let the worker manager know of the actor, without waiting for it."""
-    record = WorkerRecord(address=worker_name, node_rank=seat.node_rank, accelerators=seat.accelerators)
-    manager.handle.register.remote([record], are_actors=True)
+    manager.register_actor(WorkerRecord(address=worker_name, node_rank=seat.node_rank, accelerators=seat.accelerators))

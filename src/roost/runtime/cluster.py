@@ -140,6 +140,8 @@ class Cluster(metaclass=_OnePerProcess):
             num_nodes, cluster_cfg, address=address, namespace=namespace, timeout=timeout, port_range=port_range
         )
         self._pid = os.getpid()
+        self._address = ""
+        self._is_open = False
         self._connection: connection.Connection | None = None
         self._owns_job = False
         self._allocated: list[ActorHandle[Any]] = []
@@ -149,7 +151,8 @@ class Cluster(metaclass=_OnePerProcess):
         self._port_range: tuple[int, int] | None = None
         deadline = time.monotonic() + wish.timeout
         try:
-            if connection.is_worker():
+            self._is_worker = connection.is_worker()
+            if self._is_worker:
                 self._attach(ray.get_runtime_context().namespace)
                 self._check_same(wish)
             elif wish.attaches:
@@ -161,6 +164,8 @@ class Cluster(metaclass=_OnePerProcess):
         except BaseException:
             self._undo()
             raise
+        self._address = ray.get_runtime_context().gcs_address
+        self._is_open = True
         Cluster._current = self
         atexit.register(self.close)
 
@@ -264,12 +269,12 @@ class Cluster(metaclass=_OnePerProcess):
     @property
     def namespace(self) -> str:
         """The job's namespace on Ray."""
-        return self._connection.namespace if self._connection else ray.get_runtime_context().namespace
+        return self._job.namespace
 
     @property
     def address(self) -> str:
         """Where Ray is."""
-        return self._connection.address if self._connection else ray.get_runtime_context().gcs_address
+        return self._address
 
     @property
     def topology(self) -> Topology:
@@ -329,12 +334,14 @@ class Cluster(metaclass=_OnePerProcess):
 
     def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
         """Lease consecutive ports on a node; `holder` is the worker that they end with, else the job."""
-        if holder is None and connection.is_worker():
+        self._check_open()
+        if holder is None and self._is_worker:
             holder = ray.get_runtime_context().get_actor_name() or None
         return self._node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
 
     def release_ports(self, lease: PortLease) -> None:
         """Give a lease back."""
+        self._check_open()
         self._node_manager.release_ports([lease])
 
     @_on_the_cluster
@@ -353,6 +360,7 @@ class Cluster(metaclass=_OnePerProcess):
         `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
         sees all of its node. The environment is in force before the module of `cls` is imported there.
         """
+        self._check_open()
         seat = allocation.choose_seat(self._topology, self._check_node(node_id), gpu_id)
         if node_id in self.dead_nodes:
             raise ClusterError(f"{self._nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
@@ -373,6 +381,7 @@ class Cluster(metaclass=_OnePerProcess):
         """End what this job started, and only that; then give the connection back."""
         with _OnePerProcess._lock:
             atexit.unregister(self.close)
+            self._is_open = False
             if Cluster._current is self:
                 Cluster._current = None
             if self._pid == os.getpid():
@@ -393,12 +402,8 @@ class Cluster(metaclass=_OnePerProcess):
         self.close()
 
     def __repr__(self) -> str:
-        what = (
-            f"{counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}"
-            if self._nodes
-            else "not open"
-        )
-        return f"<Cluster {what}>"
+        state = "" if self._is_open else ", closed"
+        return f"<Cluster {counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}{state}>"
 
     def _undo(self) -> None:
         """Take back what was done so far, in reverse order."""
@@ -411,6 +416,7 @@ class Cluster(metaclass=_OnePerProcess):
         for handle in reversed(self._allocated):
             ray.kill(handle)
         self._allocated.clear()
+        WorkerManager.forget_registrations()
         if self._owns_job:
             self._end_job()
             self._owns_job = False
@@ -426,6 +432,10 @@ class Cluster(metaclass=_OnePerProcess):
         deadline = time.monotonic() + _CLOSE_SECONDS
         while time.monotonic() < deadline and list_named_actors():
             time.sleep(0.02)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClusterError("this Cluster is closed", hint="make a new one")
 
     def _check_node(self, node_rank: int) -> int:
         if type(node_rank) is not int or not 0 <= node_rank < len(self._nodes):

@@ -60,25 +60,26 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
     started = False
-    if wanted == "local":
-        started = True
-    elif wanted != "auto":
+    if wanted not in ("auto", "local"):
         _check_reachable(wanted)
     try:
-        _init(wanted, namespace)
+        if wanted != "local":
+            _init(wanted, namespace)
     except ConnectionError as error:
         if wanted != "auto":
-            raise ClusterError(f"Ray at {wanted} could not be joined: {error}") from None
+            raise _cannot_join(wanted, error) from None
+        wanted = "local"
+    except (RuntimeError, ValueError) as error:
+        # Another version of Ray or Python on the other side, a wrong token, no raylet on this machine.
+        raise _cannot_join(wanted, error) from error
+    if wanted == "local":
         if not may_start:
             raise ClusterError(
                 "there is no Ray cluster to attach to",
                 hint="start one with `ray start --head`, or `roost up 2x4` for practice",
-            ) from None
+            )
         _init("local", namespace)
         started = True
-    except (RuntimeError, ValueError) as error:
-        # Another version of Ray or Python on the other side, a wrong token, no raylet on this machine.
-        raise ClusterError(f"Ray at {wanted} could not be joined: {error}") from error
     return Connection(address=ray.get_runtime_context().gcs_address, namespace=namespace, started_ray=started)
 
 
@@ -102,6 +103,14 @@ def disconnect() -> None:
 def _init(address: str, namespace: str) -> None:
     with _own_signal_handlers():
         ray.init(address=address, namespace=namespace, logging_level=logging.WARNING)
+
+
+def _cannot_join(address: str, error: Exception) -> ClusterError:
+    practice = read_practice()
+    hint = ""
+    if practice is not None and practice.address == address:
+        hint = "it is the practice cluster: `roost down`, then `roost up` again"
+    return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
 
 
 def _practice_address() -> str | None:

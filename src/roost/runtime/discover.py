@@ -257,7 +257,7 @@ def _check_hardware(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], dead
     for rank, found in pieces.items():
         for place, why in answers[nodes[rank].ray_id]:
             item = found[place][0]
-            config = said([f"{key}={value!r}" for key, value in item.settings.items()], last="", most=20)
+            config = ", ".join(f"{key}={value!r}" for key, value in item.settings.items())
             problems.append(
                 Problem(
                     message=f"hardware {item.type!r} on {nodes[rank]} failed its check: {why}",
@@ -269,7 +269,7 @@ def _check_hardware(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], dead
 
 def _waiting(count: int, nodes: Sequence[RayNode]) -> str:
     here = said([str(node) for node in nodes]) or "nobody"
-    return f"waiting for {count - len(nodes)} of {counted(count, 'node')}: {here} is here"
+    return f"waiting for {count - len(nodes)} of {counted(count, 'node')}; here: {here}"
 
 
 def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], waited: float) -> Problem:

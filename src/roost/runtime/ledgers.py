@@ -65,13 +65,16 @@ class WorkerLedger:
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
 
-    def register(self, workers: Iterable[WorkerRecord], now: float) -> None:
-        """Add workers, all or none; one that is dead may be registered anew."""
+    def register(self, workers: Iterable[WorkerRecord], now: float, *, are_actors: bool = False) -> None:
+        """Add workers, all or none; one that is dead may be registered anew.
+
+        Of actors Ray has made sure that no other has the name: whoever had it is dead, noticed or not.
+        """
         new = {worker.address: replace(worker, since=worker.since or now) for worker in workers}
         taken = [
             address
             for address in new
-            if address in self._workers and self._workers[address].state is not WorkerState.DEAD
+            if not are_actors and address in self._workers and self._workers[address].state is not WorkerState.DEAD
         ]
         if taken:
             raise NameTaken(

@@ -122,6 +122,25 @@ class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
     NAME = WORKER_MANAGER
+    _on_the_way: ClassVar[list[Any]] = []
+    """Registrations of this process that nobody waited for yet."""
+
+    def register_actor(self, worker: WorkerRecord) -> None:
+        """Add a worker that is an actor, without waiting; what this process asks afterwards takes it into account."""
+        self._on_the_way.append(self._handle.register.remote([worker], are_actors=True))
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        # The manager is free to take calls in another order than they were made in.
+        calls = list(self._on_the_way)
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=CALL_SECONDS)
+            self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
+        return super()._call(method, *arguments)
+
+    @classmethod
+    def forget_registrations(cls) -> None:
+        """Wait for none of them any more: the connection that they were made on ends."""
+        cls._on_the_way.clear()
 
     def register(self, workers: Sequence[WorkerRecord]) -> None:
         """Add workers, all or none, in one call."""
@@ -254,7 +273,7 @@ class WorkerManagerActor(_ManagerActor):
         self._watching: asyncio.Task[None] | None = None
 
     async def register(self, workers: list[WorkerRecord], *, are_actors: bool = False) -> None:
-        self._ledger.register(workers, time.time())
+        self._ledger.register(workers, time.time(), are_actors=are_actors)
         if are_actors:
             # Ray knew the name before we did: one that is not there any more has died.
             self.roll.expect(worker.address for worker in workers)
@@ -358,7 +377,7 @@ class NodeManagerActor(_ManagerActor):
         if not 0 <= node_rank < len(self._nodes):
             raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
         if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
-            raise ConfigError(f"{leases} leases of {count} ports: ask for 1 to {_MAX_PORTS}")
+            raise ConfigError(f"{leases} x {count} ports were asked for: ask for 1 to {_MAX_PORTS} of each")
         if holder is not None:
             await self._watch_holder(holder)
         node = self._nodes[node_rank]

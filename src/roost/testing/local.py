@@ -56,6 +56,13 @@ class LocalNode:
     address: str | None = None
     name: str | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.accelerators) is not int or self.accelerators < 0 or type(self.cpus) is not int or self.cpus < 1:
+            raise ConfigError(
+                f"a local node has accelerators={self.accelerators!r} and cpus={self.cpus!r}",
+                hint="accelerators is at least 0, cpus at least 1",
+            )
+
 
 class LocalCluster:
     """A local cluster, from `start` to `stop`; as a context manager it also sets and restores `RAY_ADDRESS`.
@@ -263,6 +270,8 @@ def local_cluster(
 def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[LocalNode]:
     """The nodes that a shorthand describes."""
     if not isinstance(spec, str):
+        if not all(isinstance(node, LocalNode) for node in spec):
+            raise ConfigError(f"{spec!r} is no list of LocalNode", hint='write "2x8,1x0", or a list of LocalNode')
         return list(spec)
     nodes = Topology.from_shorthand(spec).nodes[: _MAX_NODES + 1]
     return [

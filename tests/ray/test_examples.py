@@ -1,0 +1,33 @@
+"""The examples that need Ray, as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_walk_through_the_cluster():
+    done = subprocess.run(
+        [sys.executable, "-u", "examples/cluster.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "node 0: 4 accelerators, 8 CPUs, hardware ranks 0 1 2 3",
+        "node 1: 4 accelerators, 8 CPUs, hardware ranks 4 5 6 7",
+        "accelerators on each node: [4, 4]",
+        "rank 0 sees accelerator 0, lr 0.1",
+        "rank 1 sees accelerator 2, lr 0.1",
+        "rank 2 sees accelerator 0, lr 0.1",
+        "rank 3 sees accelerator 2, lr 0.1",
+        "workers: trainer:0 trainer:1 trainer:2 trainer:3",
+        "a worker attached to 'roost': 8 accelerators",
+        "another process attached to 'roost': 2 nodes",
+    ]
