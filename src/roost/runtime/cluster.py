@@ -13,6 +13,7 @@ import atexit
 import getpass
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -146,6 +147,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._owns_job = False
         self._allocated: list[ActorHandle[Any]] = []
         self._watch: Watch | None = None
+        self._on_sigterm: Callable[[int, object], None] | None = None
         self._nodes: tuple[NodeInfo, ...] = ()
         self._groups: tuple[NodeGroup, ...] = ()
         self._port_range: tuple[int, int] | None = None
@@ -166,6 +168,8 @@ class Cluster(metaclass=_OnePerProcess):
             raise
         self._address = ray.get_runtime_context().gcs_address
         self._is_open = True
+        if self._connection is not None and self._connection.started_ray:
+            self._end_ray_on_sigterm()
         Cluster._current = self
         atexit.register(self.close)
 
@@ -191,6 +195,23 @@ class Cluster(metaclass=_OnePerProcess):
             connection.disconnect()
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
+
+    def _end_ray_on_sigterm(self) -> None:
+        """End the Ray that was started here before SIGTERM ends this process, as it would have without us.
+
+        Ray's processes would notice by themselves, but some of them only after a minute.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+
+        def end(number: int, _frame: object) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            self.close()
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, end)
+        self._on_sigterm = end
 
     def _find_nodes(self, wish: _Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
@@ -423,6 +444,9 @@ class Cluster(metaclass=_OnePerProcess):
         if self._connection is not None:
             connection.disconnect()
             self._connection = None
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._on_sigterm is not None and is_main and signal.getsignal(signal.SIGTERM) is self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _end_job(self) -> None:
         managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)

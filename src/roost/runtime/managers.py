@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.errors import ClusterError, ConfigError, ManagerDied, NameTaken, RoostError
 from roost.placement.groups import NodeGroup
 from roost.placement.topology import Topology
-from roost.runtime.bootstrap import WORKER_MANAGER
+from roost.runtime.bootstrap import WORKER_MANAGER, die_with_raylet
 from roost.runtime.discover import make_topology, remote_function
 from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.node_info import NodeInfo
@@ -244,6 +244,7 @@ class _ManagerActor:
     """What all manager actors share: being watched, and watching the job's other actors."""
 
     def __init__(self) -> None:
+        die_with_raylet()
         self.roll = RollCall()
 
     async def until_death(self) -> None:
