@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def discovery(nodes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         # A vendor's library that takes as long as a real one does with eight devices.
         Path(folder, "pynvml.py").write_text(SLOW_LIBRARY, encoding="utf-8")
-        with local_cluster([LocalNode(accelerators=8, env={"PYTHONPATH": folder})] * nodes):
+        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
+        with local_cluster([LocalNode(accelerators=8, env={"PYTHONPATH": path})] * nodes):
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
             timed(look)
             found["slow"] = statistics.median(timed(look) for _ in range(3))

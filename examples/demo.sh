@@ -21,6 +21,10 @@ echo "== Mistakes are told all at once, with where and what to do"
 say roost plan examples/broken.yaml --cluster 2x8
 roost plan examples/broken.yaml --cluster 2x8 || echo "(exit code $?)"
 
+echo
+echo "== A walk through a live cluster on this machine: two Ray nodes with four fake accelerators each"
+run python examples/cluster.py
+
 mkdir -p runs
 run roost plan examples/job.yaml --cluster 2x8:H100,1x0 --format html --out runs/map.html
 echo

@@ -26,6 +26,7 @@ class Driver:
     def __init__(self, path: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(path)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -69,6 +70,7 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
         if item.process.poll() is None:
             item.process.kill()
         item.process.wait(30)
+        item.process.stdin.close()
         item.process.stdout.close()
         item.process.stderr.close()
 

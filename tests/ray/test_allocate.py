@@ -130,6 +130,38 @@ def test_every_kind_of_method_works_as_on_a_plain_actor(roost_cluster):
     assert [ray.get(item, timeout=60) for item in waits.stream.options(num_returns="streaming").remote(2)] == [0, 1]
 
 
+class Like:
+    """Compares as an array does: element by element."""
+
+    def __eq__(self, other: object) -> object:
+        return Like()
+
+    __hash__ = None
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+class Taker:
+    """Keeps what it was made with."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+    def types(self) -> list[str]:
+        return [type(item).__name__ for item in self.arguments]
+
+    def nested(self) -> object:
+        return ray.get(self.arguments[0]["inside"])
+
+
+def test_arguments_arrive_as_they_were_and_references_inside_them_stay_references(roost_cluster):
+    taker = roost_cluster.allocate(Taker, "odd", 0, 0, {}, [(Like(), 0), ("roost-ref", 0), ray.put([1])])
+    assert ray.get(taker.types.remote(), timeout=60) == ["tuple", "tuple", "list"]
+    holder = roost_cluster.allocate(Taker, "nested", 0, 0, {}, [{"inside": ray.put("kept")}])
+    assert ray.get(holder.nested.remote(), timeout=60) == "kept"
+
+
 def test_a_constructor_that_raises_is_told_with_its_cause(roost_cluster):
     handle = roost_cluster.allocate(Worker, "bad", 0, 0, {}, [-1])
     with pytest.raises(ActorDiedError, match="first is -1"):

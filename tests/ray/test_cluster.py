@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -22,6 +23,7 @@ from roost import (
     make_plan,
     register_hardware,
 )
+from waiting import wait_until
 
 
 def test_the_nodes_are_found_in_order_with_what_they_have(roost_cluster, roost_local_cluster):
@@ -259,8 +261,30 @@ def test_a_custom_kind_is_checked_on_its_own_node(tmp_path):
     assert not ray.is_initialized()
 
 
+@pytest.mark.usefixtures("roost_local_cluster")
+def test_looking_at_the_class_connects_to_nothing():
+    assert callable(Cluster.allocate)
+    assert dict(inspect.getmembers(Cluster))["allocate"].__doc__.startswith("Start an actor")
+    assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("roost_local_cluster")
+def test_somebody_who_shuts_ray_down_under_us_does_no_harm():
+    cluster = Cluster(num_nodes=4)
+    ray.shutdown()
+    watch = cluster._watch
+    wait_until(lambda: not watch._thread.is_alive(), "the watch has ended, and connects to nothing")
+    assert not ray.is_initialized()
+    cluster.close()
+    with Cluster(num_nodes=4) as again:
+        assert again.num_nodes == 4
+
+
 class Visitor:
     """A worker that attaches."""
+
+    def call_as_the_driver(self, **arguments: object) -> bool:
+        return Cluster(**arguments) is Cluster()
 
     def visit(self) -> tuple[object, ...]:
         cluster = Cluster()
@@ -285,6 +309,8 @@ def test_a_worker_attaches_and_sees_the_same(roost_cluster):
     expected = (roost_cluster.namespace, roost_cluster.topology, roost_cluster.master_port, roost_cluster.nodes)
     assert seen == expected
     assert "num_nodes is 4, not 99" in ray.get(worker.contradict.remote(), timeout=60)
+    same = {"num_nodes": 4, "address": roost_cluster.address, "namespace": "roost"}
+    assert ray.get(worker.call_as_the_driver.remote(**same), timeout=60)
     assert ray.get(worker.close.remote(), timeout=60) == "roost", "a worker that lets go takes nothing away"
     assert NodeManager.get_proxy().get_nodes() == roost_cluster.nodes
 

@@ -15,7 +15,7 @@ import pytest
 
 from roost import Topology
 from roost.testing import local_cluster
-from waiting import is_gone
+from waiting import is_gone, wait_until
 
 JOB = """\
 cluster:
@@ -129,6 +129,11 @@ def test_a_practice_cluster_comes_up_is_found_and_goes_down(own_folder):
         assert "a practice cluster 2x3:A100 is up already" in again.stderr
         nodes = roost("nodes", env=env)
         assert nodes.stdout.count("3 x A100") == 2, nodes.stderr
+        address = nodes.stdout.splitlines()[1].split()[2]
+        printed = next(line for line in done.stdout.splitlines() if "RAY_ADDRESS" in line).partition("=")[2]
+        assert printed.startswith(address)
+        by_address = roost("nodes", "--address", printed, env=env)
+        assert by_address.stdout == nodes.stdout, "the address alone is enough"
         code = "from roost import Cluster\nwith Cluster(num_nodes=2) as c: print(c.num_accelerators)"
         job = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False, env=os.environ | env
@@ -140,6 +145,20 @@ def test_a_practice_cluster_comes_up_is_found_and_goes_down(own_folder):
     assert all(is_gone(process.pid) for process in processes)
     assert is_gone(keeper)
     assert roost("down", env=env).stdout == "no practice cluster is up\n"
+
+
+@pytest.mark.parametrize("after", [0.3, 0.6, 0.9])
+def test_a_start_that_is_killed_leaves_no_practice_cluster(own_folder, after):
+    env = os.environ | {"TMPDIR": str(own_folder), "RAY_ADDRESS": ""}
+    starting = subprocess.Popen([sys.executable, "-m", "roost", "up", "2x1"], env=env, stdout=subprocess.DEVNULL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        starting.wait(after)
+    started = starting.pid
+    keepers = [child.pid for child in psutil.Process(started).children()]
+    starting.kill()
+    starting.wait(30)
+    wait_until(lambda: all(is_gone(pid) for pid in keepers), "the keeper went with whoever started it")
+    assert roost("down", env={"TMPDIR": str(own_folder)}).stdout == "no practice cluster is up\n"
 
 
 def test_a_practice_cluster_that_cannot_be_is_told():

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import textwrap
 
-import psutil
 import pytest
+import ray
 
 from roost import Cluster, ClusterError, NameTaken, NodeManager
 from roost.runtime.look import look_at_jobs
+from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 
 # A job that says its namespace and its processes, and then does what the test wants.
@@ -40,6 +41,16 @@ def main():
 
 main()
 """
+HEADLESS = """
+import os, sys
+from roost import Cluster
+cluster = Cluster(num_nodes=2)
+print("open", flush=True)
+sys.stdin.readline()
+cluster.close()
+print("closed", flush=True)
+os._exit(5)
+"""
 WAIT = "print('waiting', flush=True)\ntime.sleep(600)"
 OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
 
@@ -48,13 +59,15 @@ def job(body: str) -> str:
     return JOB.replace("    BODY", textwrap.indent(textwrap.dedent(body).strip(), "    "))
 
 
-def workers_of(local) -> set[int]:
-    """The processes that run Ray's workers on a local cluster."""
-    return {
-        process.pid
-        for process in psutil.Process(local.keeper_pid).children(recursive=True)
-        if process.name().startswith("ray::")
-    }
+def look_from_elsewhere() -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "roost", "status", "--format", "json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return json.loads(done.stdout)
 
 
 def test_two_jobs_at_once_have_namespaces_of_their_own(driver):
@@ -104,9 +117,7 @@ def test_from_another_process_cluster_attaches_to_the_only_job(driver):
         (OWN_HANDLER, signal.SIGTERM, 9),
     ],
 )
-def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_own(
-    driver, roost_local_cluster, body, number, code
-):
+def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_own(driver, body, number, code):
     mine = driver(job(body))
     _, _, pid, _ = mine.line().split()
     if number is None:
@@ -116,7 +127,6 @@ def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_
         found = mine.end(number)
     assert found == code
     wait_until(lambda: is_gone(int(pid)), "its worker is gone")
-    wait_until(lambda: not workers_of(roost_local_cluster) & {int(pid)}, "and no process of it is left")
     wait_until(lambda: look_at_jobs().jobs == (), "nor are its managers")
 
 
@@ -166,6 +176,28 @@ def test_ctrl_c_in_the_middle_of_start_leaves_nothing(driver):
     status = json.loads(json.dumps(look_at_jobs().to_dict()))
     assert status["jobs"] == []
     assert len(status["nodes"]) == 4
+
+
+def test_when_the_head_is_gone_close_comes_back_and_the_driver_lives(driver):
+    with local_cluster("2x1") as local:
+        mine = driver(HEADLESS, local)
+        assert mine.line() == "open"
+        local.kill_node(0)
+        mine.process.stdin.write("go\n")
+        mine.process.stdin.flush()
+        assert mine.line() == "closed"
+        assert mine.process.wait(60) == 5
+
+
+@pytest.mark.usefixtures("roost_cluster")
+def test_somebody_elses_actor_with_our_names_is_not_taken_for_a_job():
+    foreign = ray.remote(num_cpus=0)(dict).options(name="NodeManager", namespace="theirs").remote()
+    try:
+        found = {item["namespace"]: item for item in look_from_elsewhere()["jobs"]}
+        assert found["theirs"]["driver"] is None
+        assert found["roost"]["driver"]["pid"] == os.getpid()
+    finally:
+        ray.kill(foreign)
 
 
 def test_status_names_a_job_that_lost_its_manager(driver, roost_local_cluster):

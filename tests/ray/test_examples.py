@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,3 +32,22 @@ def test_the_walk_through_the_cluster():
         "a worker attached to 'roost': 8 accelerators",
         "another process attached to 'roost': 2 nodes",
     ]
+
+
+def test_the_demo_runs(tmp_path):
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    (folder / "examples").symlink_to(ROOT / "examples")
+    script = (ROOT / "examples" / "demo.sh").read_text().replace('cd "$(dirname "$0")/.."', f"cd {folder}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", script],  # noqa: S607 - the shell of the demo
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path, "COLUMNS": "80"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(exit code 2)" in done.stdout
+    assert "another process attached to 'roost': 2 nodes" in done.stdout
+    assert (folder / "runs" / "map.html").exists()

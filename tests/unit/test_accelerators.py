@@ -68,6 +68,7 @@ def test_more_than_the_node_offers_is_told(value):
         ({"GPU": 1, "accelerator_type:Intel-GPU-Max-1550": 1}, {}, "intel"),
         ({"GPU": 1}, {"HIP_VISIBLE_DEVICES": "0"}, "amd"),
         ({"GPU": 1}, {"ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, "intel"),
+        ({"GPU": 1}, {"ONEAPI_DEVICE_SELECTOR": "level_zero:gpu"}, "intel"),
         ({"NPU": 1}, {}, "ascend"),
         ({"GPU": 1}, {}, "nvidia"),
     ],
@@ -106,6 +107,8 @@ def test_devices_travel_through_inventory_and_plan():
     data = {"nodes": [{"accelerators": [{"device": "GPU-12ab"}, {"device": 3}]}, {"accelerators": 2}]}
     topology = Topology.from_dict(data)
     assert Topology.from_dict(topology.to_dict()) == topology
+    alone = Topology.from_dict({"nodes": [{"accelerators": [{"device": "GPU-12ab"}]}]})
+    assert Topology.from_dict(alone.to_dict()) == alone
     job = {"cluster": {"component_placement": {"actor": "0-3", "wide": "0-3:0-1"}}}
     plan = make_plan(job, topology)
     seen = [plan.environment("actor", rank)["CUDA_VISIBLE_DEVICES"] for rank in range(4)]

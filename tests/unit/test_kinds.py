@@ -54,6 +54,26 @@ def test_a_config_that_does_not_fit_is_pointed_at():
     assert str(caught.value).startswith("job.yaml:9:56: node group 'arms': the setting 'joints' of 'Arm' is 'six'")
 
 
+def test_settings_are_taken_as_they_are(arm):
+    assert make_piece("Arm", 0, {"robot_ip": "${oc.env:HOME}"}) == arm("${oc.env:HOME}", node_rank=0)
+    with pytest.raises(ConfigError):
+        make_piece("Arm", 0, {"robot_ip": "???"})
+
+
+def test_a_class_that_refuses_its_settings_is_told():
+    @register_hardware("Picky")
+    @dataclass
+    class Picky:
+        speed: int
+
+        def __post_init__(self) -> None:
+            if self.speed > 9:
+                raise ValueError("too fast")
+
+    with pytest.raises(ConfigError, match=r"'Picky' does not take .*too fast"):
+        make_piece("Picky", 0, {"speed": 10})
+
+
 def test_a_kind_that_nobody_registered_takes_anything():
     assert setting_problems("Whatever", {"a": object()}) == {}
 

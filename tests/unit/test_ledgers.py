@@ -16,7 +16,7 @@ def record(address: str) -> WorkerRecord:
 def test_a_worker_goes_from_requested_to_ready_to_dead_and_not_back():
     ledger = WorkerLedger()
     ledger.register([record("a")], now=1)
-    assert ledger.update(WorkerState.READY, {"a": 7, "unknown": 8}, now=2) == ["a"]
+    assert ledger.update(WorkerState.READY, {"a": 7}, now=2) == ["a"]
     assert ledger.update(WorkerState.READY, {"a": 7}, now=3) == []
     assert ledger.update(WorkerState.DEAD, {"a": None}, now=4) == ["a"]
     assert ledger.update(WorkerState.READY, {"a": 9}, now=5) == []
@@ -42,9 +42,16 @@ def test_only_somebody_who_was_seen_can_be_missing():
     assert roll.missing({"a", "b"}, alive=set()) == {"a"}
     roll.expect(["b"])
     assert roll.has_seen("b")
-    assert roll.missing({"a", "b"}, alive=set()) == {"a", "b"}
-    assert roll.missing(set(), alive=set()) == set()
-    assert roll.missing({"a"}, alive=set()) == set(), "whoever is not known any more is forgotten"
+    assert roll.missing({"a"}, alive=set()) == set(), "a death is told once, and of those who were asked for"
+    assert roll.missing({"a", "b"}, alive=set()) == {"b"}
+
+
+def test_a_worker_may_be_ready_before_it_is_registered():
+    ledger = WorkerLedger()
+    assert ledger.update(WorkerState.READY, {"a": 7}, now=1) == []
+    ledger.register([record("a")], now=2)
+    assert ledger.get(["a"])[0].state is WorkerState.READY
+    assert ledger.get(["a"])[0].pid == 7
 
 
 def test_a_communication_group_is_made_once():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle as Drawn
-from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from roost import ConfigError, PortsExhausted
 from roost.runtime.ports import PortLedger, check_port_range, lease_range, taken_ports
@@ -17,7 +17,7 @@ from roost.runtime.ports import PortLedger, check_port_range, lease_range, taken
 def test_blocks_are_consecutive_and_do_not_meet():
     ledger = PortLedger({"m": range(100, 200)})
     blocks = [ledger.propose("m", 5, None) for _ in range(10)]
-    ports = [port for start in blocks for port in range(start, start + 5)]
+    ports = [port for block in blocks for port in block.ports]
     assert len(set(ports)) == 50
     assert all(100 <= port < 200 for port in ports)
     assert ledger.held == 50
@@ -26,14 +26,13 @@ def test_blocks_are_consecutive_and_do_not_meet():
 def test_a_block_does_not_go_over_the_end_of_the_range():
     for seed in range(30):
         ledger = PortLedger({"m": range(100, 110)}, seed=seed)
-        start = ledger.propose("m", 7, None)
-        assert start + 7 <= 110
+        assert ledger.propose("m", 7, None).ports.stop <= 110
 
 
 def test_every_port_of_a_range_can_be_had_whatever_the_place_it_begins_at():
     for seed in range(30):
         ledger = PortLedger({"m": range(100, 110)}, seed=seed)
-        assert sorted(ledger.propose("m", 1, None) for _ in range(10)) == list(range(100, 110))
+        assert sorted(ledger.propose("m", 1, None).start for _ in range(10)) == list(range(100, 110))
         with pytest.raises(PortsExhausted, match="10 of 10 are leased by this job, 0 are in use by others"):
             ledger.propose("m", 1, None)
 
@@ -41,17 +40,17 @@ def test_every_port_of_a_range_can_be_had_whatever_the_place_it_begins_at():
 def test_ports_that_others_use_are_passed_over_until_there_is_no_other():
     ledger = PortLedger({"m": range(100, 103)})
     first = ledger.propose("m", 1, None)
-    ledger.refuse("m", first, 1, [first])
-    others = [ledger.propose("m", 1, None), ledger.propose("m", 1, None)]
-    assert first not in others
+    ledger.refuse("m", first, [first.start])
+    others = [ledger.propose("m", 1, None).start, ledger.propose("m", 1, None).start]
+    assert first.start not in others
     with pytest.raises(PortsExhausted, match="2 of 3 are leased by this job, 1 are in use by others"):
         ledger.propose("m", 1, None)
-    assert ledger.propose("m", 1, None) == first, "it is tried again the next time"
+    assert ledger.propose("m", 1, None).start == first.start, "it is tried again the next time"
 
 
 def test_machines_have_ports_of_their_own():
     ledger = PortLedger({"a": range(100, 101), "b": range(100, 101)})
-    assert ledger.propose("a", 1, None) == ledger.propose("b", 1, None) == 100
+    assert ledger.propose("a", 1, None).start == ledger.propose("b", 1, None).start == 100
 
 
 def test_a_holder_that_dies_gives_all_back():
@@ -78,26 +77,27 @@ class Ledgers(RuleBasedStateMachine):
     @rule(target=leases, count=st.integers(1, 6), refused=st.booleans())
     def lease(self, count, refused):
         try:
-            start = self.ledger.propose("m", count, None)
+            block = self.ledger.propose("m", count, None)
         except PortsExhausted:
             return None
-        block = range(start, start + count)
-        assert not set(block) & {port for other in self.mine.values() for port in other}
+        assert not set(block.ports) & {port for other in self.mine.values() for port in other.ports}
         if refused:
-            self.ledger.refuse("m", start, count, [start])
+            self.ledger.refuse("m", block, [block.start])
             return None
-        self.mine[start] = block
-        return start
+        self.mine[block.number] = block
+        return block
 
-    @rule(start=consumes(leases))
-    def release(self, start):
-        if start in self.mine:
-            self.ledger.release("m", start, len(self.mine.pop(start)))
+    @rule(block=leases)
+    def release(self, block):
+        # Also twice: the second time it is nobody's, or somebody else's.
+        if block is not None:
+            self.mine.pop(block.number, None)
+            self.ledger.release("m", block)
 
     @invariant()
     def counts_agree(self):
         if hasattr(self, "mine"):
-            assert self.ledger.held == sum(map(len, self.mine.values()))
+            assert self.ledger.held == sum(block.count for block in self.mine.values())
 
 
 TestLedgers = Ledgers.TestCase

@@ -91,29 +91,31 @@ def status_text(status: ClusterStatus) -> Text:
 
 def start_practice(spec: str, cpus: int) -> Text:
     """Start a practice cluster that stays."""
-    from roost.runtime.practice import keep_practice, read_practice
+    from roost.runtime.practice import keep_practice, one_at_a_time, read_practice
     from roost.testing.local import LocalCluster, local_nodes
 
     local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
-    before = read_practice()
-    if before is not None:
-        hint = "roost down ends it"
-        raise ConfigError(f"a practice cluster {before.spec} is up already, at {before.address}", hint=hint)
-    local.start()
-    try:
-        practice = keep_practice(spec, local.address, local.environment, local.keeper_pid)
-    except BaseException:
-        local.stop()
-        raise
-    local.leave_running()
+    with one_at_a_time():
+        before = read_practice()
+        if before is not None:
+            hint = "roost down ends it"
+            raise ConfigError(f"a practice cluster {before.spec} is up already, at {before.address}", hint=hint)
+        local.start()
+        try:
+            practice = keep_practice(spec, local.address, local.environment, local.keeper_pid)
+            local.leave_running()
+        except BaseException:
+            local.stop()
+            raise
     return _practice_text(practice, len(local.nodes))
 
 
 def stop_practice() -> Text:
     """Stop the practice cluster and wait until it is gone."""
-    from roost.runtime.practice import end_practice
+    from roost.runtime.practice import end_practice, one_at_a_time
 
-    practice = end_practice(_STOP_SECONDS)
+    with one_at_a_time():
+        practice = end_practice(_STOP_SECONDS)
     return Text("no practice cluster is up" if practice is None else f"the practice cluster {practice.spec} is down")
 
 

@@ -5,6 +5,7 @@ One table. A vendor that is not in it is added with `register_accelerator_type`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,8 +64,9 @@ class VisibleDevices:
         >>> VisibleDevices(variable="CUDA_VISIBLE_DEVICES").devices("3, 1")
         ('3', '1')
         """
-        words = value.strip().removeprefix(self.prefix).split(",")
-        return tuple(word.strip() for word in words if word.strip() not in ("", "-1"))
+        words = [word.strip() for word in value.strip().removeprefix(self.prefix).split(",")]
+        # As the runtimes do it: what follows an index that is none does not count.
+        return tuple(itertools.takewhile(lambda word: word not in ("", "-1"), words))
 
 
 _VISIBLE_DEVICES: dict[str, VisibleDevices] = {

@@ -218,7 +218,7 @@ def _write_node(node: Node) -> dict[str, Any]:
 def _write_accelerators(accelerators: tuple[Accelerator, ...]) -> int | dict[str, Any] | list[dict[str, Any]]:
     if not accelerators or set(accelerators) == {Accelerator()}:
         return len(accelerators)
-    if len(set(accelerators)) == 1:
+    if len(set(accelerators)) == 1 and accelerators[0].device is None:
         return {"count": len(accelerators), **_write_accelerator(accelerators[0])}
     return [_write_accelerator(item) for item in accelerators]
 

@@ -66,7 +66,11 @@ def make_piece(name: str, node_rank: int, settings: Mapping[str, Any]) -> Any:
     from omegaconf import OmegaConf
 
     own_rank = {_NODE_RANK: node_rank} if _NODE_RANK in {field.name for field in dataclasses.fields(kind)} else {}
-    return OmegaConf.to_object(_merged(kind, {**settings, **own_rank}))
+    try:
+        return OmegaConf.to_object(_merged(kind, {**settings, **own_rank}))
+    except Exception as error:
+        # The class's own __post_init__ may refuse what its types allow.
+        raise ConfigError(f"{name!r} does not take {dict(settings)!r}: {error}") from None
 
 
 def setting_problems(name: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -102,4 +106,15 @@ def _merged(kind: type, settings: Mapping[str, Any]) -> Any:
     schema = OmegaConf.structured(kind)
     # A frozen dataclass makes a config that refuses to be filled in.
     OmegaConf.set_readonly(schema, False)
-    return OmegaConf.merge(schema, dict(settings))
+    return OmegaConf.merge(schema, {name: _literal(value) for name, value in settings.items()})
+
+
+def _literal(value: Any) -> Any:
+    """Text as it is: by now nothing in a setting stands for something else."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _literal(item) for name, item in value.items()}
+    return value

@@ -59,6 +59,9 @@ def _devices(entry: VisibleDevices, environment: Mapping[str, str], count: int, 
     if value is None:
         return tuple(str(index) for index in range(count))
     devices = entry.devices(value)
+    if entry.prefix and not all(device.isdigit() for device in devices):
+        # A pattern such as level_zero:gpu names none in particular.
+        return tuple(str(index) for index in range(count))
     if len(devices) < count:
         raise CheckFailed(
             Problem(

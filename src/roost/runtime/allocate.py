@@ -16,10 +16,8 @@ from roost.placement.hardware import visible_devices
 from roost.placement.topology import Topology
 from roost.runtime.bootstrap import make_shell, pack, split_environment
 from roost.runtime.ledgers import WorkerRecord
-from roost.runtime.managers import JOB_VARIABLE, CollectiveManager, NodeManager, WorkerManager
+from roost.runtime.managers import JOB_VARIABLE, MANAGER_NAMES, WorkerManager
 from roost.runtime.node_info import NodeInfo
-
-_RESERVED_NAMES = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +74,7 @@ def start_actor(
         )
     if not isinstance(worker_name, str) or not worker_name.strip():
         raise ConfigError(f"worker_name is {worker_name!r}: it is the actor's name, unique in the job")
-    if worker_name in _RESERVED_NAMES:
+    if worker_name in MANAGER_NAMES:
         raise NameTaken(f"{worker_name!r} is the name of a manager of the job")
     late, early = split_environment(environment)
     options: dict[str, Any] = {
@@ -94,7 +92,7 @@ def start_actor(
         remote: Any = ray.remote(make_shell(cls))
         handle: ActorHandle[Any] = remote.options(**options).remote(data, refs, late)
     except ValueError as error:
-        if worker_name not in str(error):
+        if "already" not in str(error):
             raise
         raise NameTaken(
             f"a worker named {worker_name!r} is there already", hint="names are unique in a job: choose another"

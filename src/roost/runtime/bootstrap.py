@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import inspect
+import io
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +26,6 @@ from ray import cloudpickle
 _EARLY = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 _EARLY_STARTS = ("PYTHON", "MALLOC_")
 _PR_SET_PDEATHSIG = 1
-_REF = "roost-ref"
 WORKER_MANAGER = "WorkerManager"
 
 
@@ -41,19 +42,34 @@ def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dic
 def pack(cls: type, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[bytes, list[ray.ObjectRef[Any]]]:
     """The class and its arguments as bytes, so that nothing of them is loaded before its time.
 
-    References among the arguments travel beside them and are fetched when the object is made, as Ray would do.
+    References among them travel beside the bytes, where Ray sees them and keeps what they stand for.
     """
     refs: list[ray.ObjectRef[Any]] = []
+    out = io.BytesIO()
+    packer: Any = _Packer(out, refs)
+    packer.dump((cls, tuple(arguments), dict(keywords)))
+    return out.getvalue(), refs
 
-    def keep(value: Any) -> Any:
-        if isinstance(value, ray.ObjectRef):
-            refs.append(value)
-            return (_REF, len(refs) - 1)
-        return value
 
-    kept = tuple(keep(value) for value in arguments), {name: keep(value) for name, value in keywords.items()}
-    data: bytes = cloudpickle.dumps((cls, *kept))  # type: ignore[no-untyped-call]
-    return data, refs
+class _Packer(cloudpickle.CloudPickler):
+    def __init__(self, out: io.BytesIO, refs: list[ray.ObjectRef[Any]]) -> None:
+        super().__init__(out)  # type: ignore[no-untyped-call]
+        self._refs = refs
+
+    def persistent_id(self, thing: object) -> int | None:
+        if not isinstance(thing, ray.ObjectRef):
+            return None
+        self._refs.append(thing)
+        return len(self._refs) - 1
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: bytes, refs: list[ray.ObjectRef[Any]]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._refs = refs
+
+    def persistent_load(self, place: int) -> ray.ObjectRef[Any]:
+        return self._refs[place]
 
 
 def make_shell(cls: type) -> type:
@@ -68,11 +84,11 @@ def make_shell(cls: type) -> type:
 def _start(self: Any, data: bytes, refs: list[ray.ObjectRef[Any]], variables: dict[str, str]) -> None:
     die_with_raylet()
     os.environ.update(variables)
-    cls, arguments, keywords = cloudpickle.loads(data)
+    cls, arguments, keywords = _Unpacker(data, refs).load()
 
     def fetch(value: Any) -> Any:
-        is_ref = isinstance(value, tuple) and len(value) == 2 and value[0] == _REF
-        return ray.get(refs[value[1]]) if is_ref else value
+        # As Ray does it: an argument that is a reference is fetched, one inside an argument is not.
+        return ray.get(value) if isinstance(value, ray.ObjectRef) else value
 
     self._roost_object = cls(
         *(fetch(value) for value in arguments), **{name: fetch(value) for name, value in keywords.items()}

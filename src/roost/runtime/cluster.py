@@ -10,17 +10,19 @@ their ranks, and starts the job's managers. `Cluster()` without arguments attach
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import getpass
 import logging
+import math
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType, TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -50,9 +52,6 @@ log = logging.getLogger(__name__)
 _TIMEOUT_SECONDS = 180.0
 _CLOSE_SECONDS = 10.0
 _MAX_TRIES = 100
-
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
 
 
 class _OnePerProcess(type):
@@ -88,7 +87,7 @@ class _Wish:
         self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
         self.address = address
         self.namespace = namespace
-        if not isinstance(timeout, int | float) or not timeout > 0:
+        if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
         self.timeout = float(timeout)
         self.port_range = check_port_range(port_range)
@@ -102,12 +101,20 @@ class _Wish:
 class _on_the_cluster:  # noqa: N801 - a decorator
     """A method that can be called on the class too, as the documents do: then this process's Cluster is meant."""
 
-    def __init__(self, function: Callable[Concatenate[Any, Options], Result]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.__doc__ = function.__doc__
 
-    def __get__(self, cluster: Cluster | None, owner: type[Cluster]) -> Callable[..., Result]:
-        return MethodType(self._function, owner() if cluster is None else cluster)
+    def __get__(self, cluster: Cluster | None, owner: type[Cluster]) -> Callable[..., Any]:
+        if cluster is not None:
+            return MethodType(self._function, cluster)
+
+        # Only a call asks for the Cluster: a look at the class must not connect to anything.
+        @functools.wraps(self._function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._function(owner(), *args, **kwargs)
+
+        return call
 
 
 class Cluster(metaclass=_OnePerProcess):
@@ -141,48 +148,42 @@ class Cluster(metaclass=_OnePerProcess):
             num_nodes, cluster_cfg, address=address, namespace=namespace, timeout=timeout, port_range=port_range
         )
         self._pid = os.getpid()
-        self._address = ""
         self._is_open = False
-        self._connection: connection.Connection | None = None
-        self._owns_job = False
-        self._allocated: list[ActorHandle[Any]] = []
+        self._asked_address = wish.address
+        self._allocated: dict[str, ActorHandle[Any]] = {}
         self._watch: Watch | None = None
-        self._on_sigterm: Callable[[int, object], None] | None = None
         self._nodes: tuple[NodeInfo, ...] = ()
-        self._groups: tuple[NodeGroup, ...] = ()
-        self._port_range: tuple[int, int] | None = None
+        # What was done and has to be undone, the last first, whatever goes wrong on the way.
+        self._undo = contextlib.ExitStack()
         deadline = time.monotonic() + wish.timeout
         try:
             self._is_worker = connection.is_worker()
             if self._is_worker:
-                self._attach(ray.get_runtime_context().namespace)
+                self._attach(ray.get_runtime_context().namespace, deadline)
                 self._check_same(wish)
             elif wish.attaches:
                 connection.check_can_connect()
-                self._connect_and_attach(wish)
+                self._connect_and_attach(wish, deadline)
             else:
                 connection.check_can_connect()
                 self._open(wish, deadline)
+            self._is_open = True
+            Cluster._current = self
+            atexit.register(self.close)
         except BaseException:
-            self._undo()
+            self.close()
             raise
-        self._address = ray.get_runtime_context().gcs_address
-        self._is_open = True
-        if self._connection is not None and self._connection.started_ray:
-            self._end_ray_on_sigterm()
-        Cluster._current = self
-        atexit.register(self.close)
 
     def _open(self, wish: _Wish, deadline: float) -> None:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = wish.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
-            self._connection = connection.connect(wish.address, namespace, may_start=True)
+            self._connect(wish, namespace, may_start=True)
             free = choose_namespace(namespace, _used_namespaces())
             if free == namespace:
                 self._find_nodes(wish, deadline)
                 try:
-                    self._start_managers(namespace, wish)
+                    self._start_managers(namespace, wish, deadline)
                     return
                 except NameTaken:
                     # Two drivers began at once, and the other one was quicker.
@@ -192,26 +193,17 @@ class Cluster(metaclass=_OnePerProcess):
                     f"another job has namespace {wish.namespace!r}",
                     hint=f"attach to it with Cluster(namespace={wish.namespace!r}), or choose another name",
                 )
-            connection.disconnect()
+            self._undo.close()
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
-    def _end_ray_on_sigterm(self) -> None:
-        """End the Ray that was started here before SIGTERM ends this process, as it would have without us.
-
-        Ray's processes would notice by themselves, but some of them only after a minute.
-        """
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
-
-        def end(number: int, _frame: object) -> None:
-            signal.signal(number, signal.SIG_DFL)
-            self.close()
-            os.kill(os.getpid(), number)
-
-        signal.signal(signal.SIGTERM, end)
-        self._on_sigterm = end
+    def _connect(self, wish: _Wish, namespace: str, *, may_start: bool) -> None:
+        made = connection.connect(wish.address, namespace, may_start=may_start)
+        self._undo.callback(connection.disconnect, made)
+        self._connection = made
+        self._address = made.address
+        if made.started_ray:
+            self._undo.enter_context(connection.ended_before_sigterm(self.close))
 
     def _find_nodes(self, wish: _Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
@@ -224,48 +216,49 @@ class Cluster(metaclass=_OnePerProcess):
                 wish.num_nodes,
                 f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'}",
             )
-        # Made for its checks: groups that name nodes which are not there.
         self._topology = discover.make_topology(nodes, wish.groups)
         discover.check_groups(nodes, wish.groups, deadline)
         self._nodes = discover.with_hardware(nodes, wish.groups)
         self._groups = wish.groups
         self._port_range = wish.port_range
 
-    def _start_managers(self, namespace: str, wish: _Wish) -> None:
+    def _start_managers(self, namespace: str, wish: _Wish, deadline: float) -> None:
         self._job = JobInfo(
+            cluster=self._address,
             namespace=namespace,
             host=socket.gethostname(),
             pid=os.getpid(),
-            user=getpass.getuser(),
+            user=_user(),
             command=" ".join(sys.argv)[:200],
             since=time.time(),
         )
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
-        self._owns_job = True
+        self._undo.callback(self._end_job)
         self._node_manager, self._worker_manager, self._collective_manager = managers
-        self._watch = Watch(self._nodes, managers)
+        self._watch = Watch(self._nodes, managers, self._connection)
+        self._undo.callback(self._watch.stop)
         # While the managers start.
         connection.prepare_disconnect()
-        self._master_port = self._node_manager.get_master_port()
+        self._master_port = self._node_manager.get_view(_seconds_until(deadline)).master_port
 
-    def _connect_and_attach(self, wish: _Wish) -> None:
+    def _connect_and_attach(self, wish: _Wish, deadline: float) -> None:
         # A look around first, from a namespace of nobody: which jobs are there?
-        self._connection = connection.connect(
-            wish.address, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False
-        )
+        self._connect(wish, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
         namespace = find_job(wish.namespace)
-        connection.disconnect()
-        self._connection = connection.connect(wish.address, namespace, may_start=False)
+        self._undo.close()
+        self._connect(wish, namespace, may_start=False)
         connection.prepare_disconnect()
-        self._attach(namespace)
+        self._attach(namespace, deadline)
 
-    def _attach(self, namespace: str) -> None:
+    def _attach(self, namespace: str, deadline: float) -> None:
         """Take the shared state from the job's managers."""
         self._node_manager = NodeManager.get_proxy(namespace)
         self._worker_manager = WorkerManager.get_proxy(namespace)
         self._collective_manager = CollectiveManager.get_proxy(namespace)
-        view = self._node_manager.get_view()
+        view = self._node_manager.get_view(_seconds_until(deadline))
         self._nodes, self._groups, self._job, self._master_port = view.nodes, view.groups, view.job, view.master_port
+        self._port_range = view.port_range
+        self._address = view.job.cluster
         self._topology = discover.make_topology(self._nodes, self._groups)
 
     def _check_same(self, wish: _Wish) -> None:
@@ -275,16 +268,16 @@ class Cluster(metaclass=_OnePerProcess):
             contradictions.append(f"num_nodes is {self.num_nodes}, not {wish.num_nodes}")
         if wish.namespace is not None and wish.namespace != self.namespace:
             contradictions.append(f"the namespace is {self.namespace!r}, not {wish.namespace!r}")
-        if wish.address not in (None, "auto", self.address):
+        if wish.address not in (None, "auto", self._address, self._asked_address):
             contradictions.append(f"the address is {self.address}, not {wish.address}")
         if wish.port_range is not None and wish.port_range != self._port_range:
-            contradictions.append(f"port_range is {self._port_range or 'not known here'}, not {wish.port_range}")
+            contradictions.append(f"port_range is {self._port_range}, not {wish.port_range}")
         if wish.groups and wish.groups != self._groups:
             contradictions.append("the node groups differ")
         if contradictions:
             raise ConfigError(
-                f"this process has a Cluster already, and {said(contradictions)}",
-                hint="close() it first, or leave the arguments out to get the one that is there",
+                f"this process has a Cluster, and {said(contradictions)}",
+                hint="leave the arguments out to get the one that is there, or close() it first",
             )
 
     @property
@@ -394,8 +387,10 @@ class Cluster(metaclass=_OnePerProcess):
             arguments=cls_args,
             keywords=cls_kwargs or {},
         )
+        if not self._allocated:
+            self._undo.callback(self._end_workers)
+        self._allocated[worker_name] = handle
         allocation.register(self._worker_manager, worker_name, seat)
-        self._allocated.append(handle)
         return handle
 
     def close(self) -> None:
@@ -406,13 +401,14 @@ class Cluster(metaclass=_OnePerProcess):
             if Cluster._current is self:
                 Cluster._current = None
             if self._pid == os.getpid():
-                self._undo()
+                self._undo.close()
 
     @classmethod
-    def close_if_open(cls) -> None:
-        """Close this process's Cluster, if there is one."""
-        if cls._current is not None:
-            cls._current.close()
+    def close_if_open(cls, address: str | None = None) -> None:
+        """Close this process's Cluster, if there is one, on that Ray if an address is given."""
+        current = cls._current
+        if current is not None and address in (None, current.address):
+            current.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -426,36 +422,26 @@ class Cluster(metaclass=_OnePerProcess):
         state = "" if self._is_open else ", closed"
         return f"<Cluster {counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}{state}>"
 
-    def _undo(self) -> None:
-        """Take back what was done so far, in reverse order."""
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
-        if not ray.is_initialized():
-            self._connection = None
-            return
-        for handle in reversed(self._allocated):
-            ray.kill(handle)
+    def _end_workers(self) -> None:
+        ended = dict(self._allocated)
         self._allocated.clear()
         WorkerManager.forget_registrations()
-        if self._owns_job:
-            self._end_job()
-            self._owns_job = False
-        if self._connection is not None:
-            connection.disconnect()
-            self._connection = None
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._on_sigterm is not None and is_main and signal.getsignal(signal.SIGTERM) is self._on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._is_connected():
+            for handle in reversed(ended.values()):
+                ray.kill(handle)
+            connection.wait_for_names_to_go(set(ended), _CLOSE_SECONDS)
 
     def _end_job(self) -> None:
         managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)
-        for manager in managers:
-            ray.kill(manager.handle)
-        # Ray does this in the background: whoever closes a Cluster may count on the names being free.
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while time.monotonic() < deadline and list_named_actors():
-            time.sleep(0.02)
+        if self._is_connected():
+            for manager in managers:
+                ray.kill(manager.handle)
+            # Ray does this in the background: whoever closes a Cluster may count on the names being free.
+            connection.wait_for_names_to_go({manager.NAME for manager in managers}, _CLOSE_SECONDS)
+
+    def _is_connected(self) -> bool:
+        """Whether there is something left to talk to: not where Ray is gone, or another took the connection."""
+        return self._is_worker or connection.is_alive(self._connection)
 
     def _check_open(self) -> None:
         if not self._is_open:
@@ -475,6 +461,18 @@ def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int
     if num_nodes is not None and configured is not None and num_nodes != configured:
         raise ConfigError(f"num_nodes is {num_nodes}, and cluster_cfg says {configured}", hint="give it in one place")
     return num_nodes if num_nodes is not None else configured
+
+
+def _seconds_until(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a user that it does not know.
+        return str(os.getuid())
 
 
 def _used_namespaces() -> set[str]:

@@ -9,10 +9,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import ray
+from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError
 from roost.runtime.authentication import refresh_authentication
@@ -30,6 +32,8 @@ class Connection:
     namespace: str
     started_ray: bool
     """Whether Ray runs because of this connection, and ends with it."""
+    ray_job: str
+    """What Ray calls this connection: another one, made after it, has another name."""
 
 
 def is_worker() -> bool:
@@ -53,7 +57,12 @@ def check_can_connect() -> None:
 
 def connect(address: str | None, namespace: str, *, may_start: bool) -> Connection:
     """Join the cluster at `address` or RAY_ADDRESS, the practice cluster, the one of this machine; else start one."""
-    wanted = address or os.environ.get("RAY_ADDRESS") or _practice_address() or "auto"
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    practice = read_practice()
+    if practice is not None and wanted in ("auto", practice.address) and address != "auto":
+        wanted = practice.address
+        os.environ.update({key: value for key, value in practice.environment.items() if key != "RAY_ADDRESS"})
+        refresh_authentication()
     if wanted.startswith("ray://"):
         raise ConfigError(
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
@@ -80,7 +89,10 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
             )
         _init("local", namespace)
         started = True
-    return Connection(address=ray.get_runtime_context().gcs_address, namespace=namespace, started_ray=started)
+    context = ray.get_runtime_context()
+    return Connection(
+        address=context.gcs_address, namespace=namespace, started_ray=started, ray_job=context.get_job_id()
+    )
 
 
 def prepare_disconnect() -> None:
@@ -93,16 +105,87 @@ def prepare_disconnect() -> None:
         importlib.import_module("ray.dag.compiled_dag_node")
 
 
-def disconnect() -> None:
-    """Give the connection back; Ray itself ends where it was started by it."""
-    if ray.is_initialized():
-        with _own_signal_handlers():
-            ray.shutdown()
+def disconnect(made: Connection) -> None:
+    """Give the connection back; Ray itself ends where it was started by it. Not if another took its place."""
+    if _is_current(made):
+        _shutdown()
+
+
+def is_alive(made: Connection) -> bool:
+    """Whether the connection is still this process's, and Ray answers at the other end."""
+    return _is_current(made) and answers(made.address)
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens there. Ray's own calls would block for a minute, and then end the process."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def wait_for_names_to_go(names: set[str], timeout: float) -> None:
+    """Wait until no actor of this namespace has one of these names, but not for ever."""
+    deadline = time.monotonic() + timeout
+
+    def wait() -> None:
+        # Ray may have gone in the meantime: then there is nothing to wait for.
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and names & set(list_named_actors()):
+                time.sleep(0.02)
+
+    # In a thread of its own: a call that does not come back does not hold us.
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(timeout)
+
+
+@contextlib.contextmanager
+def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
+    """Inside, SIGTERM first ends what was started, and then this process, as it would have without us.
+
+    Ray's processes would notice the end of this one by themselves, but some of them only after a minute.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handle(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            end()
+        finally:
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_current(made: Connection) -> bool:
+    return ray.is_initialized() and ray.get_runtime_context().get_job_id() == made.ray_job
+
+
+def _shutdown() -> None:
+    with _own_signal_handlers():
+        ray.shutdown()
 
 
 def _init(address: str, namespace: str) -> None:
-    with _own_signal_handlers():
-        ray.init(address=address, namespace=namespace, logging_level=logging.WARNING)
+    try:
+        with _own_signal_handlers():
+            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING)
+    except BaseException:
+        # What was started before it failed, or before somebody pressed Ctrl-C, would stay.
+        _shutdown()
+        raise
 
 
 def _cannot_join(address: str, error: Exception) -> ClusterError:
@@ -113,25 +196,16 @@ def _cannot_join(address: str, error: Exception) -> ClusterError:
     return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
 
 
-def _practice_address() -> str | None:
-    practice = read_practice()
-    if practice is None:
-        return None
-    os.environ.update({key: value for key, value in practice.environment.items() if key != "RAY_ADDRESS"})
-    refresh_authentication()
-    return practice.address
-
-
 def _check_reachable(address: str) -> None:
     """Fail in seconds and in words, where Ray would try for a minute."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not (port.isascii() and port.isdigit()) or "/" in host:
         raise ConfigError(
             f"{address!r} is not an address of a Ray cluster", hint="write host:port, as in 10.0.0.2:6379"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}",
             hint="is the cluster up? RAY_ADDRESS or `address` says where it is",

@@ -269,7 +269,8 @@ def _check_hardware(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], dead
 
 def _waiting(count: int, nodes: Sequence[RayNode]) -> str:
     here = said([str(node) for node in nodes]) or "nobody"
-    return f"waiting for {count - len(nodes)} of {counted(count, 'node')}; here: {here}"
+    missing = f"{count - len(nodes)} of {counted(count, 'node')}" if len(nodes) < count else "the head"
+    return f"waiting for {missing}; here: {here}"
 
 
 def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], waited: float) -> Problem:
@@ -280,7 +281,8 @@ def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], 
     )
     left = f"; {said(gone)} came and went" if gone else ""
     address = ray.get_runtime_context().gcs_address
+    missing = f"{count - len(nodes)} of {counted(count, 'node')}" if len(nodes) < count else "the head"
     return Problem(
-        message=f"{count - len(nodes)} of {counted(count, 'node')} did not come in {waited:.0f} s; {came}{left}",
+        message=f"{missing} did not come in {waited:.0f} s; {came}{left}",
         hint=f"on each that is missing run `ray start --address={address}`, or ask for num_nodes={max(1, len(nodes))}",
     )

@@ -54,9 +54,11 @@ class RollCall:
         self._seen.update(names)
 
     def missing(self, known: set[str], alive: set[str]) -> set[str]:
-        """Those of `known` that were alive once and are not now."""
-        self._seen = (self._seen | alive) & known
-        return self._seen - alive
+        """Those of `known` that were alive once and are not now; `known` is from before one looked who is alive."""
+        self._seen |= alive & known
+        gone = (self._seen & known) - alive
+        self._seen -= gone
+        return gone
 
 
 class WorkerLedger:
@@ -64,6 +66,8 @@ class WorkerLedger:
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
+        # A worker may be quicker than the word of whoever asked for it.
+        self._ready_early: dict[str, int | None] = {}
 
     def register(self, workers: Iterable[WorkerRecord], now: float, *, are_actors: bool = False) -> None:
         """Add workers, all or none; one that is dead may be registered anew.
@@ -81,12 +85,16 @@ class WorkerLedger:
                 f"{counted(len(taken), 'worker is', 'workers are')} registered under that name already: {said(taken)}"
             )
         self._workers |= new
+        early = {address: self._ready_early.pop(address) for address in new if address in self._ready_early}
+        self.update(WorkerState.READY, early, now)
 
     def update(self, state: WorkerState, pids: dict[str, int | None], now: float) -> list[str]:
         """Put workers into a state, with their process where it is known; tells which were not in it before."""
         changed = []
         for address, pid in pids.items():
             worker = self._workers.get(address)
+            if worker is None and state is WorkerState.READY:
+                self._ready_early[address] = pid
             # The dead stay dead: news of a worker may arrive after its end.
             if worker is None or worker.state in (state, WorkerState.DEAD):
                 continue

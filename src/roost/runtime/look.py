@@ -15,11 +15,9 @@ from ray.util import list_named_actors
 from roost.errors import RoostError
 from roost.runtime import connection, discover
 from roost.runtime.jobs import get_job, job_namespaces
-from roost.runtime.managers import JOB_VARIABLE, CollectiveManager, JobInfo, NodeManager, WorkerManager
+from roost.runtime.managers import JOB_VARIABLE, MANAGER_NAMES, JobInfo, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.probe import find_processes
-
-_MANAGERS = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class JobStatus:
     @property
     def missing_managers(self) -> tuple[str, ...]:
         """Those that should be there and are not."""
-        return tuple(name for name in _MANAGERS if name not in self.managers)
+        return tuple(name for name in MANAGER_NAMES if name not in self.managers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +89,10 @@ def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStat
     with _guest(address) as found:
         nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
         jobs = tuple(_job_status(namespace) for namespace in _namespaces())
-        alive = {item.job.id for item in jobs if item.job is not None}
+        # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
+        alive = {f"{found.address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
         return ClusterStatus(
-            address=found.address, nodes=nodes, jobs=jobs, leftovers=_leftovers(nodes, alive, deadline)
+            address=found.address, nodes=nodes, jobs=jobs, leftovers=_leftovers(nodes, found.address, alive, deadline)
         )
 
 
@@ -101,15 +100,16 @@ def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStat
 def _guest(address: str | None) -> Iterator[connection.Connection]:
     """A connection in a namespace of nobody, which leaves nothing behind."""
     connection.check_can_connect()
+    made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False)
     try:
-        yield connection.connect(address, f"roost-look-{os.getpid()}", may_start=False)
+        yield made
     finally:
-        connection.disconnect()
+        connection.disconnect(made)
 
 
 def _namespaces() -> list[str]:
     """The namespaces of jobs, also of those that lost their node manager."""
-    lost = {entry["namespace"] for entry in list_named_actors(all_namespaces=True) if entry["name"] in _MANAGERS}
+    lost = {entry["namespace"] for entry in list_named_actors(all_namespaces=True) if entry["name"] in MANAGER_NAMES}
     return sorted(lost | set(job_namespaces()))
 
 
@@ -121,12 +121,13 @@ def _job_status(namespace: str) -> JobStatus:
     return JobStatus(
         namespace=namespace,
         job=get_job(namespace),
-        managers=tuple(name for name in _MANAGERS if name in named),
+        managers=tuple(name for name in MANAGER_NAMES if name in named),
         workers=tuple(sorted(workers.items())),
     )
 
 
-def _leftovers(nodes: tuple[NodeInfo, ...], alive: set[str], deadline: float) -> tuple[Leftover, ...]:
+def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadline: float) -> tuple[Leftover, ...]:
+    """Processes marked by a job of this cluster whose mark begins like that of no job that is alive."""
     # One look for each machine: nodes that share one share its processes.
     machines = {node.network: node for node in nodes}
     names = {node.ray_id: str(node) for node in machines.values()}
@@ -136,10 +137,10 @@ def _leftovers(nodes: tuple[NodeInfo, ...], alive: set[str], deadline: float) ->
             node=names[ray_id],
             pid=process["pid"],
             command=process["command"],
-            job=process["value"],
+            job=process["value"].partition("|")[2],
             since=process["since"],
         )
         for ray_id, processes in found.items()
         for process in processes
-        if process["value"].rpartition("/")[0] not in alive
+        if process["value"].startswith(f"{address}|") and not process["value"].startswith(tuple(alive))
     )

@@ -29,7 +29,7 @@ from roost.runtime.bootstrap import WORKER_MANAGER, die_with_raylet
 from roost.runtime.discover import make_topology, remote_function
 from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.node_info import NodeInfo
-from roost.runtime.ports import PortLease, PortLedger, lease_range, taken_ports
+from roost.runtime.ports import Block, PortLease, PortLedger, lease_range, taken_ports
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ CALL_SECONDS = 60.0
 JOB_VARIABLE = "ROOST_JOB"
 """Marks what the workers of a job start: by it, processes that outlive their job are found."""
 _WATCH_SECONDS = 0.5
+_TRY_SECONDS = 30.0
 _MAX_PORTS = 4096
 
 
@@ -44,6 +45,8 @@ _MAX_PORTS = 4096
 class JobInfo:
     """Who runs a job: enough to tell one job from another on a shared cluster."""
 
+    cluster: str
+    """Where Ray is."""
     namespace: str
     host: str
     pid: int
@@ -54,7 +57,7 @@ class JobInfo:
     @property
     def id(self) -> str:
         """What tells this job from every other, also from an earlier one in the same namespace."""
-        return f"{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
+        return f"{self.cluster}|{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ class JobView:
     groups: tuple[NodeGroup, ...]
     job: JobInfo
     master_port: int
+    port_range: tuple[int, int] | None
 
 
 class Manager:
@@ -95,9 +99,11 @@ class Manager:
         """The actor behind the proxy."""
         return self._handle
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, timeout: float = CALL_SECONDS) -> Any:
         try:
-            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=CALL_SECONDS)
+            return ray.get(getattr(self._handle, method).remote(*arguments), timeout=timeout)
+        except AttributeError:
+            raise ClusterError(f"the actor {self.NAME!r} of {self._namespace!r} is not a manager of Roost") from None
         except RayTaskError as error:
             if isinstance(error.cause, RoostError):
                 raise error.cause from None
@@ -106,7 +112,7 @@ class Manager:
             raise self.died(error) from None
         except GetTimeoutError:
             raise ClusterError(
-                f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {CALL_SECONDS:g} s"
+                f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {timeout:.0f} s"
             ) from None
 
     def died(self, error: RayActorError) -> ManagerDied:
@@ -129,13 +135,13 @@ class WorkerManager(Manager):
         """Add a worker that is an actor, without waiting; what this process asks afterwards takes it into account."""
         self._on_the_way.append(self._handle.register.remote([worker], are_actors=True))
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, timeout: float = CALL_SECONDS) -> Any:
         # The manager is free to take calls in another order than they were made in.
         calls = list(self._on_the_way)
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=CALL_SECONDS)
             self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
-        return super()._call(method, *arguments)
+        return super()._call(method, *arguments, timeout=timeout)
 
     @classmethod
     def forget_registrations(cls) -> None:
@@ -213,9 +219,9 @@ class NodeManager(Manager):
         """How many accelerators each node has."""
         return [node.num_accelerators for node in self.get_nodes()]
 
-    def get_view(self) -> JobView:
-        """Nodes, groups, driver and master port at once."""
-        found: JobView = self._call("get_view")
+    def get_view(self, timeout: float = CALL_SECONDS) -> JobView:
+        """Nodes, groups, driver, ports: all that is needed to attach."""
+        found: JobView = self._call("get_view", timeout=timeout)
         return found
 
     def get_job(self) -> JobInfo:
@@ -240,6 +246,9 @@ class NodeManager(Manager):
         return found
 
 
+MANAGER_NAMES = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
+
+
 class _ManagerActor:
     """What all manager actors share: being watched, and watching the job's other actors."""
 
@@ -258,8 +267,9 @@ class _ManagerActor:
     async def watch(self, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the named actors that `known` gives have died, for as long as the job runs."""
         while True:
-            alive = await self.living()
-            missing = self.roll.missing(known(), alive)
+            # In this order: whoever comes while we look is not among those we look for.
+            before = known()
+            missing = self.roll.missing(before, await self.living())
             if missing:
                 bury(missing)
             await asyncio.sleep(_WATCH_SECONDS)
@@ -309,7 +319,9 @@ class CollectiveManagerActor(_ManagerActor):
             found = self._ledger.find(name, members)
             if found is not None:
                 return found
-            lease = (await self._node_manager().lease_ports.remote(node_rank, 1, None, 1))[0]
+            # In a variable: on older Ray a method does not keep its actor's handle.
+            manager = self._node_manager()
+            lease = (await manager.lease_ports.remote(node_rank, 1, None, 1))[0]
             self._leases[name] = lease
             return self._ledger.add(CollectiveGroup(name=name, members=members, address=lease.address, port=lease.port))
 
@@ -323,7 +335,8 @@ class CollectiveManagerActor(_ManagerActor):
         self._ledger.remove(name)
         lease = self._leases.pop(name, None)
         if lease is not None:
-            await self._node_manager().release_ports.remote([lease])
+            manager = self._node_manager()
+            await manager.release_ports.remote([lease])
 
     def _node_manager(self) -> ActorHandle[Any]:
         return ray.get_actor(NodeManager.NAME, namespace=self._namespace)
@@ -339,10 +352,11 @@ class NodeManagerActor(_ManagerActor):
         self._nodes = nodes
         self._groups = groups
         self._job = job
+        self._port_range = ports
         ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
-        self._waiting: dict[str, list[_Wanted]] = {node.network: [] for node in nodes}
-        self._trying: set[str] = set()
+        self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
+        self._trying: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = False
         self._master_port: asyncio.Future[int] | None = None
@@ -358,7 +372,9 @@ class NodeManagerActor(_ManagerActor):
 
     async def get_view(self) -> JobView:
         port = await self.get_master_port()
-        return JobView(nodes=self._nodes, groups=self._groups, job=self._job, master_port=port)
+        return JobView(
+            nodes=self._nodes, groups=self._groups, job=self._job, master_port=port, port_range=self._port_range
+        )
 
     async def get_master_port(self) -> int:
         if self._master_port is None:
@@ -383,14 +399,20 @@ class NodeManagerActor(_ManagerActor):
             await self._watch_holder(holder)
         node = self._nodes[node_rank]
         wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
-        self._waiting[node.network].append(wanted)
-        if node.network not in self._trying:
-            self._trying.add(node.network)
+        self._waiting[node.rank].append(wanted)
+        if node.rank not in self._trying:
+            self._trying.add(node.rank)
             self._start(self._try(node))
-        starts: list[int] = await wanted.done
         return [
-            PortLease(node_rank=node_rank, address=node.address, start=start, count=count, holder=holder)
-            for start in starts
+            PortLease(
+                node_rank=node_rank,
+                address=node.address,
+                start=block.start,
+                count=count,
+                holder=holder,
+                number=block.number,
+            )
+            for block in await wanted.done
         ]
 
     async def _watch_holder(self, holder: str) -> None:
@@ -403,7 +425,8 @@ class NodeManagerActor(_ManagerActor):
 
     async def release_ports(self, leases: list[PortLease]) -> None:
         for lease in leases:
-            self._ledger.release(self._nodes[lease.node_rank].network, lease.start, lease.count)
+            block = Block(start=lease.start, count=lease.count, number=lease.number)
+            self._ledger.release(self._nodes[lease.node_rank].network, block)
 
     async def count_leased_ports(self) -> int:
         return self._ledger.held
@@ -414,54 +437,54 @@ class NodeManagerActor(_ManagerActor):
         task.add_done_callback(self._tasks.discard)
 
     async def _try(self, node: NodeInfo) -> None:
-        """Serve everybody who waits for ports of this machine: propose, try all on the node at once, repeat."""
+        """Serve everybody who waits for ports of this node: propose, try all there at once, repeat."""
         strategy = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
         task = remote_function(taken_ports).options(scheduling_strategy=strategy)
         try:
-            while waiting := self._waiting[node.network]:
-                self._waiting[node.network] = []
+            while waiting := self._waiting[node.rank]:
+                self._waiting[node.rank] = []
                 try:
                     await self._try_once(node, waiting, task)
                 except Exception as error:
+                    why = f"no answer in {_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
                     for wanted in waiting:
-                        wanted.fail(
-                            self._ledger, node.network, ClusterError(f"ports of {node} cannot be tried: {error}")
-                        )
+                        wanted.fail(self._ledger, node.network, ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
-            self._trying.discard(node.network)
+            self._trying.discard(node.rank)
 
     async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
-        proposed: list[tuple[_Wanted, int]] = []
+        proposed: list[tuple[_Wanted, Block]] = []
         for wanted in waiting:
             try:
-                for _ in range(wanted.leases - len(wanted.starts)):
-                    start = self._ledger.propose(node.network, wanted.count, wanted.holder)
-                    proposed.append((wanted, start))
+                for _ in range(wanted.leases - len(wanted.blocks)):
+                    proposed.append((wanted, self._ledger.propose(node.network, wanted.count, wanted.holder)))
             except RoostError as error:
-                for other, start in proposed:
-                    if other is wanted:
-                        self._ledger.release(node.network, start, wanted.count)
+                self._give_back(node, [item for item in proposed if item[0] is wanted])
                 proposed = [item for item in proposed if item[0] is not wanted]
                 wanted.fail(self._ledger, node.network, error)
         if not proposed:
             return
         try:
-            taken = set(await task.remote([(start, wanted.count) for wanted, start in proposed]))
+            trial = task.remote([(block.start, block.count) for _, block in proposed])
+            taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
         except BaseException:
-            for wanted, start in proposed:
-                self._ledger.release(node.network, start, wanted.count)
+            self._give_back(node, proposed)
             raise
-        for wanted, start in proposed:
-            in_use = taken & set(range(start, start + wanted.count))
+        for wanted, block in proposed:
+            in_use = taken & set(block.ports)
             if in_use:
-                self._ledger.refuse(node.network, start, wanted.count, in_use)
+                self._ledger.refuse(node.network, block, in_use)
             else:
-                wanted.starts.append(start)
+                wanted.blocks.append(block)
         for wanted in dict.fromkeys(wanted for wanted, _ in proposed):
-            if len(wanted.starts) == wanted.leases:
-                wanted.done.set_result(wanted.starts)
+            if len(wanted.blocks) == wanted.leases:
+                wanted.done.set_result(wanted.blocks)
             else:
-                self._waiting[node.network].append(wanted)
+                self._waiting[node.rank].append(wanted)
+
+    def _give_back(self, node: NodeInfo, proposed: list[tuple[_Wanted, Block]]) -> None:
+        for _, block in proposed:
+            self._ledger.release(node.network, block)
 
     def _bury(self, missing: set[str]) -> None:
         for name in missing:
@@ -475,12 +498,12 @@ class _Wanted:
     count: int
     holder: str | None
     leases: int
-    done: asyncio.Future[list[int]]
-    starts: list[int] = field(default_factory=list)
+    done: asyncio.Future[list[Block]]
+    blocks: list[Block] = field(default_factory=list)
 
     def fail(self, ledger: PortLedger, network: str, error: RoostError) -> None:
-        for start in self.starts:
-            ledger.release(network, start, self.count)
+        for block in self.blocks:
+            ledger.release(network, block)
         if not self.done.done():
             self.done.set_exception(error)
 

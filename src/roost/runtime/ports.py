@@ -7,10 +7,12 @@ that the kernel hands out by itself, so that no outgoing connection takes one be
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roost.errors import ConfigError, PortsExhausted, counted
 
@@ -30,6 +32,8 @@ class PortLease:
     start: int
     count: int
     holder: str | None
+    number: int = 0
+    """Tells this lease from an earlier one of the same ports."""
 
     @property
     def port(self) -> int:
@@ -40,6 +44,25 @@ class PortLease:
     def ports(self) -> range:
         """All ports of the lease."""
         return range(self.start, self.start + self.count)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Consecutive ports, and the number under which they are held."""
+
+    start: int
+    count: int
+    number: int
+
+    @property
+    def ports(self) -> range:
+        """The ports."""
+        return range(self.start, self.start + self.count)
+
+
+class _Hold(NamedTuple):
+    number: int
+    holder: str | None
 
 
 def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = None) -> range:
@@ -84,14 +107,15 @@ class PortLedger:
 
     def __init__(self, ranges: Mapping[str, range], seed: int = 0) -> None:
         self._ranges = dict(ranges)
-        self._held: dict[str, dict[int, str | None]] = {network: {} for network in ranges}
+        self._held: dict[str, dict[int, _Hold]] = {network: {} for network in ranges}
+        self._numbers = itertools.count(1)
         self._busy: dict[str, set[int]] = {network: set() for network in ranges}
         # Two jobs on one machine know nothing of each other: each begins at a place of its own.
         start = random.Random(seed)  # noqa: S311 - not a secret
         self._next = {network: start.choice(ports) for network, ports in self._ranges.items()}
 
-    def propose(self, network: str, count: int, holder: str | None) -> int:
-        """Take a block that may be free; PortsExhausted where there is none. To be confirmed or refused."""
+    def propose(self, network: str, count: int, holder: str | None) -> Block:
+        """Take a block that may be free; PortsExhausted where there is none. Refuse it if it turns out not to be."""
         ports, held, busy = self._ranges[network], self._held[network], self._busy[network]
         run = 0
         for port in self._from_next(network):
@@ -99,10 +123,10 @@ class PortLedger:
             # A block does not go over the end of the range.
             run = (run + 1 if port != ports.start else 1) if free else 0
             if run == count:
-                start = port - count + 1
-                held.update(dict.fromkeys(range(start, port + 1), holder))
+                block = Block(start=port - count + 1, count=count, number=next(self._numbers))
+                held.update(dict.fromkeys(block.ports, _Hold(block.number, holder)))
                 self._next[network] = port + 1 if port + 1 in ports else ports.start
-                return start
+                return block
         taken_by_others = len(busy)
         # They may be free the next time.
         busy.clear()
@@ -112,21 +136,23 @@ class PortLedger:
             hint="give Cluster a wider port_range",
         )
 
-    def refuse(self, network: str, start: int, count: int, taken: Iterable[int]) -> None:
+    def refuse(self, network: str, block: Block, taken: Iterable[int]) -> None:
         """Give back a block of which some ports turned out to be in use."""
         self._busy[network].update(taken)
-        self.release(network, start, count)
+        self.release(network, block)
 
-    def release(self, network: str, start: int, count: int) -> None:
-        """Give back a block."""
-        for port in range(start, start + count):
-            self._held[network].pop(port, None)
+    def release(self, network: str, block: Block) -> None:
+        """Give back a block; what was given back before, and leased to another since, stays with that one."""
+        held = self._held[network]
+        for port in block.ports:
+            if port in held and held[port].number == block.number:
+                del held[port]
 
     def release_holder(self, holder: str) -> int:
         """Give back all that somebody holds; tells how many ports those were."""
         count = 0
         for held in self._held.values():
-            for port in [port for port, owner in held.items() if owner == holder]:
+            for port in [port for port, hold in held.items() if hold.holder == holder]:
                 del held[port]
                 count += 1
         return count
@@ -134,7 +160,7 @@ class PortLedger:
     @property
     def holders(self) -> set[str]:
         """Everybody who holds a port and can die."""
-        return {owner for held in self._held.values() for owner in held.values() if owner is not None}
+        return {hold.holder for held in self._held.values() for hold in held.values() if hold.holder is not None}
 
     @property
     def held(self) -> int:

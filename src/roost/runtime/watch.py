@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 
+from roost.runtime.connection import Connection, answers, is_alive
 from roost.runtime.discover import live_nodes
 from roost.runtime.managers import Manager
 from roost.runtime.node_info import NodeInfo
@@ -22,7 +23,8 @@ _EVERY_SECONDS = 0.5
 class Watch:
     """Watches the nodes and managers of one job until it is stopped."""
 
-    def __init__(self, nodes: Sequence[NodeInfo], managers: Sequence[Manager]) -> None:
+    def __init__(self, nodes: Sequence[NodeInfo], managers: Sequence[Manager], connection: Connection) -> None:
+        self._connection = connection
         self._nodes = {node.ray_id: node for node in nodes}
         self._dead: dict[int, NodeInfo] = {}
         # Calls that end only when their actor does.
@@ -43,11 +45,16 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_SECONDS):
+            # Ray's calls connect anew where there is no connection, and block where there is no Ray.
+            if not is_alive(self._connection):
+                if not self._stopped.is_set() and not answers(self._connection.address):
+                    log.error("Ray's head at %s does not answer any more", self._connection.address)
+                return
             try:
                 self._look_at_managers()
                 self._look_at_nodes()
-            except RayError:
-                # The connection itself is gone; whoever uses it next is told so by Ray.
+            except Exception as error:
+                log.debug("the watch ended: %s", error)
                 return
 
     def _look_at_managers(self) -> None:

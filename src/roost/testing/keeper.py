@@ -50,6 +50,8 @@ class Keeper:
         self.folder = Path(spec["folder"])
         self.starter = make_starter(spec)
         self.nodes: dict[int, RunningNode] = {}
+        self.stays = False
+        """Whether the cluster outlives whoever asked for it; until told so, the end of the input is the end."""
         self._stopping = threading.Event()
 
     def boot(self, nodes: list[dict[str, Any]], deadline: float) -> None:
@@ -131,12 +133,14 @@ def _answer(keeper: Keeper, line: str) -> dict[str, Any]:
         keeper.add(command["node"], deadline)
     elif command["do"] == "kill":
         keeper.kill(command["rank"])
+    elif command["do"] == "stay":
+        keeper.stays = True
     pids = {rank: node.pids for rank, node in keeper.nodes.items()}
     return {"address": keeper.starter.address, "note": keeper.starter.note, "pids": pids}
 
 
 def main() -> None:
-    """Read the spec, obey, and stop when the input ends, unless the spec says to stay until SIGTERM."""
+    """Read the spec, obey, and stop when the input ends, unless told to stay until SIGTERM."""
     adopt_orphans()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -159,7 +163,7 @@ def main() -> None:
                 answer = {"error": traceback.format_exc()}
             with contextlib.suppress(BrokenPipeError):
                 print(json.dumps(answer), file=answers, flush=True)
-        if not spec["stays"]:
+        if not keeper.stays:
             stop.set()
 
     try:

@@ -35,7 +35,13 @@ class LazyAgent:
     def _serve(self) -> None:
         """Start the agent from here: the kernel ends it with the thread that started it, and this one stays."""
         client, _ = self._listener.accept()
-        target = self._start()
+        try:
+            target = self._start()
+        except OSError:
+            # Whoever waits for it is told by a connection that ends.
+            client.close()
+            self._listener.close()
+            return
         while True:
             threading.Thread(target=_connect, args=(client, target), daemon=True).start()
             client, _ = self._listener.accept()

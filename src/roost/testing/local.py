@@ -23,12 +23,16 @@ from typing import Any
 from roost.errors import ClusterError, ConfigError, clipped, counted
 from roost.placement.hardware import AcceleratorType
 from roost.placement.topology import Topology
+from roost.runtime.accelerators import variables_of_interest
 from roost.runtime.authentication import refresh_authentication
 from roost.runtime.practice import roost_folder
 from roost.runtime.versions import has_token_authentication
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
+_PORTS_PER_NODE = 3
+# Not the one that a test seeds: two clusters would draw the same.
+_random = random.SystemRandom()
 _STOP_SECONDS = 20.0
 _RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -37,7 +41,7 @@ _RAY_SETTINGS = {
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "1000",
 }
-_NOT_OURS = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "CUDA_VISIBLE_DEVICES", "ROOST_NODE_RANK")
+_NOT_OURS = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_AUTH_TOKEN", "ROOST_NODE_RANK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,7 @@ class LocalCluster:
         self._timeout = timeout
         self._fast = fast
         self._stays = stays
-        self._network = f"127.{random.randint(1, 254)}.{random.randint(0, 254)}"  # noqa: S311 - not a secret
+        self._network = f"127.{_random.randint(1, 254)}.{_random.randint(0, 254)}"
         self._keeper: subprocess.Popen[str] | None = None
         self._environment_before: dict[str, str | None] = {}
 
@@ -102,13 +106,17 @@ class LocalCluster:
         """Start every node and wait until all are registered; nothing is left behind if that fails."""
         if self._keeper is not None:
             raise ClusterError("the local cluster is running already")
+        authentication = _authentication()
         self.folder = roost_folder() / f"ray-{secrets.token_hex(4)}"
-        self.folder.mkdir(mode=0o700)
-        self._keeper = _start_keeper(_authentication(), stays=self._stays)
         try:
-            spec = {"folder": str(self.folder), "fast": self._fast, "stays": self._stays}
-            self._send(spec)
-            described = [self._describe(rank, node) for rank, node in enumerate(self.nodes)]
+            self.folder.mkdir(mode=0o700)
+            self._keeper = _start_keeper(authentication, stays=self._stays)
+            self._send({"folder": str(self.folder), "fast": self._fast})
+            ports = _free_ports(_PORTS_PER_NODE * len(self.nodes))
+            described = [
+                self._describe(rank, node, ports[rank * _PORTS_PER_NODE : (rank + 1) * _PORTS_PER_NODE])
+                for rank, node in enumerate(self.nodes)
+            ]
             self._send({"do": "boot", "nodes": described, "timeout": self._timeout})
             if not self._stays:
                 # Whoever asks for a cluster is about to use Ray: loading it takes as long as the nodes do.
@@ -116,8 +124,9 @@ class LocalCluster:
             self._take(self._receive(self._timeout))
         except BaseException:
             self.stop()
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        self.environment = {"RAY_ADDRESS": self.address, **_authentication()}
+        self.environment = {"RAY_ADDRESS": self.address, **authentication}
 
     def stop(self) -> None:
         """Stop exactly what was started."""
@@ -142,6 +151,7 @@ class LocalCluster:
 
     def leave_running(self) -> None:
         """Let go of a cluster that stays when this process ends."""
+        self._ask({"do": "stay"})
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
             keeper.stdin.close()
@@ -152,7 +162,9 @@ class LocalCluster:
     def add_node(self, node: LocalNode) -> int:
         """Start one more node; gives its number."""
         rank = len(self.nodes)
-        self._ask({"do": "add", "node": self._describe(rank, node), "timeout": self._timeout})
+        self._ask(
+            {"do": "add", "node": self._describe(rank, node, _free_ports(_PORTS_PER_NODE)), "timeout": self._timeout}
+        )
         self.nodes.append(node)
         return rank
 
@@ -166,7 +178,7 @@ class LocalCluster:
         self.start()
         self._environment_before = {name: os.environ.get(name) for name in self.environment}
         os.environ.update(self.environment)
-        refresh_authentication()
+        _refresh()
         return self
 
     def __exit__(
@@ -177,7 +189,7 @@ class LocalCluster:
         finally:
             for name, value in self._environment_before.items():
                 os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-            refresh_authentication()
+            _refresh()
             self.stop()
 
     def _disconnect(self) -> None:
@@ -188,11 +200,11 @@ class LocalCluster:
 
         from roost.runtime.cluster import Cluster
 
-        Cluster.close_if_open()
+        Cluster.close_if_open(self.address)
         if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
             ray.shutdown()
 
-    def _describe(self, rank: int, node: LocalNode) -> dict[str, Any]:
+    def _describe(self, rank: int, node: LocalNode, ports: list[int]) -> dict[str, Any]:
         resources = dict(node.resources)
         if node.model is not None and node.accelerators:
             resources[f"accelerator_type:{node.model}"] = 1
@@ -206,7 +218,7 @@ class LocalCluster:
             "labels": dict(node.labels),
             "env": dict(node.env),
             "object_store_memory": _OBJECT_STORE_BYTES,
-            "ports": _free_ports(3),
+            "ports": ports,
         }
 
     def _ask(self, request: dict[str, Any]) -> None:
@@ -284,8 +296,16 @@ def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[Local
     ]
 
 
+def _refresh() -> None:
+    """Let Ray read its token anew, unless it is in use."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        refresh_authentication()
+
+
 def _start_keeper(authentication: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+    not_ours = {*_NOT_OURS, *variables_of_interest()}
+    environment = {name: value for name, value in os.environ.items() if name not in not_ours}
     environment |= {**_RAY_SETTINGS, **authentication}
     return subprocess.Popen(
         [sys.executable, "-m", "roost.testing.keeper"],
@@ -324,7 +344,7 @@ def _authentication() -> dict[str, str]:
 def _free_ports(count: int) -> list[int]:
     """Ports that are free on every interface, below the range that the kernel hands out by itself."""
     found: list[int] = []
-    for port in random.sample(range(20000, 32000), 2000):
+    for port in _random.sample(range(20000, 32000), 8000):
         with socket.socket() as tried:
             try:
                 tried.bind(("", port))
