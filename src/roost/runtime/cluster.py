@@ -35,14 +35,8 @@ from roost.placement.topology import Topology
 from roost.runtime import allocate as allocation
 from roost.runtime import connection, discover
 from roost.runtime.jobs import choose_namespace, find_job
-from roost.runtime.managers import (
-    CollectiveManager,
-    JobInfo,
-    Manager,
-    NodeManager,
-    WorkerManager,
-    start_managers,
-)
+from roost.runtime.manager_actors import start_managers
+from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, check_port_range
 from roost.runtime.watch import Watch
