@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.util import list_named_actors
@@ -179,9 +180,13 @@ def _shutdown() -> None:
 
 
 def _init(address: str, namespace: str) -> None:
+    # Of several nodes on one machine older Ray takes any for this process's own, and ends the process with it. There is
+    # no public way to say which; the head is the one that must not die anyway.
+    host = address.rpartition(":")[0]
+    own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
     try:
         with _own_signal_handlers():
-            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING)
+            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, **own)
     except BaseException:
         # What was started before it failed, or before somebody pressed Ctrl-C, would stay.
         _shutdown()
