@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,11 @@ def wait_until(done: Callable[[], object], what: str, seconds: float = 60) -> No
     while not done():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+def take_signals() -> None:
+    """For a process that a test will interrupt: a run in the background hands on that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def is_gone(pid: int) -> bool:

@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from waiting import is_gone, wait_until
+from waiting import is_gone, take_signals, wait_until
 
 CODE = """
 import sys, time
@@ -38,7 +38,9 @@ def environment(tmp_path, monkeypatch):
 
 
 def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
-    driver = subprocess.Popen([sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True, preexec_fn=take_signals
+    )
     words = [word.partition(":") for word in driver.stdout.readline().split() if ":" in word]
     pids = {int(pid): name for pid, _, name in words}
     assert pids, "Ray runs as a child of the driver"
@@ -67,7 +69,10 @@ def test_ray_is_started_here_and_goes_with_the_driver(body, number, code):
     with driver:
         if number is not None:
             driver.send_signal(number)
-        assert driver.wait(120) == code
+        try:
+            assert driver.wait(120) == code
+        finally:
+            driver.kill()
     wait_until(lambda: all(is_gone(pid) for pid in pids), "Ray is gone", seconds=120)
 
 

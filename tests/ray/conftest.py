@@ -12,6 +12,7 @@ import pytest
 
 from roost import Cluster
 from roost.testing import LocalCluster
+from waiting import take_signals
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -32,6 +33,7 @@ class Driver:
             text=True,
             env=os.environ | env,
             cwd=path.parent,
+            preexec_fn=take_signals,
         )
 
     def line(self) -> str:

@@ -203,6 +203,15 @@ def test_a_node_without_roost_is_told_what_to_install(tmp_path):
         Cluster(num_nodes=2, timeout=60)
 
 
+@pytest.fixture
+def _interruptible():
+    """In a run in the background Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_waiting_leaves_nothing_open():
     with local_cluster("1x1"):
         main = threading.main_thread().ident
