@@ -22,24 +22,18 @@ _STOP_SECONDS = 30.0
 
 def live_topology(num_nodes: int | None, address: str | None) -> tuple[Topology, str]:
     """The hardware of the live cluster as a job with `num_nodes` would get it, and what to say of it."""
-    from roost.runtime.discover import make_topology
+    from roost.runtime.discover import first_nodes, make_topology
     from roost.runtime.look import look_at_nodes
 
     nodes = look_at_nodes(address)
-    note = ""
     if num_nodes is not None and len(nodes) < num_nodes:
         raise ClusterError(
             f"num_nodes is {num_nodes}, but the cluster has {counted(len(nodes), 'node')} now: "
             f"{said([str(node) for node in nodes])}",
             hint="wait for the others, or plan on --cluster or --inventory",
         )
-    if num_nodes is not None and len(nodes) > num_nodes:
-        surplus = nodes[num_nodes:]
-        note = (
-            f"note: the cluster has {len(nodes)} nodes and num_nodes is {num_nodes}: "
-            f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'} not used"
-        )
-    return make_topology(nodes[:num_nodes]), note
+    used, notice = first_nodes(nodes, num_nodes)
+    return make_topology(used), f"note: {notice}" if notice else ""
 
 
 def nodes_table(nodes: Sequence[NodeInfo]) -> Text:

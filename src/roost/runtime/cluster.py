@@ -201,15 +201,9 @@ class Cluster(metaclass=_OnePerProcess):
 
     def _find_nodes(self, wish: _Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
-        nodes = discover.discover(found, deadline)
-        if wish.num_nodes is not None and len(nodes) > wish.num_nodes:
-            nodes, surplus = nodes[: wish.num_nodes], nodes[wish.num_nodes :]
-            log.warning(
-                "the cluster has %d nodes and num_nodes is %d: %s not used",
-                len(nodes) + len(surplus),
-                wish.num_nodes,
-                f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'}",
-            )
+        nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
+        if notice:
+            log.warning("%s", notice)
         self._topology = discover.make_topology(nodes, wish.groups)
         discover.check_groups(nodes, wish.groups, deadline)
         self._nodes = discover.with_hardware(nodes, wish.groups)

@@ -109,6 +109,15 @@ def discover(nodes: Sequence[RayNode], deadline: float) -> tuple[NodeInfo, ...]:
     return tuple(_node_info(rank, by_id[found.ray_id], reports[found.ray_id]) for rank, found in enumerate(order))
 
 
+def first_nodes(nodes: tuple[NodeInfo, ...], count: int | None) -> tuple[tuple[NodeInfo, ...], str]:
+    """As many nodes as a job asks for, and what to say of those that it leaves out."""
+    used, surplus = nodes[:count], nodes[len(nodes[:count]) :]
+    if not surplus:
+        return used, ""
+    left_out = f"{said([str(node) for node in surplus])} {'is' if len(surplus) == 1 else 'are'}"
+    return used, f"the cluster has {len(nodes)} nodes and num_nodes is {count}: {left_out} not used"
+
+
 def make_topology(nodes: Sequence[NodeInfo], groups: Iterable[NodeGroup] = ()) -> Topology:
     """The planner's view of the nodes, with the job's node groups over them."""
     names = [node.name for node in nodes]
