@@ -10,22 +10,20 @@ Some variables are read before any Python code runs. Those, and another interpre
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import io
 import os
 import pickle
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray import cloudpickle
 
+from roost.runtime.processes import die_with_parent
+
 _EARLY = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 _EARLY_STARTS = ("PYTHON", "MALLOC_")
-_PR_SET_PDEATHSIG = 1
 WORKER_MANAGER = "WorkerManager"
 
 
@@ -82,7 +80,8 @@ def make_shell(cls: type) -> type:
 
 
 def _start(self: Any, data: bytes, refs: list[ray.ObjectRef[Any]], variables: dict[str, str]) -> None:
-    die_with_raylet()
+    # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
+    die_with_parent()
     os.environ.update(variables)
     cls, arguments, keywords = _Unpacker(data, refs).load()
 
@@ -137,9 +136,3 @@ def _report_ready() -> None:
     with contextlib.suppress(ValueError):
         manager = ray.get_actor(WORKER_MANAGER, namespace=context.namespace)
         manager.set_ready.remote({context.get_actor_name(): os.getpid()})
-
-
-def die_with_raylet() -> None:
-    """Let the kernel end this process with its raylet: by itself it would notice within a second."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -119,9 +119,8 @@ def is_alive(made: Connection) -> bool:
 
 def answers(address: str) -> bool:
     """Whether somebody listens there. Ray's own calls would block for a minute, and then end the process."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+        _knock(address, timeout=1)
     except (OSError, ValueError):
         return False
     return True
@@ -209,12 +208,17 @@ def _check_reachable(address: str) -> None:
             f"{address!r} is not an address of a Ray cluster", hint="write host:port, as in 10.0.0.2:6379"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        _knock(address, timeout=_CONNECT_SECONDS)
     except (OSError, UnicodeError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}",
             hint="is the cluster up? RAY_ADDRESS or `address` says where it is",
         ) from None
+
+
+def _knock(address: str, timeout: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ray.util import list_named_actors
 
 from roost.errors import RoostError
 from roost.runtime import connection, discover
-from roost.runtime.jobs import get_job, job_namespaces
+from roost.runtime.jobs import get_job
 from roost.runtime.managers import JOB_VARIABLE, MANAGER_NAMES, JobInfo, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.probe import find_processes
@@ -88,7 +88,7 @@ def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStat
     deadline = time.monotonic() + timeout
     with _guest(address) as found:
         nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
-        jobs = tuple(_job_status(namespace) for namespace in _namespaces())
+        jobs = _jobs()
         # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
         alive = {f"{found.address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
         return ClusterStatus(
@@ -107,21 +107,23 @@ def _guest(address: str | None) -> Iterator[connection.Connection]:
         connection.disconnect(made)
 
 
-def _namespaces() -> list[str]:
-    """The namespaces of jobs, also of those that lost their node manager."""
-    lost = {entry["namespace"] for entry in list_named_actors(all_namespaces=True) if entry["name"] in MANAGER_NAMES}
-    return sorted(lost | set(job_namespaces()))
+def _jobs() -> tuple[JobStatus, ...]:
+    """The jobs of every namespace with a manager of ours, also where the node manager is lost."""
+    managers: dict[str, set[str]] = {}
+    for entry in list_named_actors(all_namespaces=True):
+        if entry["name"] in MANAGER_NAMES:
+            managers.setdefault(entry["namespace"], set()).add(entry["name"])
+    return tuple(_job_status(namespace, managers[namespace]) for namespace in sorted(managers))
 
 
-def _job_status(namespace: str) -> JobStatus:
-    named = {entry["name"] for entry in list_named_actors(all_namespaces=True) if entry["namespace"] == namespace}
+def _job_status(namespace: str, managers: set[str]) -> JobStatus:
     workers: Counter[str] = Counter()
     with contextlib.suppress(RoostError):
         workers.update(str(worker.state) for worker in WorkerManager.get_proxy(namespace).get_workers())
     return JobStatus(
         namespace=namespace,
         job=get_job(namespace),
-        managers=tuple(name for name in MANAGER_NAMES if name in named),
+        managers=tuple(name for name in MANAGER_NAMES if name in managers),
         workers=tuple(sorted(workers.items())),
     )
 

@@ -15,12 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ClusterError, ConfigError, NameTaken, RoostError
 from roost.placement.groups import NodeGroup
-from roost.runtime.bootstrap import die_with_raylet
 from roost.runtime.discover import remote_function
 from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.managers import CollectiveManager, JobInfo, JobView, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import Block, PortLease, PortLedger, lease_range, taken_ports
+from roost.runtime.processes import die_with_parent
 
 _WATCH_SECONDS = 0.5
 _TRY_SECONDS = 30.0
@@ -31,7 +31,7 @@ class _ManagerActor:
     """What all manager actors share: being watched, and watching the job's other actors."""
 
     def __init__(self) -> None:
-        die_with_raylet()
+        die_with_parent()
         self.roll = RollCall()
 
     async def until_death(self) -> None:
@@ -137,7 +137,8 @@ class NodeManagerActor(_ManagerActor):
         self._trying: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watching = False
-        self._master_port: asyncio.Future[int] | None = None
+        self._master_lock = asyncio.Lock()
+        self._master_port: int | None = None
 
     async def get_nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
@@ -155,18 +156,11 @@ class NodeManagerActor(_ManagerActor):
         )
 
     async def get_master_port(self) -> int:
-        if self._master_port is None:
-            self._master_port = asyncio.get_running_loop().create_future()
-            try:
-                lease = (await self.lease_ports(0, 1, None, 1))[0]
-            except BaseException as error:
-                failed, self._master_port = self._master_port, None
-                failed.set_exception(error)
-                # Whoever waits beside us gets it too; if nobody does, it was raised here.
-                failed.exception()
-                raise
-            self._master_port.set_result(lease.port)
-        return await asyncio.shield(self._master_port)
+        # Whoever asks first leases it, the others wait for that.
+        async with self._master_lock:
+            if self._master_port is None:
+                self._master_port = (await self.lease_ports(0, 1, None, 1))[0].port
+            return self._master_port
 
     async def lease_ports(self, node_rank: int, count: int, holder: str | None, leases: int) -> list[PortLease]:
         if not 0 <= node_rank < len(self._nodes):

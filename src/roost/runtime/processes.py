@@ -1,4 +1,4 @@
-"""What the kernel does for a process that keeps others."""
+"""What the kernel does for processes that belong together."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
+    """Let the kernel kill this process when the thread that started it ends; elsewhere than on Linux do nothing."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -29,4 +30,5 @@ def reap() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
