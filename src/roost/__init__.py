@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roost.errors import (
+        CallTimedOut,
         CheckFailed,
         ClusterError,
         ConfigError,
+        LaunchTimedOut,
         ManagerDied,
         NameTaken,
         NodesMissing,
         PlacementError,
         PortsExhausted,
         RoostError,
+        WorkerDied,
+        WorkerFailed,
+        WrongPlace,
     )
     from roost.placement.components import ComponentPlacement, HybridComponentPlacement
     from roost.placement.config import ClusterConfig, JobConfig
@@ -39,10 +44,14 @@ if TYPE_CHECKING:
     from roost.placement.planner import make_plan
     from roost.placement.topology import Accelerator, Node, Topology
     from roost.runtime.cluster import Cluster
+    from roost.runtime.failures import Failure
+    from roost.runtime.group import WorkerGroup
     from roost.runtime.ledgers import CollectiveGroup, WorkerRecord, WorkerState
     from roost.runtime.managers import CollectiveManager, NodeManager, WorkerManager
     from roost.runtime.node_info import AcceleratorInfo, NodeInfo
     from roost.runtime.ports import PortLease
+    from roost.runtime.result import CallResult, Outcome, OutcomeKind
+    from roost.runtime.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -50,6 +59,8 @@ _HOME = {
     "Accelerator": "placement.topology",
     "AcceleratorInfo": "runtime.node_info",
     "AcceleratorType": "placement.hardware",
+    "CallResult": "runtime.result",
+    "CallTimedOut": "errors",
     "CheckFailed": "errors",
     "Cluster": "runtime.cluster",
     "ClusterConfig": "placement.config",
@@ -61,10 +72,12 @@ _HOME = {
     "ConfigError": "errors",
     "DeclaredHardware": "placement.groups",
     "EnvConfig": "placement.groups",
+    "Failure": "runtime.failures",
     "Finding": "placement.lint",
     "FlexiblePlacementStrategy": "placement.placement",
     "HybridComponentPlacement": "placement.components",
     "JobConfig": "placement.config",
+    "LaunchTimedOut": "errors",
     "ManagerDied": "errors",
     "ModelParallelComponentPlacement": "placement.parallel",
     "NameTaken": "errors",
@@ -74,6 +87,8 @@ _HOME = {
     "NodeManager": "runtime.managers",
     "NodePlacementStrategy": "placement.placement",
     "NodesMissing": "errors",
+    "Outcome": "runtime.result",
+    "OutcomeKind": "runtime.result",
     "PackedPlacementStrategy": "placement.placement",
     "Placement": "placement.placement",
     "PlacementError": "errors",
@@ -85,9 +100,14 @@ _HOME = {
     "PortsExhausted": "errors",
     "RoostError": "errors",
     "Topology": "placement.topology",
+    "Worker": "runtime.worker",
+    "WorkerDied": "errors",
+    "WorkerFailed": "errors",
+    "WorkerGroup": "runtime.group",
     "WorkerManager": "runtime.managers",
     "WorkerRecord": "runtime.ledgers",
     "WorkerState": "runtime.ledgers",
+    "WrongPlace": "errors",
     "lint": "placement.lint",
     "make_plan": "placement.planner",
     "register_accelerator_type": "placement.hardware",
@@ -98,6 +118,8 @@ __all__ = [
     "Accelerator",
     "AcceleratorInfo",
     "AcceleratorType",
+    "CallResult",
+    "CallTimedOut",
     "CheckFailed",
     "Cluster",
     "ClusterConfig",
@@ -109,10 +131,12 @@ __all__ = [
     "ConfigError",
     "DeclaredHardware",
     "EnvConfig",
+    "Failure",
     "Finding",
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
     "JobConfig",
+    "LaunchTimedOut",
     "ManagerDied",
     "ModelParallelComponentPlacement",
     "NameTaken",
@@ -122,6 +146,8 @@ __all__ = [
     "NodeManager",
     "NodePlacementStrategy",
     "NodesMissing",
+    "Outcome",
+    "OutcomeKind",
     "PackedPlacementStrategy",
     "Placement",
     "PlacementError",
@@ -133,9 +159,14 @@ __all__ = [
     "PortsExhausted",
     "RoostError",
     "Topology",
+    "Worker",
+    "WorkerDied",
+    "WorkerFailed",
+    "WorkerGroup",
     "WorkerManager",
     "WorkerRecord",
     "WorkerState",
+    "WrongPlace",
     "__version__",
     "lint",
     "make_plan",

@@ -9,7 +9,12 @@
         ├── CheckFailed        a node's probe, interpreter or hardware is not as the config says
         ├── NameTaken          a worker of that name is there already
         ├── PortsExhausted     no free block of ports on a node
-        └── ManagerDied        a manager of the job is gone
+        ├── ManagerDied        a manager of the job is gone
+        ├── WrongPlace         a worker is not where the plan says, or does not see what it should
+        ├── LaunchTimedOut     a worker was not ready at the deadline (also a TimeoutError)
+        ├── CallTimedOut       a worker had not answered at the deadline (also a TimeoutError)
+        ├── WorkerFailed       an exception in a worker that cannot be had here as it was
+        └── WorkerDied         a worker's process is gone: ended, killed, out of memory, its node lost
 
 The first two are mistakes by the user, the others failures of the world. All carry `problems`: everything that was
 found, each with where it stands (if it stands somewhere), what is wrong and what to do.
@@ -133,6 +138,26 @@ class PortsExhausted(ClusterError):  # noqa: N818 - what happened
 
 class ManagerDied(ClusterError):  # noqa: N818 - what happened
     """A manager of the job is gone."""
+
+
+class WrongPlace(ClusterError):  # noqa: N818 - what happened
+    """A worker is not where the plan says, or does not see what it should."""
+
+
+class LaunchTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
+    """A worker was not ready at the deadline."""
+
+
+class CallTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
+    """A worker had not answered at the deadline; the call goes on, and can be waited for again."""
+
+
+class WorkerFailed(ClusterError):  # noqa: N818 - what happened
+    """An exception in a worker that cannot be had here as it was: it, or the result, does not pickle."""
+
+
+class WorkerDied(ClusterError):  # noqa: N818 - what happened
+    """A worker's process is gone: it ended, was killed or ran out of memory, or its node is lost."""
 
 
 def _cells(text: str) -> int:

@@ -99,7 +99,7 @@ def test_an_isolated_worker_gets_its_own_devices_and_local_rank_zero():
         "HIP_VISIBLE_DEVICES": "2,3",
     }
     assert made.environment("actor", 0)["A"] == "zero"
-    assert (worker_interpreter(made, "actor", 0), worker_interpreter(made, "actor", 3)) == (None, "/opt/py")
+    assert [worker_interpreter(made.topology, made.placement("actor", rank)) for rank in (0, 3)] == [None, "/opt/py"]
 
 
 def test_a_worker_that_is_not_isolated_sees_all_and_keeps_its_local_rank():

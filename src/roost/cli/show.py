@@ -59,7 +59,7 @@ def where(plan: Plan, component: str, rank: int) -> dict[str, Any]:
         "hardware_type": placement.hardware_type,
         "local_hardware_ranks": list(placement.local_hardware_ranks),
         "node_group": placement.node_group_label,
-        "python_interpreter_path": worker_interpreter(plan, component, rank),
+        "python_interpreter_path": worker_interpreter(plan.topology, plan.placement(component, rank)),
         "environment": plan.environment(component, rank),
     }
 

@@ -126,7 +126,8 @@ class Plan:
         """Exactly the variables that a worker will get, apart from what only a running job knows."""
         from roost.placement.environ import worker_environment
 
-        return worker_environment(self, component, rank)
+        placement = self.placement(component, rank)
+        return worker_environment(self.topology, placement, self.component(component).world_size)
 
     def diff(self, other: Plan) -> PlanDiff:
         """What changes from this plan to `other`."""

@@ -80,7 +80,7 @@ def _table(plan: Plan, component: ComponentPlan) -> Iterator[str]:
     for placement in component.placements[:_MOST_ROWS]:
         variables = plan.environment(component.name, placement.rank)
         shown = " ".join(f"{name}={value}" for name, value in variables.items())
-        interpreter = worker_interpreter(plan, component.name, placement.rank)
+        interpreter = worker_interpreter(plan.topology, placement)
         if interpreter:
             shown += f" · {interpreter}"
         yield (

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.errors import ConfigError, NameTaken, clipped
+from roost.errors import ConfigError, NameTaken
 from roost.placement.hardware import visible_devices
 from roost.placement.topology import Topology
-from roost.runtime.bootstrap import make_shell, pack, split_environment
+from roost.runtime.bootstrap import make_shell
+from roost.runtime.environment import check_variables, join_environments, split_environment
+from roost.runtime.launch import start_process
 from roost.runtime.ledgers import WorkerRecord
 from roost.runtime.managers import JOB_VARIABLE, MANAGER_NAMES, WorkerManager
 from roost.runtime.node_info import NodeInfo
+from roost.runtime.packing import pack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +46,10 @@ def choose_seat(topology: Topology, node_rank: int, gpu_id: int | None) -> Seat:
     return Seat(node_rank=node_rank, accelerators=() if gpu_id is None else local_ranks, variables=variables)
 
 
-def make_environment(seat: Seat, env_vars: Mapping[str, str], mark: str) -> dict[str, str]:
+def make_environment(seat: Seat, env_vars: Mapping[str, str], mark: str, node: NodeInfo) -> dict[str, str]:
     """The environment of an actor: what its seat says, over it what the caller says, and whose it is."""
-    for name, value in env_vars.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(
-                f"env_vars: {name!r} is {value!r}: names and values are text", hint=f"write {str(value)!r}"
-            )
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-            raise ConfigError(f"env_vars: {clipped(name)!r} cannot be set as an environment variable")
-    return {**dict(seat.variables), **env_vars, JOB_VARIABLE: mark}
+    check_variables(env_vars)
+    return join_environments([dict(seat.variables), env_vars, {JOB_VARIABLE: mark}], dict(node.search_paths))
 
 
 def start_actor(
@@ -77,29 +72,13 @@ def start_actor(
     if worker_name in MANAGER_NAMES:
         raise NameTaken(f"{worker_name!r} is the name of a manager of the job")
     late, early = split_environment(environment)
-    options: dict[str, Any] = {
-        "name": worker_name,
-        "namespace": namespace,
-        # Which accelerator it sees is said by its variable: Ray's own count would choose another.
-        "num_cpus": 0,
-        "num_gpus": 0,
-        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False),
-    }
-    if early:
-        options["runtime_env"] = {"env_vars": early}
-    data, refs = pack(cls, arguments, keywords)
-    try:
-        remote: Any = ray.remote(make_shell(cls))
-        handle: ActorHandle[Any] = remote.options(**options).remote(data, refs, late)
-    except ValueError as error:
-        if "already" not in str(error):
-            raise
-        raise NameTaken(
-            f"a worker named {worker_name!r} is there already", hint="names are unique in a job: choose another"
-        ) from None
-    return handle
+    packed = pack((cls, tuple(arguments), dict(keywords)))
+    return start_process(
+        ray.remote(make_shell(cls)), worker_name, namespace, node, {"env_vars": early} if early else {}, packed, late
+    )
 
 
 def register(manager: WorkerManager, worker_name: str, seat: Seat) -> None:
     """Let the worker manager know of the actor, without waiting for it."""
-    manager.register_actor(WorkerRecord(address=worker_name, node_rank=seat.node_rank, accelerators=seat.accelerators))
+    record = WorkerRecord(address=worker_name, node_rank=seat.node_rank, accelerators=seat.accelerators)
+    manager.register_actors([record])

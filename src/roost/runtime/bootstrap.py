@@ -1,73 +1,24 @@
-"""An actor whose environment is in force before the user's class is loaded in its process.
+"""An actor of any class whose environment is in force before the class is loaded in its process.
 
-Ray can set an actor's environment with a `runtime_env`, which takes nearly twice as long for every actor and shows
-the values in its state API. Here the actor is a class of ours with the same methods, which carries the user's class,
-pickled: it sets the environment, and only then unpickles the class and makes the object.
-
-Some variables are read before any Python code runs. Those, and another interpreter, do need a `runtime_env`.
+The actor is a class of ours with the same methods, which carries the user's class, pickled: it sets the environment,
+and only then unpickles the class and makes the object. Callers get an ordinary actor of Ray; `shell.py` is the same
+for the workers of a group, who know more and say more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import io
 import os
-import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray import cloudpickle
 
+from roost.runtime.packing import Packed, make_object
 from roost.runtime.processes import die_with_parent
 
-_EARLY = ("LD_PRELOAD", "LD_LIBRARY_PATH")
-_EARLY_STARTS = ("PYTHON", "MALLOC_")
 WORKER_MANAGER = "WorkerManager"
-
-
-def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Those that can be set in the process, and those that must be there when it begins.
-
-    >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
-    ({'RANK': '0'}, {'PYTHONPATH': '/opt'})
-    """
-    early = {name: value for name, value in variables.items() if name in _EARLY or name.startswith(_EARLY_STARTS)}
-    return {name: value for name, value in variables.items() if name not in early}, early
-
-
-def pack(cls: type, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[bytes, list[ray.ObjectRef[Any]]]:
-    """The class and its arguments as bytes, so that nothing of them is loaded before its time.
-
-    References among them travel beside the bytes, where Ray sees them and keeps what they stand for.
-    """
-    refs: list[ray.ObjectRef[Any]] = []
-    out = io.BytesIO()
-    packer: Any = _Packer(out, refs)
-    packer.dump((cls, tuple(arguments), dict(keywords)))
-    return out.getvalue(), refs
-
-
-class _Packer(cloudpickle.CloudPickler):
-    def __init__(self, out: io.BytesIO, refs: list[ray.ObjectRef[Any]]) -> None:
-        super().__init__(out)  # type: ignore[no-untyped-call]
-        self._refs = refs
-
-    def persistent_id(self, thing: object) -> int | None:
-        if not isinstance(thing, ray.ObjectRef):
-            return None
-        self._refs.append(thing)
-        return len(self._refs) - 1
-
-
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, data: bytes, refs: list[ray.ObjectRef[Any]]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._refs = refs
-
-    def persistent_load(self, place: int) -> ray.ObjectRef[Any]:
-        return self._refs[place]
 
 
 def make_shell(cls: type) -> type:
@@ -79,19 +30,11 @@ def make_shell(cls: type) -> type:
     return type(cls.__name__, (), body)
 
 
-def _start(self: Any, data: bytes, refs: list[ray.ObjectRef[Any]], variables: dict[str, str]) -> None:
+def _start(self: Any, packed: Packed, variables: dict[str, str]) -> None:
     # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
     die_with_parent()
     os.environ.update(variables)
-    cls, arguments, keywords = _Unpacker(data, refs).load()
-
-    def fetch(value: Any) -> Any:
-        # As Ray does it: an argument that is a reference is fetched, one inside an argument is not.
-        return ray.get(value) if isinstance(value, ray.ObjectRef) else value
-
-    self._roost_object = cls(
-        *(fetch(value) for value in arguments), **{name: fetch(value) for name, value in keywords.items()}
-    )
+    self._roost_object = make_object(packed)
     _report_ready()
 
 

@@ -35,10 +35,13 @@ from roost.placement.topology import Topology
 from roost.runtime import allocate as allocation
 from roost.runtime import connection, discover
 from roost.runtime.jobs import choose_namespace, find_job
+from roost.runtime.log_show import LogShow
 from roost.runtime.manager_actors import start_managers
 from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, check_port_range
+from roost.runtime.progress import Screen
+from roost.runtime.run_dir import make_run_dir
 from roost.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -75,7 +78,11 @@ class _Wish:
         namespace: str | None = None,
         timeout: float = _TIMEOUT_SECONDS,
         port_range: tuple[int, int] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        quiet: bool | None = None,
     ) -> None:
+        self.run_dir = run_dir
+        self.quiet = quiet
         self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
         self.num_nodes = _check_num_nodes(num_nodes, self.config)
         self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
@@ -121,6 +128,8 @@ class Cluster(metaclass=_OnePerProcess):
     - `namespace`: the job's own namespace; a second job on the same Ray gets one by itself.
     - `timeout`: seconds until the cluster has to be there.
     - `port_range`: first and last port to lease from, on every node.
+    - `run_dir`: the run's folder, for the workers' logs; else ROOST_RUN_DIR, else one in this user's own folder.
+    - `quiet`: do not show launches and what workers print; else as ROOST_QUIET says.
     """
 
     NAMESPACE = "roost"
@@ -137,15 +146,27 @@ class Cluster(metaclass=_OnePerProcess):
         namespace: str | None = None,
         timeout: float = _TIMEOUT_SECONDS,
         port_range: tuple[int, int] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        quiet: bool | None = None,
     ) -> None:
         wish = _Wish(
-            num_nodes, cluster_cfg, address=address, namespace=namespace, timeout=timeout, port_range=port_range
+            num_nodes,
+            cluster_cfg,
+            address=address,
+            namespace=namespace,
+            timeout=timeout,
+            port_range=port_range,
+            run_dir=run_dir,
+            quiet=quiet,
         )
         self._pid = os.getpid()
         self._is_open = False
         self._asked_address = wish.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
         self._watch: Watch | None = None
+        self._log_show: LogShow | None = None
+        self._crews: dict[str, Callable[[], None]] = {}
+        self._screen = Screen(quiet=wish.quiet)
         self._nodes: tuple[NodeInfo, ...] = ()
         # What was done and has to be undone, the last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
@@ -219,12 +240,16 @@ class Cluster(metaclass=_OnePerProcess):
             user=_user(),
             command=" ".join(sys.argv)[:200],
             since=time.time(),
+            run_dir=make_run_dir(wish.run_dir),
         )
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers, self._connection)
         self._undo.callback(self._watch.stop)
+        self._log_show = LogShow(self._job.run_dir, self._screen)
+        self._undo.callback(self._stop_logs)
+        self._undo.callback(self._close_groups)
         # While the managers start.
         connection.prepare_disconnect()
         self._master_port = self._node_manager.get_view(_seconds_until(deadline)).master_port
@@ -318,6 +343,26 @@ class Cluster(metaclass=_OnePerProcess):
         return self._master_port
 
     @property
+    def job(self) -> JobInfo:
+        """Who runs the job, and where its run's folder is."""
+        return self._job
+
+    @property
+    def run_dir(self) -> str:
+        """The run's folder, on the driver's machine: the workers' logs are in it."""
+        return self._job.run_dir.path
+
+    @property
+    def screen(self) -> Screen:
+        """Where the user reads what goes on."""
+        return self._screen
+
+    @property
+    def worker_manager(self) -> WorkerManager:
+        """The proxy to the job's worker manager."""
+        return self._worker_manager
+
+    @property
     def dead_nodes(self) -> tuple[int, ...]:
         """The ranks of nodes that are gone since the Cluster was made, as far as is known now."""
         return self._watch.dead_nodes if self._watch else ()
@@ -336,14 +381,14 @@ class Cluster(metaclass=_OnePerProcess):
 
     def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
         """Lease consecutive ports on a node; `holder` is the worker that they end with, else the job."""
-        self._check_open()
+        self.check_open()
         if holder is None and self._is_worker:
             holder = ray.get_runtime_context().get_actor_name() or None
         return self._node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
 
     def release_ports(self, lease: PortLease) -> None:
         """Give a lease back."""
-        self._check_open()
+        self.check_open()
         self._node_manager.release_ports([lease])
 
     @_on_the_cluster
@@ -362,7 +407,7 @@ class Cluster(metaclass=_OnePerProcess):
         `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
         sees all of its node. The environment is in force before the module of `cls` is imported there.
         """
-        self._check_open()
+        self.check_open()
         seat = allocation.choose_seat(self._topology, self._check_node(node_id), gpu_id)
         if node_id in self.dead_nodes:
             raise ClusterError(f"{self._nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
@@ -370,7 +415,9 @@ class Cluster(metaclass=_OnePerProcess):
             cls,
             worker_name,
             node=self._nodes[node_id],
-            environment=allocation.make_environment(seat, env_vars or {}, f"{self._job.id}/{worker_name}"),
+            environment=allocation.make_environment(
+                seat, env_vars or {}, f"{self._job.id}/{worker_name}", self._nodes[node_id]
+            ),
             namespace=self.namespace,
             arguments=cls_args,
             keywords=cls_kwargs or {},
@@ -380,6 +427,30 @@ class Cluster(metaclass=_OnePerProcess):
         self._allocated[worker_name] = handle
         allocation.register(self._worker_manager, worker_name, seat)
         return handle
+
+    def keep_group(self, name: str, close: Callable[[], None]) -> None:
+        """Close a group with this Cluster, at the latest."""
+        self._crews[name] = close
+        if self._log_show is not None:
+            self._log_show.start()
+        elif len(self._crews) == 1:
+            # In a process that attached.
+            self._undo.callback(self._close_groups)
+
+    def forget_group(self, name: str) -> None:
+        """A group is closed."""
+        self._crews.pop(name, None)
+
+    def fetch_log(self, ray_id: str, address: str, path: str) -> None:
+        """Bring a worker's log here from its node; the driver does so for all groups of the job."""
+        if self._log_show is not None:
+            self._log_show.fetch_from(ray_id, address, path)
+
+    def catch_up_with_logs(self) -> None:
+        """Have the logs of all workers here as they are now, as far as that is possible."""
+        if self._log_show is not None:
+            with contextlib.suppress(Exception):
+                self._log_show.catch_up()
 
     def close(self) -> None:
         """End what this job started, and only that; then give the connection back."""
@@ -410,28 +481,38 @@ class Cluster(metaclass=_OnePerProcess):
         state = "" if self._is_open else ", closed"
         return f"<Cluster {counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}{state}>"
 
+    def _close_groups(self) -> None:
+        for close in reversed(list(self._crews.values())):
+            close()
+        self._crews.clear()
+
+    def _stop_logs(self) -> None:
+        if self._log_show is not None:
+            self._log_show.stop(is_connected=self.is_connected())
+
     def _end_workers(self) -> None:
         ended = dict(self._allocated)
         self._allocated.clear()
         WorkerManager.forget_registrations()
-        if self._is_connected():
+        if self.is_connected():
             for handle in reversed(ended.values()):
                 ray.kill(handle)
             connection.wait_for_names_to_go(set(ended), _CLOSE_SECONDS)
 
     def _end_job(self) -> None:
         managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)
-        if self._is_connected():
+        if self.is_connected():
             for manager in managers:
                 ray.kill(manager.handle)
             # Ray does this in the background: whoever closes a Cluster may count on the names being free.
             connection.wait_for_names_to_go({manager.NAME for manager in managers}, _CLOSE_SECONDS)
 
-    def _is_connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether there is something left to talk to: not where Ray is gone, or another took the connection."""
         return self._is_worker or connection.is_alive(self._connection)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse to go on with a Cluster that was closed."""
         if not self._is_open:
             raise ClusterError("this Cluster is closed", hint="make a new one")
 

@@ -19,6 +19,7 @@ from roost.placement.kinds import hardware_kind, make_piece
 from roost.placement.topology import Topology
 from roost.runtime import probe as probes
 from roost.runtime.accelerators import node_accelerators, variables_of_interest
+from roost.runtime.environment import SEARCH_PATHS
 from roost.runtime.node_info import NodeInfo, describe_node, topology_node
 from roost.runtime.order import NODE_RANK_VARIABLE, FoundNode, address_key, order_nodes
 
@@ -90,7 +91,7 @@ def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
 
 def discover(nodes: Sequence[RayNode], deadline: float) -> tuple[NodeInfo, ...]:
     """Look around on every node at once, and put them in order."""
-    variables = [*variables_of_interest(), NODE_RANK_VARIABLE]
+    variables = [*variables_of_interest(), *SEARCH_PATHS, NODE_RANK_VARIABLE]
     reports = on_nodes({node.ray_id: str(node) for node in nodes}, probes.probe, variables, deadline=deadline)
     by_id = {node.ray_id: node for node in nodes}
     order = order_nodes(
@@ -219,6 +220,7 @@ def _node_info(rank: int, node: RayNode, report: probes.NodeReport) -> NodeInfo:
         ephemeral_ports=report.ephemeral_ports,
         accelerators=node_accelerators(node.resources, report, str(node)),
         labels=tuple(sorted((key, value) for key, value in node.labels.items() if not key.startswith("ray.io/"))),
+        search_paths=tuple((name, value) for name, value in report.environment if name in SEARCH_PATHS),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from roost.errors import ClusterError, NameTaken, counted, said
+from roost.runtime.identity import WorkerIdentity
 
 
 class WorkerState(StrEnum):
@@ -32,6 +33,18 @@ class WorkerRecord:
     since: float = 0.0
     """When it came into this state, in seconds since 1970."""
     pid: int | None = None
+    log: str = ""
+    """Its log on its own node, where that is not the run's folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """A group that was launched: enough to call it from another process."""
+
+    name: str
+    identities: tuple[WorkerIdentity, ...]
+    methods: tuple[tuple[str, str], ...]
+    """What can be called, and what kind of method each is."""
 
 
 class RollCall:
@@ -68,6 +81,7 @@ class WorkerLedger:
         self._workers: dict[str, WorkerRecord] = {}
         # A worker may be quicker than the word of whoever asked for it.
         self._ready_early: dict[str, int | None] = {}
+        self._groups: dict[str, GroupRecord] = {}
 
     def register(self, workers: Iterable[WorkerRecord], now: float, *, are_actors: bool = False) -> None:
         """Add workers, all or none; one that is dead may be registered anew.
@@ -101,6 +115,26 @@ class WorkerLedger:
             self._workers[address] = replace(worker, state=state, since=now, pid=pid if pid is not None else worker.pid)
             changed.append(address)
         return changed
+
+    def add_group(self, group: GroupRecord, pids: dict[str, int | None], logs: dict[str, str], now: float) -> None:
+        """A group is ready, or some of its workers are again: their processes, and where they write."""
+        self._groups[group.name] = group
+        self.update(WorkerState.READY, pids, now)
+        for address, path in logs.items():
+            if address in self._workers:
+                self._workers[address] = replace(self._workers[address], log=path)
+
+    def remove_group(self, name: str) -> None:
+        """Forget a group that was closed."""
+        self._groups.pop(name, None)
+
+    def get_group(self, name: str) -> GroupRecord:
+        """A group by its name."""
+        found = self._groups.get(name)
+        if found is None:
+            there = said([repr(item) for item in self._groups]) or "none"
+            raise ClusterError(f"the job has no group {name!r}", hint=f"there are {there}")
+        return found
 
     @property
     def living(self) -> set[str]:

@@ -16,7 +16,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.errors import ClusterError, ConfigError, NameTaken, RoostError
 from roost.placement.groups import NodeGroup
 from roost.runtime.discover import remote_function
-from roost.runtime.ledgers import CollectiveGroup, CollectiveLedger, RollCall, WorkerLedger, WorkerRecord, WorkerState
+from roost.runtime.ledgers import (
+    CollectiveGroup,
+    CollectiveLedger,
+    GroupRecord,
+    RollCall,
+    WorkerLedger,
+    WorkerRecord,
+    WorkerState,
+)
 from roost.runtime.managers import CollectiveManager, JobInfo, JobView, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import Block, PortLease, PortLedger, lease_range, taken_ports
@@ -74,6 +82,15 @@ class WorkerManagerActor(_ManagerActor):
 
     async def set_ready(self, pids: dict[str, int | None]) -> None:
         self._ledger.update(WorkerState.READY, pids, time.time())
+
+    async def add_group(self, group: GroupRecord, pids: dict[str, int | None], logs: dict[str, str]) -> None:
+        self._ledger.add_group(group, pids, logs, time.time())
+
+    async def remove_group(self, name: str) -> None:
+        self._ledger.remove_group(name)
+
+    async def get_group(self, name: str) -> GroupRecord:
+        return self._ledger.get_group(name)
 
     def _bury(self, missing: set[str]) -> None:
         self._ledger.update(WorkerState.DEAD, dict.fromkeys(missing), time.time())

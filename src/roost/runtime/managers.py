@@ -22,9 +22,10 @@ from roost.placement.groups import NodeGroup
 from roost.placement.topology import Topology
 from roost.runtime.bootstrap import WORKER_MANAGER
 from roost.runtime.discover import make_topology
-from roost.runtime.ledgers import CollectiveGroup, WorkerRecord
+from roost.runtime.ledgers import CollectiveGroup, GroupRecord, WorkerRecord
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease
+from roost.runtime.run_dir import RunDir
 
 CALL_SECONDS = 60.0
 JOB_VARIABLE = "ROOST_JOB"
@@ -43,6 +44,8 @@ class JobInfo:
     user: str
     command: str
     since: float
+    run_dir: RunDir
+    """The folder of this run, on the driver's machine."""
 
     @property
     def id(self) -> str:
@@ -121,9 +124,9 @@ class WorkerManager(Manager):
     _on_the_way: ClassVar[list[Any]] = []
     """Registrations of this process that nobody waited for yet."""
 
-    def register_actor(self, worker: WorkerRecord) -> None:
-        """Add a worker that is an actor, without waiting; what this process asks afterwards takes it into account."""
-        self._on_the_way.append(self._handle.register.remote([worker], are_actors=True))
+    def register_actors(self, workers: Sequence[WorkerRecord]) -> None:
+        """Add workers that are actors, without waiting; what this process asks afterwards takes it into account."""
+        self._on_the_way.append(self._handle.register.remote(list(workers), are_actors=True))
 
     def _call(self, method: str, *arguments: Any, timeout: float = CALL_SECONDS) -> Any:
         # The manager is free to take calls in another order than they were made in.
@@ -150,6 +153,19 @@ class WorkerManager(Manager):
     def set_ready(self, pids: Mapping[str, int | None]) -> None:
         """Mark workers as ready, with their processes."""
         self._call("set_ready", dict(pids))
+
+    def add_group(self, group: GroupRecord, pids: Mapping[str, int | None], logs: Mapping[str, str]) -> None:
+        """A group is ready: let other processes find it."""
+        self._call("add_group", group, dict(pids), dict(logs))
+
+    def remove_group(self, name: str) -> None:
+        """A group is closed."""
+        self._call("remove_group", name)
+
+    def get_group(self, name: str) -> GroupRecord:
+        """A group that was launched, by its name."""
+        found: GroupRecord = self._call("get_group", name)
+        return found
 
 
 class CollectiveManager(Manager):

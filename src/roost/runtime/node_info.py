@@ -46,6 +46,8 @@ class NodeInfo:
     accelerators: tuple[AcceleratorInfo, ...] = ()
     hardware: tuple[DeclaredHardware, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+    search_paths: tuple[tuple[str, str], ...] = ()
+    """PATH, PYTHONPATH and the like, as the node was started with them."""
 
     @property
     def node_ip(self) -> str:
@@ -77,6 +79,7 @@ class NodeInfo:
         out = asdict(self)
         out["hardware"] = [{"type": item.type, **item.settings} for item in self.hardware]
         out["labels"] = dict(self.labels)
+        out["search_paths"] = dict(self.search_paths)
         return out
 
     def __str__(self) -> str:

@@ -1,0 +1,358 @@
+"""The workers of one group as this process reaches them: calls, deaths, restarts. All narrowed groups share it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+
+from roost.errors import ClusterError, ConfigError, RoostError, clipped, counted
+from roost.runtime import logs
+from roost.runtime.connection import wait_for_names_to_go
+from roost.runtime.discover import live_nodes
+from roost.runtime.failures import Failure, FailureKind, failure_of, make_error
+from roost.runtime.identity import WorkerIdentity
+from roost.runtime.launch import Launch, Member
+from roost.runtime.ledgers import GroupRecord, WorkerRecord
+from roost.runtime.packing import pack, pack_call
+from roost.runtime.ports import PortLease
+from roost.runtime.result import CallResult
+from roost.runtime.run_dir import RunDir, log_file
+from roost.runtime.seats import Seat
+from roost.runtime.shell import LISTED, MethodKind, Report
+
+if TYPE_CHECKING:
+    from roost.runtime.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+_END_SECONDS = 10.0
+_WATCH_SECONDS = 0.5
+
+
+class Crew:
+    """The workers of a group, by rank."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        record: GroupRecord,
+        handles: Sequence[ActorHandle[Any]],
+    ) -> None:
+        self.name = record.name
+        self.methods = {name: MethodKind(kind) for name, kind in record.methods}
+        self._cluster = cluster
+        self._record = record
+        self._handles = list(handles)
+        self._is_closed = False
+
+    @property
+    def cluster(self) -> Cluster:
+        """The job's Cluster."""
+        return self._cluster
+
+    @property
+    def size(self) -> int:
+        """How many workers the group has."""
+        return len(self._handles)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    def identity(self, rank: int) -> WorkerIdentity:
+        """Who a rank is."""
+        return self._record.identities[rank]
+
+    def alive(self) -> list[int]:
+        """The ranks whose workers are alive now."""
+        if self._is_closed:
+            return []
+        names = set(list_named_actors())
+        return [rank for rank in range(self.size) if self.identity(rank).address in names]
+
+    def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
+        """Call a method on some ranks, each with what is sent to it."""
+        self.check_open()
+        name = LISTED + method if self.methods[method].is_generator else method
+        handles = self._ready_handles(ranks)
+        refs = [getattr(handle, name).remote(*args) for handle, args in zip(handles, sent, strict=True)]
+        return CallResult(self, method, ranks, refs)
+
+    def stream(self, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> Iterator[tuple[int, Any]]:
+        """The items that a generator method yields on some ranks, with the rank, as they come."""
+        self.check_open()
+        handles = self._ready_handles(ranks)
+        running = {getattr(handle, method).remote(*sent): rank for handle, rank in zip(handles, ranks, strict=True)}
+        return self._items(method, running)
+
+    def _items(self, method: str, running: dict[Any, int]) -> Iterator[tuple[int, Any]]:
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=1)
+            items: Any = ready[0]
+            # To the end of the line, so that a quick one does not crowd out the others.
+            rank = running.pop(items)
+            try:
+                item = ray.get(next(items))
+            except StopIteration:
+                continue
+            except RayError as error:
+                raise make_error([self.describe(error, rank)], f"in {method!r}", list(running.values())) from None
+            running[items] = rank
+            yield rank, item
+
+    def pack(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call as what is sent."""
+        try:
+            return pack_call(args, kwargs)
+        except Exception as error:
+            raise ConfigError(
+                f"{_culprit(args, kwargs)} of {method!r} cannot be sent to a worker: {clipped(str(error), 300)}",
+                hint="what is sent has to be picklable: send what it is made from, and make it in the worker",
+            ) from None
+
+    def describe(self, error: BaseException, rank: int) -> Failure:
+        """What an error of Ray says of a worker, with what can be found out beside."""
+        return describe_failure(self._cluster, self.identity(rank), error)
+
+    def check_open(self) -> None:
+        """Refuse a group that was closed, or whose Cluster was."""
+        if self._is_closed:
+            raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
+        self._cluster.check_open()
+
+    def close(self) -> None:
+        """Let go of the group; its workers belong to the process that launched it."""
+        self._is_closed = True
+
+    def restart(self, rank: int) -> None:
+        """Refused here: see OwnCrew."""
+        raise ClusterError(
+            f"{self.identity(rank).address} can only be restarted by the process that launched the group"
+        )
+
+    def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
+        return [self._handles[rank] for rank in ranks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How the workers of a group are made, the first time and again."""
+
+    remote: Any
+    """The actor class."""
+    made_of: Any
+    """The user's class and its arguments, packed."""
+    options: Mapping[str, Any]
+    timeout: float
+    restarts: int
+
+
+class OwnCrew(Crew):
+    """The workers of a group that this process launched: it can restart them, and ends them."""
+
+    def __init__(self, cluster: Cluster, record: GroupRecord, seats: Sequence[Seat], recipe: Recipe) -> None:
+        super().__init__(cluster, record, [])
+        self._seats = list(seats)
+        self._recipe = recipe
+        self._lease: PortLease | None = None
+        self._lock = threading.RLock()
+        self._restarts_left = dict.fromkeys(range(len(seats)), recipe.restarts)
+        self._stopped = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self._seats)
+
+    def launch(self) -> None:
+        """Start all of them; what was started is stopped if that fails."""
+        first = self._seats[0]
+
+        def with_master() -> list[Seat]:
+            # While the processes start.
+            self._lease = self._cluster.lease_ports(first.node.rank)
+            return [seat.with_master(first.node.address, self._lease.port) for seat in self._seats]
+
+        try:
+            members = self._start(self._seats, with_master, is_restart=False)
+        except BaseException:
+            self.close()
+            raise
+        self._handles = [members[seat.address].handle for seat in self._seats]
+        if self._recipe.restarts:
+            self._watcher = threading.Thread(target=self._watch, name=f"roost-{self.name}", daemon=True)
+            self._watcher.start()
+
+    def restart(self, rank: int) -> None:
+        """Start a rank whose worker is dead anew, in its place."""
+        with self._lock:
+            self.check_open()
+            seat = self._seats[rank]
+            if rank in self.alive():
+                raise ConfigError(f"{seat.address} is alive", hint="only a dead worker can be restarted in its place")
+            if seat.node.ray_id not in {node.ray_id for node in live_nodes()}:
+                raise ClusterError(
+                    f"{seat.address} cannot be restarted: {seat.node} is gone", hint="close the group and plan anew"
+                )
+            wait_for_names_to_go({seat.address}, _END_SECONDS)
+            members = self._start([seat], lambda: [seat], is_restart=True)
+            self._handles[rank] = members[seat.address].handle
+
+    def close(self) -> None:
+        """End every worker, and give back what the group had."""
+        self._stopped.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(timeout=_END_SECONDS)
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            handles, self._handles = self._handles, []
+            lease, self._lease = self._lease, None
+            if self._cluster.is_connected():
+                self._end({seat.address: handle for seat, handle in zip(self._seats, handles, strict=False)})
+                with contextlib.suppress(RoostError):
+                    if lease is not None:
+                        self._cluster.release_ports(lease)
+                    self._cluster.worker_manager.remove_group(self.name)
+            self._cluster.forget_group(self.name)
+
+    def _start(
+        self, seats: list[Seat], with_master: Callable[[], list[Seat]], *, is_restart: bool
+    ) -> dict[str, Member]:
+        cluster, recipe = self._cluster, self._recipe
+        launch = Launch(seats, cluster.nodes, recipe.timeout)
+        nodes = len({seat.node.rank for seat in seats})
+        try:
+            with cluster.screen.launching(self.name, launch.board, nodes) as view:
+                launch.request(recipe.remote, cluster.namespace, recipe.options)
+                cluster.worker_manager.register_actors([_record(seat) for seat in seats])
+                full = with_master()
+                if not is_restart:
+                    self._seats = full
+                    self._record = GroupRecord(
+                        name=self.name,
+                        identities=tuple(seat.identity for seat in full),
+                        methods=self._record.methods,
+                    )
+                site = _Site(cluster, {seat.address: seat.identity for seat in full})
+                members = launch.run(full, recipe.made_of, view, site, is_restart=is_restart)
+        except BaseException:
+            self._end(launch.handles)
+            raise
+        reports = {address: member.report for address, member in members.items()}
+        cluster.worker_manager.add_group(
+            self._record,
+            {address: report.pid for address, report in reports.items()},
+            {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
+        )
+        return members
+
+    def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
+        for handle in handles.values():
+            with contextlib.suppress(Exception):
+                ray.kill(handle)
+        wait_for_names_to_go(set(handles), _END_SECONDS)
+
+    def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
+        if self._recipe.restarts:
+            # A restart that is going on is waited for.
+            with self._lock:
+                return super()._ready_handles(ranks)
+        return super()._ready_handles(ranks)
+
+    def _watch(self) -> None:
+        """Restart whoever dies, as often as was allowed."""
+        while not self._stopped.wait(_WATCH_SECONDS):
+            try:
+                dead = sorted(set(range(self.size)) - set(self.alive()))
+            except Exception as error:
+                log.debug("the watch over %r ended: %s", self.name, error)
+                return
+            for rank in [rank for rank in dead if self._restarts_left[rank]]:
+                self._restarts_left[rank] -= 1
+                self._revive(rank)
+
+    def _revive(self, rank: int) -> None:
+        address = self.identity(rank).address
+        left = self._restarts_left[rank]
+        try:
+            if not self._stopped.is_set():
+                self.restart(rank)
+                log.warning("%s died and was restarted in its place; %s left", address, counted(left, "restart"))
+        except Exception as error:
+            log.error("%s died and could not be restarted: %s", address, error)
+
+
+def describe_failure(cluster: Cluster, identity: WorkerIdentity, error: BaseException) -> Failure:
+    """What an error of Ray says of a worker, with its node's state and the end of its log."""
+    path = log_file(cluster.job.run_dir.logs, identity.address)
+    found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=str(path))
+    if found.kind is not FailureKind.DEATH:
+        return found
+    what = found.what
+    with contextlib.suppress(Exception):
+        node = cluster.nodes[identity.placement.cluster_node_rank]
+        if node.ray_id not in {item.ray_id for item in live_nodes()}:
+            what = f"its node is gone; {what}"
+    cluster.catch_up_with_logs()
+    tail = logs.read_tail(path)
+    return found.with_death(what, tail)
+
+
+class _Site:
+    """The job around a launch."""
+
+    def __init__(self, cluster: Cluster, identities: Mapping[str, WorkerIdentity]) -> None:
+        self._cluster = cluster
+        self._identities = identities
+
+    @property
+    def run_dir(self) -> RunDir:
+        return self._cluster.job.run_dir
+
+    def describe(self, error: BaseException, address: str) -> Failure:
+        return describe_failure(self._cluster, self._identities[address], error)
+
+    def note_report(self, address: str, report: Report) -> None:
+        if not report.log.is_shared:
+            self._cluster.fetch_log(report.ray_id, address, report.log.path)
+
+    def read_stack(self, address: str) -> tuple[str, str]:
+        self._cluster.catch_up_with_logs()
+        path = log_file(self.run_dir.logs, address)
+        return str(path), logs.read_stack(path)
+
+
+def _record(seat: Seat) -> WorkerRecord:
+    placement = seat.identity.placement
+    return WorkerRecord(
+        address=seat.address,
+        node_rank=placement.cluster_node_rank,
+        rank=placement.rank,
+        group=seat.identity.group_name,
+        accelerators=placement.local_hardware_ranks if placement.hardware_type == "accelerator" else (),
+        since=time.time(),
+    )
+
+
+def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Which argument cannot be pickled."""
+    named = [(f"argument {place}", value) for place, value in enumerate(args)]
+    for what, value in [*named, *((f"argument {name!r}", value) for name, value in kwargs.items())]:
+        try:
+            pack(value)
+        except Exception:
+            return f"{what} ({type(value).__name__})"
+    return "an argument"

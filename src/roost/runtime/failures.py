@@ -1,0 +1,264 @@
+"""What went wrong in which worker, and how it reaches the caller: as the worker's own exception, with what is known.
+
+An exception in a worker travels as a `RemoteFailure`: pickled if it can be, and described in any case. The caller
+gets the exception itself back, with notes that say which worker raised it, where, with what traceback and log.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from roost.errors import WorkerDied, WorkerFailed, clipped, counted
+from roost.placement.ranks import format_ranks
+from roost.runtime.logs import own_tail
+
+_MAX_PICKLED = 1024 * 1024
+_MAX_TEXT = 20_000
+_DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
+
+
+class RemoteFailure(Exception):  # noqa: N818 - what happened
+    """An exception on its way from a worker to its caller. `description` survives whatever the exception is like."""
+
+    def __init__(self, description: Description, pickled: bytes | None) -> None:
+        super().__init__(description, pickled)
+        self.description = description
+        self.pickled = pickled
+
+    def __str__(self) -> str:
+        return self.description.traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """An exception in words."""
+
+    type_name: str
+    message: str
+    traceback: str
+    log_tail: str
+    when: float
+    pid: int
+
+
+def carry(error: Exception, pid: int) -> RemoteFailure:
+    """Make an exception ready to travel: called where it was caught, in the worker."""
+    # Without our own frames, which called the user's code.
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
+        trace = trace.tb_next
+    found = traceback.TracebackException(type(error), error, trace)
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text cannot be made)"
+    kind = type(error)
+    return RemoteFailure(
+        Description(
+            type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+            message=clipped(message, _MAX_TEXT),
+            traceback=_cut_middle("".join(found.format())),
+            log_tail=own_tail(),
+            when=time.time(),
+            pid=pid,
+        ),
+        _pickled(error),
+    )
+
+
+def _pickled(error: Exception) -> bytes | None:
+    """The exception as bytes, if it comes back from them as what it was."""
+    try:
+        data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
+        if len(data) > _MAX_PICKLED or type(pickle.loads(data)) is not type(error):  # noqa: S301 - our own bytes
+            return None
+    except Exception:
+        return None
+    return data
+
+
+class FailureKind(StrEnum):
+    """How a worker failed."""
+
+    EXCEPTION = "exception"
+    DEATH = "death"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One worker's failure: who, where, what, and the end of its log."""
+
+    kind: FailureKind
+    address: str
+    rank: int
+    node: str
+    what: str
+    """`ValueError: bad reward`, or what is known of the death."""
+    traceback: str = ""
+    log_tail: str = ""
+    log_path: str = ""
+    pid: int | None = None
+    when: float = 0.0
+    pickled: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"{self.address} on {self.node}: {self.what}"
+
+    def with_death(self, what: str, log_tail: str) -> Failure:
+        """The same death, with more that is known."""
+        return replace(self, what=what, log_tail=log_tail)
+
+    @property
+    def details(self) -> str:
+        """Traceback and log of the worker, indented."""
+        parts = []
+        if self.traceback:
+            parts.append(f"  traceback of {self.address}:\n{_indented(self.traceback)}")
+        if self.log_tail:
+            where = f" ({self.log_path})" if self.log_path else ""
+            parts.append(f"  the end of its log{where}:\n{_indented(self.log_tail)}")
+        return "\n".join(parts)
+
+
+def cause_of(error: BaseException) -> Exception | None:
+    """What a task's error was caused by."""
+    found: Exception | None = getattr(error, "cause", None)
+    return found
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether an error of Ray means that the worker is gone."""
+    return isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
+
+
+def describe_death(error: BaseException) -> str:
+    """What Ray says about a death, in a line or two."""
+    if isinstance(error, OutOfMemoryError) or ("memory" in str(error) and "OOM" in str(error)):
+        return "was ended since its node ran out of memory"
+    text = " ".join(_useful_lines(str(error)))
+    if isinstance(error, ActorUnavailableError):
+        return f"cannot be reached: {clipped(text, 400)}"
+    return clipped(text, 400) or type(error).__name__
+
+
+def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
+    """What an error of Ray says of a worker."""
+    cause = cause_of(error)
+    base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
+    if isinstance(cause, RemoteFailure):
+        found = cause.description
+        return Failure(
+            kind=FailureKind.EXCEPTION,
+            what=f"{found.type_name}: {found.message}" if found.message else found.type_name,
+            traceback=found.traceback,
+            log_tail=found.log_tail,
+            pid=found.pid,
+            when=found.when,
+            pickled=cause.pickled,
+            **base,
+        )
+    if is_death(error):
+        return Failure(kind=FailureKind.DEATH, what=describe_death(error), when=time.time(), **base)
+    if isinstance(error, RayTaskError):
+        # It happened after the user's method: its result could not be sent.
+        what = f"its result cannot be sent: {_last_line(str(cause or error))}"
+        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)
+    if isinstance(error, RaySystemError):
+        what = f"its answer cannot be read here: {_last_line(str(error))}"
+        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)
+    return Failure(kind=FailureKind.EXCEPTION, what=f"{type(error).__name__}: {error}", when=time.time(), **base)
+
+
+def in_order_of_cause(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures of one call, first cause first.
+
+    What a worker's end does to the others looks like errors of theirs, and a death is noticed last: deaths come first.
+    """
+    return sorted(failures, key=lambda failure: (failure.kind is not FailureKind.DEATH, failure.when, failure.rank))
+
+
+def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
+    """The exception for the caller: the first cause as it was, or in our words, with everything that is known."""
+    first, *others = in_order_of_cause(failures)
+    rest = []
+    if others:
+        rest.append(f"  also failed ({len(others)}):")
+        rest += [f"    {clipped(str(other), 300)}" for other in others[:16]]
+        rest += [f"    and {len(others) - 16} more"] if len(others) > 16 else []
+    if unfinished:
+        ranks = counted(len(unfinished), "rank")
+        rest.append(f"  not finished yet: {ranks}, {format_ranks(unfinished)}")
+    error = _original(first)
+    if error is None:
+        kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
+        verb = "died" if first.kind is FailureKind.DEATH else "failed"
+        text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
+        error = kind("\n".join(filter(None, [text, first.details, *rest])))
+    else:
+        note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
+        error.add_note("\n".join(filter(None, [note, first.details, *rest])))
+    attach_failures(error, (first, *others))
+    return error
+
+
+def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
+    """Let `error.worker_failures` tell the caller's code what the notes tell people."""
+    try:
+        error.worker_failures = failures  # type: ignore[attr-defined]
+    except AttributeError:
+        # A class with slots has no room for it.
+        return
+
+
+def _original(failure: Failure) -> Exception | None:
+    if failure.pickled is None:
+        return None
+    try:
+        # Pickled by a worker of this job.
+        found = pickle.loads(failure.pickled)  # noqa: S301
+    except Exception:
+        # Its class is not to be had here.
+        return None
+    return found if isinstance(found, Exception) else None
+
+
+def _useful_lines(text: str) -> list[str]:
+    """Ray's account without its ids, which say nothing to the reader."""
+    skipped = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(skipped)]
+    return kept or [line for line in lines if line]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return clipped(lines[-1], 500) if lines else ""
+
+
+def _cut_middle(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n  … {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,119 @@
+"""A worker's output: in a file of its own, readable from the driver, its end shown where the worker fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from roost.runtime.practice import roost_folder
+from roost.runtime.run_dir import RunDir, log_file
+from roost.runtime.worker import WORKER_LOG
+
+LOG_DIR_VARIABLE = "ROOST_LOG_DIR"
+"""Set where a node is started: its workers write their logs below this folder, and the driver fetches them."""
+
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 20
+_STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
+_STACK_LINE = re.compile(r"(Timeout \(|Thread 0x|Current thread 0x|  File |\s*$|  \.\.\.|  <no Python frame>)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlace:
+    """Where a worker writes its log, and whether that is the run's own folder."""
+
+    path: str
+    is_shared: bool
+
+
+_own: LogPlace | None = None
+
+
+def choose_place(run_dir: RunDir, address: str) -> LogPlace:
+    """The run's folder where this process sees it, else a folder on this node that the driver fetches from."""
+    own_folder = os.environ.get(LOG_DIR_VARIABLE)
+    if not own_folder and run_dir.marker.exists():
+        return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
+    folder = Path(own_folder) if own_folder else roost_folder() / "logs"
+    run = hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
+    return LogPlace(path=str(log_file(folder / run, address)), is_shared=False)
+
+
+def redirect_output(place: LogPlace, *, append: bool) -> None:
+    """Let everything that this process and its children print go to the file."""
+    global _own
+    path = Path(place.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
+    opened = os.open(path, flags, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    os.close(opened)
+    # Whatever Ray put in their place writes to a file of its own.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    _own = place
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger(WORKER_LOG)
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def own_tail() -> str:
+    """The last lines of this process's log."""
+    return read_tail(_own.path) if _own else ""
+
+
+def own_place() -> LogPlace:
+    """Where this process writes its log."""
+    return _own or LogPlace(path="", is_shared=False)
+
+
+def read_end(path: str | os.PathLike[str], most: int = _TAIL_BYTES) -> str:
+    """The end of a file as text, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            return file.read(most).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_tail(path: str | os.PathLike[str], lines: int = _TAIL_LINES) -> str:
+    """The last lines of a log, printable."""
+    return "\n".join(printable(line) for line in read_end(path).splitlines()[-lines:])
+
+
+def read_stack(path: str | os.PathLike[str]) -> str:
+    """The last stack that the watchdog dumped into a log, or nothing."""
+    text = read_end(path)
+    starts = [found.start() for found in _STACK_START.finditer(text)]
+    if not starts:
+        return ""
+    kept = []
+    for line in text[starts[-1] :].splitlines():
+        if not _STACK_LINE.match(line):
+            break
+        kept.append(printable(line))
+    return "\n".join(kept).strip()
+
+
+def printable(line: str) -> str:
+    r"""A line of output that cannot upset a terminal: what is not printable is written as `\x1b`.
+
+    >>> printable("a\tb\x1b[2J")
+    'a\tb\\x1b[2J'
+    """
+    if line.isprintable():
+        return line
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)

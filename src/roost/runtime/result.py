@@ -1,0 +1,183 @@
+"""The result of a call on a group: wait for it, await it, take the answers as they come, or look at each outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from roost.errors import CallTimedOut, ConfigError, counted, said
+from roost.placement.ranks import format_ranks
+from roost.runtime.failures import Failure, FailureKind, make_error
+
+if TYPE_CHECKING:
+    from roost.runtime.crew import Crew
+
+_GRACE_SECONDS = 1.0
+"""After the first failure, how long to wait for others of the same call: they tell what happened together."""
+
+_REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
+Reduction = Literal["max", "min", "mean"]
+
+
+class OutcomeKind(StrEnum):
+    """How a call ended in one worker."""
+
+    VALUE = "value"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    DEATH = "death"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a call ended in one worker: with a value, or with what went wrong."""
+
+    rank: int
+    kind: OutcomeKind
+    value: Any = None
+    error: Exception | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is a value."""
+        return self.kind is OutcomeKind.VALUE
+
+
+class CallResult:
+    """What a call on a group gives, at once: the workers may still be at it.
+
+    `wait()` gives the values in rank order, `await` too; iterating gives `(rank, value)` as they finish.
+    """
+
+    def __init__(self, crew: Crew, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
+        self._crew = crew
+        self._method = method
+        self._ranks = tuple(ranks)
+        self._refs = list(refs)
+        self._durations: dict[int, dict[str, float]] = {}
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """The values in rank order. Raises as soon as one worker fails; CallTimedOut says who is late."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            replies = ray.get(self._refs, timeout=timeout)
+        except GetTimeoutError:
+            raise self._timed_out(timeout or 0) from None
+        except RayError:
+            # Python's loop again, since only one of the errors was seen.
+            raise self._failed(deadline) from None
+        return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._wait_async().__await__()
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The values with their ranks, as they finish."""
+        pending = dict(zip(self._refs, self._ranks, strict=True))
+        while pending:
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            try:
+                reply = ray.get(ready[0])
+            except RayError:
+                raise self._failed(None) from None
+            rank = pending.pop(ready[0])
+            yield rank, self._open(rank, reply)
+
+    def done(self) -> bool:
+        """Whether every worker has finished, well or not."""
+        return not self._refs or not ray.wait(self._refs, num_returns=len(self._refs), timeout=0)[1]
+
+    def outcomes(self, timeout: float | None = None) -> list[Outcome]:
+        """How the call ended in each worker, in rank order, after `timeout` at the latest; raises nothing."""
+        ready: set[Any] = set()
+        if self._refs:
+            ready = set(ray.wait(self._refs, num_returns=len(self._refs), timeout=timeout)[0])
+        out = []
+        for rank, ref in zip(self._ranks, self._refs, strict=True):
+            if ref not in ready:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(timeout or 0)))
+                continue
+            try:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
+            except RayError as error:
+                failure = self._crew.describe(error, rank)
+                kind = OutcomeKind.DEATH if failure.kind is FailureKind.DEATH else OutcomeKind.EXCEPTION
+                out.append(Outcome(rank=rank, kind=kind, error=make_error([failure], self._doing)))
+        return out
+
+    def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
+        """Seconds by tag over all ranks, reduced; with None by tag and rank. Waits for the call; gives them once."""
+        if reduction is not None and reduction not in _REDUCTIONS:
+            raise ConfigError(f"reduction is {reduction!r}", hint=f"it is {said([*_REDUCTIONS, None], last='or')}")
+        if len(self._durations) < len(self._ranks):
+            self.wait()
+        by_tag: dict[str, dict[int, float]] = {}
+        for rank in self._ranks:
+            for tag, seconds in self._durations.get(rank, {}).items():
+                by_tag.setdefault(tag, {})[rank] = seconds
+        self._durations = {rank: {} for rank in self._ranks}
+        if reduction is None:
+            return dict(by_tag)
+        return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
+
+    def __repr__(self) -> str:
+        return f"<CallResult of {self._method!r} on {counted(len(self._ranks), 'worker')} of {self._crew.name!r}>"
+
+    @property
+    def _doing(self) -> str:
+        return f"in {self._method!r}"
+
+    def _open(self, rank: int, reply: tuple[Any, dict[str, float]]) -> Any:
+        value, durations = reply
+        self._durations.setdefault(rank, durations)
+        return value
+
+    def _timed_out(self, timeout: float) -> CallTimedOut:
+        _, late_refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
+        late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in set(late_refs)]
+        places = said([str(self._crew.identity(rank).node) for rank in late], most=4)
+        return CallTimedOut(
+            f"{self._method!r} of {self._crew.name!r} has not answered in {timeout:g} s from "
+            f"{counted(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late) if late else 'none'} ({places})",
+            hint="the call goes on: wait() for it again, or look at the logs of those",
+        )
+
+    def _failed(self, deadline: float | None) -> Exception:
+        """The error for the caller, after a moment in which others may fail too."""
+        grace = _GRACE_SECONDS
+        if deadline is not None:
+            grace = min(grace, max(0.0, deadline - time.monotonic()))
+        ready, unfinished = ray.wait(self._refs, num_returns=len(self._refs), timeout=grace)
+        return self._error(set(ready), set(unfinished))
+
+    def _error(self, ready: set[Any], unfinished: set[Any]) -> Exception:
+        failures: list[Failure] = []
+        for rank, ref in zip(self._ranks, self._refs, strict=True):
+            if ref in ready:
+                try:
+                    ray.get(ref)
+                except RayError as error:
+                    failures.append(self._crew.describe(error, rank))
+        late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in unfinished]
+        return make_error(failures, self._doing, late)
+
+    async def _wait_async(self) -> list[Any]:
+        answers = {asyncio.wrap_future(ref.future()): rank for ref, rank in zip(self._refs, self._ranks, strict=True)}
+        if answers:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        if any(answer.done() and answer.exception() for answer in answers):
+            await asyncio.wait(answers, timeout=_GRACE_SECONDS)
+            ready = [answer.done() for answer in answers]
+            pairs = list(zip(self._refs, ready, strict=True))
+            raise self._error(
+                {ref for ref, is_done in pairs if is_done}, {ref for ref, is_done in pairs if not is_done}
+            )
+        return [self._open(rank, answer.result()) for answer, rank in answers.items()]

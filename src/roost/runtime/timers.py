@@ -1,0 +1,66 @@
+"""Durations that a worker measures while it serves a call, and that go back with the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_durations: ContextVar[dict[str, float] | None] = ContextVar("roost_durations", default=None)
+
+
+@contextlib.contextmanager
+def measured_call() -> Iterator[dict[str, float]]:
+    """Collect the durations of everything that is timed inside."""
+    durations: dict[str, float] = {}
+    token = _durations.set(durations)
+    try:
+        yield durations
+    finally:
+        _durations.reset(token)
+
+
+@contextlib.contextmanager
+def timed(tag: str) -> Iterator[None]:
+    """Add what happens inside to the durations of the current call, under this tag."""
+    durations = _durations.get()
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        if durations is not None:
+            durations[tag] = durations.get(tag, 0.0) + time.perf_counter() - started
+
+
+def timer(tag: str | Callable[..., Any] | None = None) -> Any:
+    """A decorator that times a method, under its own name or under a tag."""
+    if callable(tag):
+        return timer(None)(tag)
+
+    def decorate(function: Function) -> Function:
+        name = tag or function.__name__
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def timed_function(*args: Any, **kwargs: Any) -> Any:
+                with timed(name):
+                    return await function(*args, **kwargs)
+        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            # A generator runs while its items are taken, which nobody here sees the end of.
+            raise TypeError(f"{function.__qualname__} is a generator: time what is inside it, with worker_timer")
+        else:
+
+            @functools.wraps(function)
+            def timed_function(*args: Any, **kwargs: Any) -> Any:
+                with timed(name):
+                    return function(*args, **kwargs)
+
+        return timed_function  # type: ignore[return-value]
+
+    return decorate

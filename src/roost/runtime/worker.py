@@ -1,0 +1,193 @@
+"""`Worker`: the class that users derive from. It knows who it is, also in a plain process without Ray.
+
+class Actor(Worker):
+    def train(self, step):
+        self.log_info(f"step {step} on rank {self.rank} of {self.world_size}")
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from roost.placement.groups import DeclaredHardware
+from roost.placement.placement import Placement
+from roost.runtime.identity import WorkerIdentity, alone, current_identity
+from roost.runtime.timers import timed, timer
+
+if TYPE_CHECKING:
+    from roost.runtime.cluster import Cluster
+    from roost.runtime.group import GroupDraft
+
+WORKER_LOG = "roost.worker"
+"""The logger of what workers say of themselves."""
+
+
+class Worker:
+    """One process of a group.
+
+    Derive from it, call `super().__init__()`, and launch a group with `create_group(…).launch(cluster)`. Made by
+    hand in a plain process, a worker is rank 0 of a group of one.
+    """
+
+    _identity: WorkerIdentity
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Worker:
+        """Know who one is from the first line of a subclass's constructor on."""
+        worker = super().__new__(cls)
+        object.__setattr__(worker, "_identity", current_identity() or alone(cls.__name__))
+        return worker
+
+    def __init__(self) -> None:
+        pass
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft:
+        """A group of workers of this class that are made with these arguments: `launch` starts it."""
+        from roost.runtime.group import GroupDraft
+
+        return GroupDraft(cls, args, kwargs)
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in its group."""
+        return self._identity.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return self._identity.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's index among the group's workers on its node. The variable LOCAL_RANK is a device index."""
+        return self.placement.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        """How many workers of the group are on its node."""
+        return self.placement.local_world_size
+
+    @property
+    def node_rank(self) -> int:
+        """The rank of its node in the cluster. The variable NODE_RANK counts the group's nodes only."""
+        return self.placement.cluster_node_rank
+
+    @property
+    def placement(self) -> Placement:
+        """Where this worker sits."""
+        return self._identity.placement
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group."""
+        return self._identity.group_name
+
+    @property
+    def address(self) -> str:
+        """This worker's name in the job, such as `actor:3`."""
+        return self._identity.address
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The accelerators that it may use, as the visible-devices variable names them."""
+        return self.placement.visible_accelerators
+
+    @property
+    def hardware(self) -> tuple[DeclaredHardware, ...]:
+        """The declared hardware that it was given, such as its robot, with its settings."""
+        return self._identity.hardware
+
+    @property
+    def master_address(self) -> str:
+        """The address of rank 0's node."""
+        return self._identity.master_address
+
+    @property
+    def master_port(self) -> int:
+        """The port on rank 0's node that was leased for the group; 0 in a plain process."""
+        return self._identity.master_port
+
+    @property
+    def cluster(self) -> Cluster:
+        """The job's Cluster, as this process sees it."""
+        from roost.runtime.cluster import Cluster
+
+        return Cluster()
+
+    # The names that the documents use inside a worker, all in this one place.
+
+    @property
+    def _rank(self) -> int:
+        return self.rank
+
+    @property
+    def _world_size(self) -> int:
+        return self.world_size
+
+    @property
+    def _local_rank(self) -> int:
+        return self.local_rank
+
+    @property
+    def _local_world_size(self) -> int:
+        return self.local_world_size
+
+    @property
+    def _node_rank(self) -> int:
+        return self.node_rank
+
+    @property
+    def _placement(self) -> Placement:
+        return self.placement
+
+    @property
+    def _group_name(self) -> str:
+        return self.group_name
+
+    @property
+    def _worker_address(self) -> str:
+        return self.address
+
+    def log_debug(self, message: object) -> None:
+        """Write a line for whoever looks closely."""
+        self._logger.debug("%s", message)
+
+    def log_info(self, message: object) -> None:
+        """Write a line into this worker's log, which the driver shows."""
+        self._logger.info("%s", message)
+
+    def log_warning(self, message: object) -> None:
+        """Write a warning."""
+        self._logger.warning("%s", message)
+
+    def log_error(self, message: object) -> None:
+        """Write of an error."""
+        self._logger.error("%s", message)
+
+    @property
+    def _logger(self) -> logging.Logger:
+        return logging.getLogger(f"{WORKER_LOG}.{self.address}")
+
+    def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
+        """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
+        if tag is None:
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame else None
+            tag = caller.f_code.co_name if caller else "call"
+        return timed(tag)
+
+    timer: Callable[..., Any] = staticmethod(timer)
+    """Decorator: `@Worker.timer` or `@Worker.timer("forward")` times a whole method."""
+
+
+def own_methods(cls: type) -> dict[str, Any]:
+    """The public methods that a class adds to `Worker`, by name: what a group can call."""
+    return {
+        name: member
+        for name, member in inspect.getmembers(cls, inspect.isroutine)
+        if not name.startswith("_") and not hasattr(Worker, name)
+    }
