@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import contextlib
+import logging
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,7 @@ from roost import (
     ManagerDied,
     NameTaken,
     NodeManager,
+    PortLease,
     PortsExhausted,
     WorkerManager,
     WorkerRecord,
@@ -110,10 +111,11 @@ def test_a_port_in_use_is_passed_over_and_a_full_range_is_told():
         # Strangers on this machine may have some of the ten for a while, too.
         other.bind(("", _free_port(everything - ours)))
         held = other.getsockname()[1]
+        leases: list[PortLease] = []
         with pytest.raises(PortsExhausted) as caught:
-            for index in range(10):
-                lease = cluster.lease_ports(index % 4)
-                ours.add(lease.port)
+            leases.extend(cluster.lease_ports(index % 4) for index in range(10))
+        lease = leases[-1]
+        ours |= {item.port for item in leases}
         assert held not in ours
         assert f"{len(ours)} of 10 are leased by this job, {10 - len(ours)} are in use by others" in str(caught.value)
         assert "port_range" in str(caught.value)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.errors import ConfigError, PlacementError, RoostError, clipped, said
 from roost.placement.hardware import BARE_NODE, AcceleratorType
-from roost.placement.placement import Placement
-from roost.placement.topology import Topology
+from roost.placement.placement import Placement, PlacementStrategy
+from roost.placement.topology import HasTopology, Topology, topology_of
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -122,6 +122,10 @@ class Plan:
             raise PlacementError(f"component {component!r} has no rank {clipped(str(rank))}: it has {has}")
         return placements[rank]
 
+    def get_strategy(self, component: str) -> PlannedStrategy:
+        """A strategy that places a component exactly as this plan does, on the hardware that it was made for."""
+        return PlannedStrategy(plan=self, component=self.component(component).name)
+
     def environment(self, component: str, rank: int) -> dict[str, str]:
         """Exactly the variables that a worker will get, apart from what only a running job knows."""
         from roost.placement.environ import worker_environment
@@ -220,6 +224,28 @@ class Plan:
             "component_order": self.names,
             "components": {item.name: _write_component(item) for item in self.components},
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStrategy(PlacementStrategy):
+    """The placements of a component as a plan has them."""
+
+    plan: Plan
+    component: str
+
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:  # noqa: ARG002 - the plan says it
+        """The plan's placements; PlacementError where a node of theirs is not as it was planned on."""
+        there, planned = topology_of(cluster).nodes, self.plan.topology.nodes
+        placements = list(self.plan.component(self.component).placements)
+        for rank in sorted({placement.cluster_node_rank for placement in placements}):
+            if rank >= len(there) or there[rank].devices != planned[rank].devices:
+                is_now = "is not there" if rank >= len(there) else f"offers {said(there[rank].devices) or 'none'}"
+                raise PlacementError(
+                    f"component {self.component!r} was planned on node {rank} with the accelerators "
+                    f"{said(planned[rank].devices) or 'none'}, and that node {is_now}",
+                    hint="plan again on the cluster as it is now",
+                )
+        return placements
 
 
 def pieces_of(placement: Placement) -> list[Piece]:

@@ -452,6 +452,11 @@ class Cluster(metaclass=_OnePerProcess):
             with contextlib.suppress(Exception):
                 self._log_show.catch_up()
 
+    def show_logs(self) -> None:
+        """Show what workers have printed by now, unless told to be quiet."""
+        if self._log_show is not None:
+            self._log_show.show()
+
     def close(self) -> None:
         """End what this job started, and only that; then give the connection back."""
         with _OnePerProcess._lock:

@@ -205,7 +205,8 @@ class OwnCrew(Crew):
                 raise ClusterError(
                     f"{seat.address} cannot be restarted: {seat.node} is gone", hint="close the group and plan anew"
                 )
-            wait_for_names_to_go({seat.address}, _END_SECONDS)
+            # Ray keeps the name of an actor that died by itself until it is told to end it.
+            self._end({seat.address: self._handles[rank]})
             members = self._start([seat], lambda: [seat], is_restart=True)
             self._handles[rank] = members[seat.address].handle
 
@@ -227,6 +228,7 @@ class OwnCrew(Crew):
                         self._cluster.release_ports(lease)
                     self._cluster.worker_manager.remove_group(self.name)
             self._cluster.forget_group(self.name)
+            self._cluster.show_logs()
 
     def _start(
         self, seats: list[Seat], with_master: Callable[[], list[Seat]], *, is_restart: bool

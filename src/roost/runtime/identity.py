@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roost.placement.groups import DeclaredHardware
@@ -67,14 +65,3 @@ def assume(identity: WorkerIdentity | None) -> None:
     """Be this worker from now on."""
     global _current
     _current = identity
-
-
-@contextlib.contextmanager
-def as_worker(identity: WorkerIdentity) -> Iterator[WorkerIdentity]:
-    """Be this worker for a while, in a test."""
-    before = _current
-    assume(identity)
-    try:
-        yield identity
-    finally:
-        assume(before)

@@ -124,6 +124,12 @@ class LogShow:
                 while time.monotonic() < deadline and self._fetch(source, deadline - time.monotonic()):
                     pass
 
+    def show(self) -> None:
+        """Show what there is by now."""
+        with self._lock:
+            if not self._screen.quiet:
+                self._show()
+
     def stop(self, *, is_connected: bool) -> None:
         """Fetch and show the rest, and end."""
         self._stopped.set()
@@ -136,8 +142,7 @@ class LogShow:
                     ray.get(source.reader.remove.remote(list(source.files)), timeout=_STOP_SECONDS)
                     ray.kill(source.reader)
         self._sources.clear()
-        if not self._screen.quiet:
-            self._show()
+        self.show()
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_SECONDS):
@@ -145,8 +150,7 @@ class LogShow:
                 with self._lock:
                     for source in self._sources.values():
                         self._fetch(source, 0)
-                if not self._screen.quiet:
-                    self._show()
+                self.show()
             except Exception as error:
                 log.debug("logs are not shown any more: %s", error)
                 return

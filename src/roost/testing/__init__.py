@@ -8,6 +8,7 @@ with local_cluster("2x8,1x0"):
 
 from __future__ import annotations
 
+from roost.testing.alone import as_worker
 from roost.testing.local import LocalCluster, LocalNode, local_cluster
 
-__all__ = ["LocalCluster", "LocalNode", "local_cluster"]
+__all__ = ["LocalCluster", "LocalNode", "as_worker", "local_cluster"]

@@ -1,0 +1,345 @@
+"""What a group of workers costs: launching it, calling it, and what each of its workers weighs, against bare Ray.
+
+What is compared runs in turns on one local cluster, so that a busy machine slows all of it. A worker process of Ray
+that somebody left idle is ended first: whoever comes next would begin with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+
+NODES = 4
+PER_NODE = 8
+ROUNDS = {16: 5, 32: 5}
+CALL_BLOCKS, CALLS = 12, 25
+LARGE_BLOCKS, LARGE_CALLS = 8, 8
+LARGE_BYTES = 8 * 2**20
+WEIGHED = 8
+SECONDS = 300
+TIME_LIMIT = 0.65
+CPU_LIMIT = 0.70
+CALL_LIMIT = 1.15
+LARGE_LIMIT = 1.5
+MEMORY_LIMIT = 15.0
+
+Workers = contextlib.AbstractContextManager[Callable[[], list[Any]]]
+
+
+class Bare:
+    """A worker that can next to nothing, as an actor of Ray."""
+
+    def nothing(self) -> None:
+        pass
+
+    def size(self, thing: Any) -> int:
+        return len(thing)
+
+    def process(self) -> int:
+        return os.getpid()
+
+
+class Field:
+    """The local cluster, the job on it, and the ways to start workers there; all of them in the same places."""
+
+    def __init__(self) -> None:
+        from roost import Cluster
+        from roost.testing import local_cluster
+
+        self._stack = contextlib.ExitStack()
+        self._numbers = itertools.count()
+        with contextlib.ExitStack() as undo:
+            local = undo.enter_context(local_cluster(f"{NODES}x{PER_NODE}", cpus=PER_NODE))
+            self._keeper = psutil.Process(local.keeper_pid)
+            self._cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
+            # Managers, and what the nodes themselves run; not what discovery left idle.
+            self._standing = {process.pid for process, title in self._processes() if not title.startswith("ray::IDLE")}
+            self._stack = undo.pop_all()
+
+    def __enter__(self) -> Field:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def warm_up(self) -> None:
+        """Each way once on every node: the agents for runtime_env start with the first who wants one."""
+        for way in (self.usual, self.floor, self.roost):
+            with way(NODES):
+                pass
+            self.settle()
+
+    def _processes(self) -> list[tuple[psutil.Process, str]]:
+        """The processes of the cluster, and what they call themselves."""
+        found = []
+        for process in self._keeper.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found.append((process, " ".join(process.cmdline())))
+        return found
+
+    @contextlib.contextmanager
+    def roost(self, count: int) -> Iterator[Any]:
+        """A group of Roost."""
+        from roost import PackedPlacementStrategy, Worker
+
+        class Trivial(Worker):
+            def nothing(self) -> None:
+                pass
+
+            def size(self, thing: Any) -> int:
+                return len(thing)
+
+            def process(self) -> int:
+                return os.getpid()
+
+        last = NODES * PER_NODE - 1
+        strategy = PackedPlacementStrategy(0, last, num_hardware_per_process=(last + 1) // count)
+        with Trivial.create_group().launch(self._cluster, strategy, f"group{next(self._numbers)}") as group:
+            group.nothing().wait(SECONDS)
+            yield group
+
+    @contextlib.contextmanager
+    def usual(self, count: int) -> Iterator[list[Any]]:
+        """Actors of Ray as they are usually placed: each with a name, and an environment of its own."""
+        number = next(self._numbers)
+        per_worker = NODES * PER_NODE // count
+        per_node = count // NODES
+
+        def options(rank: int) -> dict[str, Any]:
+            local = rank % per_node
+            devices = range(local * per_worker, (local + 1) * per_worker)
+            variables = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(per_node),
+                "NODE_RANK": str(rank // per_node),
+                "MASTER_ADDR": self._cluster.nodes[0].address,
+                "MASTER_PORT": "29500",
+                "CUDA_VISIBLE_DEVICES": ",".join(map(str, devices)),
+            }
+            return {
+                "name": f"usual{number}:{rank}",
+                "runtime_env": {"env_vars": variables, "py_executable": sys.executable},
+            }
+
+        with self._actors(count, options) as actors:
+            yield actors
+
+    @contextlib.contextmanager
+    def floor(self, count: int) -> Iterator[list[Any]]:
+        """Actors of Ray without anything: what Ray itself takes to start a process."""
+        with self._actors(count, lambda _: {}) as actors:
+            yield actors
+
+    @contextlib.contextmanager
+    def _actors(self, count: int, options: Callable[[int], dict[str, Any]]) -> Iterator[list[Any]]:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        remote = ray.remote(num_cpus=0)(Bare)
+        actors = []
+        for rank in range(count):
+            node = self._cluster.nodes[rank * NODES // count]
+            where = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
+            actors.append(remote.options(scheduling_strategy=where, **options(rank)).remote())
+        try:
+            ray.get([actor.nothing.remote() for actor in actors], timeout=SECONDS)
+            yield actors
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+    def settle(self) -> None:
+        """Wait until the workers of before are gone, and end those that Ray keeps for later."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            workers = [
+                (process, title)
+                for process, title in self._processes()
+                if process.pid not in self._standing and title.startswith("ray::") and "RuntimeEnvAgent" not in title
+            ]
+            for process, title in workers:
+                if title.startswith("ray::IDLE"):
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            if not workers:
+                # The raylets and the head have some tidying to do.
+                time.sleep(0.5)
+                gc.collect()
+                return
+            time.sleep(0.05)
+        sys.exit(f"workers of an earlier round do not end: {[title.strip() for _, title in workers]}")
+
+    def cpu(self) -> dict[tuple[int, float], float]:
+        """CPU seconds so far of this process and of each of the cluster's."""
+        found = {(os.getpid(), 0.0): time.process_time()}
+        for process in [self._keeper, *self._keeper.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                found[process.pid, process.create_time()] = sum(times[:4])
+        return found
+
+
+def launch(count: int) -> dict[str, float]:
+    """Seconds and CPU seconds until all have answered a call, for each way."""
+    found: dict[str, list[float]] = {}
+    with Field() as field:
+        field.warm_up()
+        ways = {"usual": field.usual, "floor": field.floor, "roost": field.roost}
+        for _ in range(ROUNDS[count]):
+            for name, way in ways.items():
+                before = field.cpu()
+                start = time.perf_counter()
+                with way(count):
+                    wall = time.perf_counter() - start
+                    after = field.cpu()
+                cpu = sum(value - before.get(key, 0.0) for key, value in after.items())
+                found.setdefault(name, []).append(wall)
+                found.setdefault(f"{name} cpu", []).append(cpu)
+                print(f"    {count} {name}: {wall:.2f} s, {cpu:.2f} s of CPU", file=sys.stderr)
+                field.settle()
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def in_turns(ways: dict[str, Callable[[], Any]], blocks: int, calls: int) -> dict[str, float]:
+    """The median seconds of a call, for each way, in blocks that alternate."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for block in range(blocks + 1):
+        for name, way in ways.items():
+            for _ in range(calls):
+                start = time.perf_counter()
+                way()
+                if block:
+                    found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def calls() -> dict[str, float]:
+    """An empty call on 32 workers."""
+    import ray
+
+    with Field() as field, field.floor(32) as actors, field.roost(32) as group:
+        ways = {
+            "bare": lambda: ray.get([actor.nothing.remote() for actor in actors]),
+            "roost": lambda: group.nothing().wait(),
+        }
+        return in_turns(ways, CALL_BLOCKS, CALLS)
+
+
+def large_calls() -> dict[str, float]:
+    """A call with 8 MiB on 16 workers: an array, and bytes."""
+    import numpy as np
+    import ray
+
+    array = np.random.default_rng(0).integers(0, 255, LARGE_BYTES, dtype=np.uint8)
+    things = {"array": array, "bytes": array.tobytes()}
+    found = {}
+    with Field() as field, field.floor(16) as actors, field.roost(16) as group:
+        for kind, thing in things.items():
+
+            def bare(thing: Any = thing) -> None:
+                ref = ray.put(thing)
+                check(ray.get([actor.size.remote(ref) for actor in actors]))
+
+            def roost(thing: Any = thing) -> None:
+                check(group.size(thing).wait())
+
+            ways = {f"bare {kind}": bare, f"roost {kind}": roost}
+            found.update(in_turns(ways, LARGE_BLOCKS, LARGE_CALLS))
+    return found
+
+
+def check(sizes: list[int]) -> None:
+    if sizes != [LARGE_BYTES] * 16:
+        sys.exit(f"16 workers were sent {LARGE_BYTES} bytes, and got {sizes}")
+
+
+def memory() -> dict[str, float]:
+    """MB that belong to a worker's process alone, after a call."""
+    import ray
+
+    def own(processes: list[int]) -> float:
+        return statistics.median(psutil.Process(process).memory_full_info().uss for process in processes) / 1e6
+
+    with Field() as field:
+        field.settle()
+        with field.floor(WEIGHED) as actors, field.roost(WEIGHED) as group:
+            processes = {
+                "bare": ray.get([actor.process.remote() for actor in actors]),
+                "roost": group.process().wait(),
+            }
+            # Whatever Ray still does after a start.
+            time.sleep(2)
+            return {name: own(items) for name, items in processes.items()}
+
+
+PARTS: dict[str, Callable[[], dict[str, float]]] = {
+    "launch-16": lambda: launch(16),
+    "launch-32": lambda: launch(32),
+    "calls": calls,
+    "large-calls": large_calls,
+    "memory": memory,
+}
+
+
+def run(part: str) -> dict[str, float]:
+    """Run a part in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, part], stdout=subprocess.PIPE, text=True, check=True, timeout=900)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"  {part}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}", file=sys.stderr)
+    return found
+
+
+def main() -> None:
+    over = []
+
+    def judge(what: str, value: float, limit: float) -> str:
+        if value > limit:
+            over.append(what)
+        return f"{value:.2f} | {limit} |"
+
+    launches = {count: run(f"launch-{count}") for count in ROUNDS}
+    print("\n| launch | the usual way, s | Roost, s | ratio | limit | bare actors, s | of that speed |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for count, found in launches.items():
+        for key, label, limit in (("", "time", TIME_LIMIT), (" cpu", "CPU time", CPU_LIMIT)):
+            usual, floor, ours = (found[f"{name}{key}"] for name in ("usual", "floor", "roost"))
+            judged = judge(f"{label} of launching {count}", ours / usual, limit)
+            print(f"| {count} workers, {label} | {usual:.2f} | {ours:.2f} | {judged} {floor:.2f} | {floor / ours:.2f} |")
+    empty, large = run("calls"), run("large-calls")
+    print("\n| call | bare Ray, ms | Roost, ms | ratio | limit |")
+    print("|---|---:|---:|---:|---:|")
+    rows = [
+        ("without arguments, 32 workers", empty["bare"], empty["roost"], CALL_LIMIT),
+        ("with an array of 8 MiB, 16 workers", large["bare array"], large["roost array"], LARGE_LIMIT),
+        ("with bytes of 8 MiB, 16 workers", large["bare bytes"], large["roost bytes"], LARGE_LIMIT),
+    ]
+    for label, bare, ours, limit in rows:
+        judged = judge(f"a call {label}", ours / bare, limit)
+        print(f"| {label} | {bare * 1000:.2f} | {ours * 1000:.2f} | {judged}")
+    weights = run("memory")
+    print("\n| memory of its own | a bare actor, MB | a worker, MB | difference | limit |")
+    print("|---|---:|---:|---:|---:|")
+    judged = judge("memory", weights["roost"] - weights["bare"], MEMORY_LIMIT)
+    print(f"| median of {WEIGHED} processes | {weights['bare']:.1f} | {weights['roost']:.1f} | {judged}")
+    if over:
+        sys.exit(f"over the limit: {', '.join(over)}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(PARTS[sys.argv[1]]()))
+    else:
+        main()

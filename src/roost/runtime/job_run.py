@@ -1,0 +1,101 @@
+"""Running a whole job from its file: place it, launch every component, call its entry point."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roost.errors import ConfigError, clipped
+from roost.placement.config import JobDraft
+from roost.placement.plan import Plan
+from roost.placement.planner import PlacementKind, make_plan
+from roost.placement.reading import nearest
+from roost.placement.workers import RunConfig, read_run_config
+from roost.runtime.cluster import Cluster
+from roost.runtime.group import WorkerGroup
+from roost.runtime.worker import Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job that is running, as its entry point gets it."""
+
+    config: Mapping[str, Any]
+    """The whole file."""
+    plan: Plan
+    cluster: Cluster
+    groups: Mapping[str, WorkerGroup]
+    """The launched groups by component."""
+
+
+def run_job(
+    draft: JobDraft,
+    *,
+    placement: PlacementKind = "auto",
+    isolate_accelerator: bool = True,
+    address: str | None = None,
+    run_dir: str | None = None,
+    quiet: bool | None = None,
+) -> Any:
+    """Launch what a job's file says and call its entry point with a `Job`; gives what that gives.
+
+    Everything is read and imported before anything is started, and all that was started is ended afterwards.
+    """
+    run = read_run_config(draft)
+    classes = {worker.component: _load_worker(worker.target) for worker in run.workers}
+    entry = load(run.entry)
+    if not callable(entry):
+        raise ConfigError(f"entry: {run.entry} cannot be called")
+    config = draft.job.document.plain()
+    with contextlib.ExitStack() as undo:
+        cluster = undo.enter_context(
+            Cluster(cluster_cfg=config["cluster"], address=address, run_dir=run_dir, quiet=quiet)
+        )
+        plan = make_plan(draft, cluster, placement=placement, isolate_accelerator=isolate_accelerator)
+        groups = {name: undo.enter_context(group) for name, group in _launch(cluster, plan, run, classes)}
+        return entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
+
+
+def load(target: str) -> Any:
+    """What `module.Name` stands for; ConfigError where the module or the name is not there."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Only where it is this module that is missing, and not one that it imports.
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        raise ConfigError(
+            f"{target}: there is no module {error.name!r}", hint="run from the folder that it is in, or set PYTHONPATH"
+        ) from None
+    if not hasattr(module, name):
+        close = nearest(name, dir(module))
+        hint = f"did you mean {module_name}.{close}?" if close else ""
+        raise ConfigError(f"{target}: module {module_name!r} has no {name!r}", hint=hint)
+    return getattr(module, name)
+
+
+def _load_worker(target: str) -> type[Worker]:
+    cls = load(target)
+    if not isinstance(cls, type) or not issubclass(cls, Worker):
+        raise ConfigError(f"{target} is no worker: {clipped(repr(cls))}", hint="derive the class from roost.Worker")
+    return cls
+
+
+def _launch(cluster: Cluster, plan: Plan, run: RunConfig, classes: Mapping[str, type[Worker]]) -> Any:
+    for worker in run.workers:
+        draft = classes[worker.component].create_group(*worker.args, **worker.kwargs)
+        yield (
+            worker.component,
+            draft.launch(
+                cluster,
+                placement_strategy=plan.get_strategy(worker.component),
+                name=worker.component,
+                env_vars=worker.env_vars,
+                max_concurrency=worker.max_concurrency,
+                restarts=worker.restarts,
+            ),
+        )

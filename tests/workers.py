@@ -1,0 +1,262 @@
+"""The workers that tests launch: a module of its own, which the workers' processes can import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from roost import Cluster, NodePlacementStrategy, Worker
+
+AT_IMPORT = dict(os.environ)
+"""The environment when this module was imported."""
+
+
+class Unpicklable(Exception):  # noqa: N818 - it is what it says
+    """An exception that holds a lock."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class TwoArguments(Exception):  # noqa: N818 - it is what it says
+    """An exception that pickles, and does not come back: its constructor wants two arguments."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Performer(Worker):
+    """A worker that can do, and break, everything."""
+
+    def __init__(self, word: str = "", *, fails_on: int | None = None, hangs_on: int | None = None) -> None:
+        super().__init__()
+        self.word = word
+        self.calls = 0
+        if self.rank == fails_on:
+            raise ValueError(f"rank {self.rank} does not want to be made")
+        if self.rank == hangs_on:
+            self.hang_here()
+
+    def hang_here(self) -> None:
+        time.sleep(3600)
+
+    def who(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "_rank": self._rank,
+            "world_size": self.world_size,
+            "_world_size": self._world_size,
+            "local_rank": self.local_rank,
+            "local_world_size": self.local_world_size,
+            "node_rank": self.node_rank,
+            "group_name": self.group_name,
+            "address": self.address,
+            "devices": self.devices,
+            "placement": self.placement,
+            "master": (self.master_address, self.master_port),
+            "cluster_nodes": self.cluster.num_nodes,
+        }
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def environment_at_import(self) -> dict[str, str]:
+        return AT_IMPORT
+
+    def modules(self) -> list[str]:
+        return sorted(sys.modules)
+
+    def interpreter(self) -> str:
+        return sys.executable
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def rank_of(self) -> int:
+        return self.rank
+
+    def echo(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    def length(self, data: bytes) -> tuple[int, int]:
+        return len(data), id(type(data))
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def fail(self, ranks: list[int], text: str = "bad reward") -> int:
+        print(f"about to fail with {text}")
+        if self.rank in ranks:
+            raise ValueError(f"{text} on {self.rank}")
+        return self.rank
+
+    def fail_unpicklable(self) -> None:
+        raise Unpicklable("it has a lock")
+
+    def fail_two_arguments(self) -> None:
+        raise TwoArguments("this", "that")
+
+    def fail_or_wait(self, rank: int, folder: str) -> None:
+        """One fails, and the others wait for something that never comes, as in a collective call."""
+        if self.rank == rank:
+            raise RuntimeError("one of us is missing")
+        wait_for_file(folder, "never")
+
+    def unpicklable_result(self) -> Any:
+        return threading.Lock()
+
+    def wait_for(self, folder: str, name: str) -> int:
+        (Path(folder) / f"waiting-{self.rank}").touch()
+        wait_for_file(folder, name)
+        return self.rank
+
+    def late(self, folder: str, late_rank: int) -> int:
+        if self.rank == late_rank:
+            wait_for_file(folder, "go")
+        return self.rank
+
+    def end(self, rank: int, how: str) -> int:
+        if self.rank != rank:
+            return self.rank
+        print(f"ending by {how}", flush=True)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "exit":
+            sys.exit(3)
+        os._exit(7)
+
+    def items(self, count: int) -> Iterator[tuple[int, int]]:
+        for index in range(count):
+            yield self.rank, index
+
+    def items_then_fail(self, count: int) -> Iterator[int]:
+        yield from range(count)
+        raise KeyError("no more")
+
+    @Worker.timer("whole")
+    def timed(self) -> None:
+        with self.worker_timer("half"):
+            deadline = time.perf_counter() + 0.01 * (1 + self.rank)
+            while time.perf_counter() < deadline:
+                pass
+        with self.worker_timer():
+            pass
+
+    def say(self, text: str) -> None:
+        print(text)
+
+    def say_binary(self) -> None:
+        sys.stdout.buffer.write(b"\xff\x00\x1b[2Jbinary\n")
+        sys.stdout.flush()
+        os.write(2, b"straight to the descriptor \xfe\n")
+
+    def say_much(self, megabytes: int) -> None:
+        line = "x" * 1023 + "\n"
+        for _ in range(megabytes * 1024):
+            sys.stdout.write(line)
+        print("the last line")
+
+    def log_levels(self) -> None:
+        self.log_debug("a detail")
+        self.log_info("some news")
+        self.log_warning("a warning")
+        self.log_error("an error")
+
+    def listen(self) -> int:
+        """Rank 0 listens on the group's port, the others knock."""
+        if self.rank == 0:
+            with socket.create_server((self.master_address, self.master_port)) as server:
+                server.settimeout(60)
+                for _ in range(self.world_size - 1):
+                    server.accept()[0].close()
+            return self.master_port
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((self.master_address, self.master_port), timeout=5).close()
+                return self.master_port
+            except OSError:
+                time.sleep(0.05)
+        raise TimeoutError("rank 0 does not listen")
+
+    def launch_children(self, count: int, name: str | None = None) -> list[str]:
+        strategy = NodePlacementStrategy([self.node_rank] * count)
+        self.children = Performer.create_group().launch(self.cluster, placement_strategy=strategy, name=name)
+        return [found["address"] for found in self.children.who().wait(60)]
+
+    def close_children(self) -> None:
+        self.children.close()
+
+
+class Talker(Worker):
+    """A worker whose methods are asynchronous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = asyncio.Event()
+
+    async def meet(self, first: bool) -> str:
+        """Two calls that need one another: they can only both end if they run at the same time."""
+        if first:
+            await asyncio.wait_for(self.arrived.wait(), 60)
+            return "met"
+        self.arrived.set()
+        return "came"
+
+    async def items(self, count: int) -> AsyncIterator[int]:
+        for index in range(count):
+            await asyncio.sleep(0)
+            yield index
+
+    async def fail(self) -> None:
+        raise LookupError("asynchronously")
+
+    @Worker.timer
+    async def timed(self) -> None:
+        await asyncio.sleep(0.001)
+
+
+class Meddler(Worker):
+    """A worker whose constructor changes what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+
+
+class Stubborn(Worker):
+    """A constructor that waits for a file, and says that it is there."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        super().__init__()
+        if self.rank == rank:
+            (Path(folder) / f"pid-{os.getpid()}").touch()
+            wait_for_file(folder, "never")
+
+
+class Blind(Worker):
+    """A worker that wants no arguments, and gives its cluster's view."""
+
+    def view(self) -> int:
+        return Cluster().num_accelerators
+
+
+def wait_for_file(folder: str, name: str) -> None:
+    """Wait for a file that somebody else makes, but not for ever."""
+    deadline = time.monotonic() + 300
+    while not (Path(folder) / name).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(name)
+        time.sleep(0.01)
