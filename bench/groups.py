@@ -27,6 +27,8 @@ CALL_BLOCKS, CALLS = 12, 25
 LARGE_BLOCKS, LARGE_CALLS = 8, 8
 LARGE_BYTES = 8 * 2**20
 WEIGHED = 8
+WORKERS = ("Bare", "Trivial", "ray::IDLE", "default_worker.py")
+"""What a worker process calls itself while it starts, works or waits; the job's managers are called otherwise."""
 SECONDS = 300
 TIME_LIMIT = 0.65
 CPU_LIMIT = 0.70
@@ -63,8 +65,6 @@ class Field:
             local = undo.enter_context(local_cluster(f"{NODES}x{PER_NODE}", cpus=PER_NODE))
             self._keeper = psutil.Process(local.keeper_pid)
             self._cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
-            # Managers, and what the nodes themselves run; not what discovery left idle.
-            self._standing = {process.pid for process, title in self._processes() if not title.startswith("ray::IDLE")}
             self._stack = undo.pop_all()
 
     def __enter__(self) -> Field:
@@ -85,7 +85,7 @@ class Field:
         found = []
         for process in self._keeper.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                found.append((process, " ".join(process.cmdline())))
+                found.append((process, " ".join(process.cmdline()[:3]).strip()))
         return found
 
     @contextlib.contextmanager
@@ -165,11 +165,7 @@ class Field:
         """Wait until the workers of before are gone, and end those that Ray keeps for later."""
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            workers = [
-                (process, title)
-                for process, title in self._processes()
-                if process.pid not in self._standing and title.startswith("ray::") and "RuntimeEnvAgent" not in title
-            ]
+            workers = [item for item in self._processes() if any(word in item[1] for word in WORKERS)]
             for process, title in workers:
                 if title.startswith("ray::IDLE"):
                     with contextlib.suppress(psutil.Error):
@@ -180,7 +176,7 @@ class Field:
                 gc.collect()
                 return
             time.sleep(0.05)
-        sys.exit(f"workers of an earlier round do not end: {[title.strip() for _, title in workers]}")
+        sys.exit(f"workers of an earlier round do not end: {[title for _, title in workers]}")
 
     def cpu(self) -> dict[tuple[int, float], float]:
         """CPU seconds so far of this process and of each of the cluster's."""

@@ -19,7 +19,7 @@ from roost.errors import ClusterError, ConfigError, RoostError, clipped, counted
 from roost.runtime import logs
 from roost.runtime.connection import wait_for_names_to_go
 from roost.runtime.discover import live_nodes
-from roost.runtime.failures import Failure, FailureKind, failure_of, make_error
+from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of, make_error
 from roost.runtime.identity import WorkerIdentity
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
@@ -303,13 +303,14 @@ def describe_failure(cluster: Cluster, identity: WorkerIdentity, error: BaseExce
     found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=str(path))
     if found.kind is not FailureKind.DEATH:
         return found
-    what = found.what
+    cluster.catch_up_with_logs()
+    tail = logs.read_tail(path)
+    # What an earlier process of this rank printed says nothing about the end of this one.
+    what = describe_death(error, tail.rpartition(logs.STARTED_AGAIN)[2])
     with contextlib.suppress(Exception):
         node = cluster.nodes[identity.placement.cluster_node_rank]
         if node.ray_id not in {item.ray_id for item in live_nodes()}:
-            what = f"its node is gone; {what}"
-    cluster.catch_up_with_logs()
-    tail = logs.read_tail(path)
+            what = "its node is gone"
     return found.with_death(what, tail)
 
 

@@ -7,6 +7,7 @@ gets the exception itself back, with notes that say which worker raised it, wher
 from __future__ import annotations
 
 import pickle
+import re
 import time
 import traceback
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ from roost.runtime.logs import own_tail
 
 _MAX_PICKLED = 1024 * 1024
 _MAX_TEXT = 20_000
+_CRASH = re.compile(r"Fatal Python error: (.+)")
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
 
 
@@ -149,13 +153,20 @@ def is_death(error: BaseException) -> bool:
     return isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
 
 
-def describe_death(error: BaseException) -> str:
-    """What Ray says about a death, in a line or two."""
-    if isinstance(error, OutOfMemoryError) or ("memory" in str(error) and "OOM" in str(error)):
-        return "was ended since its node ran out of memory"
+def describe_death(error: BaseException, log_tail: str = "") -> str:
+    """What is known of a death, from Ray's long account and the end of the log."""
     text = " ".join(_useful_lines(str(error)))
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        return "Ray ended it, since its node was running out of memory"
+    if crash := _CRASH.findall(log_tail):
+        return f"it crashed: {crash[-1]}"
+    if found := _EXIT_CODE.search(text):
+        return f"its process ended with exit code {found[1]}"
+    if "connection error code 2" in text or "Socket closed" in text:
+        # Ray lists common causes at length here, none of which it knows to be the one.
+        return "its process ended without a word: it was killed, perhaps for lack of memory, or it crashed"
     if isinstance(error, ActorUnavailableError):
-        return f"cannot be reached: {clipped(text, 400)}"
+        return f"it cannot be reached: {clipped(text, 400)}"
     return clipped(text, 400) or type(error).__name__
 
 
@@ -180,7 +191,8 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     if isinstance(error, RayTaskError):
         # It happened after the user's method: its result could not be sent.
         what = f"its result cannot be sent: {_last_line(str(cause or error))}"
-        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)
+        trace = _COLOUR.sub("", str(error))
+        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=trace, when=time.time(), **base)
     if isinstance(error, RaySystemError):
         what = f"its answer cannot be read here: {_last_line(str(error))}"
         return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)

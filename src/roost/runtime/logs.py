@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +18,15 @@ from roost.runtime.worker import WORKER_LOG
 LOG_DIR_VARIABLE = "ROOST_LOG_DIR"
 """Set where a node is started: its workers write their logs below this folder, and the driver fetches them."""
 
+STARTED_AGAIN = "--- started again"
+"""A log goes on with this when its worker was restarted."""
+
 _TAIL_BYTES = 64 * 1024
-_TAIL_LINES = 20
+_TAIL_LINES = 30
 _STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
-_STACK_LINE = re.compile(r"(Timeout \(|Thread 0x|Current thread 0x|  File |\s*$|  \.\.\.|  <no Python frame>)")
+_THREAD_START = re.compile(r"(?:Current t|T)hread 0x")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line \d+ in .*|  \.\.\.|  <no Python frame>')
+_NOT_USERS = re.compile(r"/ray/_private/|/ray/util/tracing/|/roost/runtime/|/threading\.py$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,8 @@ def redirect_output(place: LogPlace, *, append: bool) -> None:
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _own = place
+    if append:
+        print(f"{STARTED_AGAIN} at {time.strftime('%Y-%m-%d %H:%M:%S')}, pid {os.getpid()} ---")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger = logging.getLogger(WORKER_LOG)
@@ -97,15 +105,23 @@ def read_tail(path: str | os.PathLike[str], lines: int = _TAIL_LINES) -> str:
 def read_stack(path: str | os.PathLike[str]) -> str:
     """The last stack that the watchdog dumped into a log, or nothing."""
     text = read_end(path)
-    starts = [found.start() for found in _STACK_START.finditer(text)]
-    if not starts:
-        return ""
-    kept = []
-    for line in text[starts[-1] :].splitlines():
-        if not _STACK_LINE.match(line):
+    starts = [found.end() for found in _STACK_START.finditer(text)]
+    return readable_stack(text[starts[-1] :]) if starts else ""
+
+
+def readable_stack(dumped: str) -> str:
+    """The stacks of faulthandler, the oldest thread first, without the frames that are Ray's or ours."""
+    threads: list[list[str]] = []
+    for line in dumped.splitlines()[1:]:
+        if _THREAD_START.match(line):
+            threads.append([])
+        elif threads and (frame := _FRAME.match(line)):
+            if not (frame["file"] and _NOT_USERS.search(frame["file"])):
+                threads[-1].append(printable(line.removeprefix("  ")))
+        elif line:
             break
-        kept.append(printable(line))
-    return "\n".join(kept).strip()
+    shown = [frames for frames in reversed(threads) if frames]
+    return "\n".join("\n".join(["most recent call first:", *frames]) for frames in shown)
 
 
 def printable(line: str) -> str:

@@ -1,0 +1,176 @@
+"""What workers print: in files of their own, shown by the driver, fetched from other machines, read by a command."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
+from roost.runtime.progress import Screen
+from roost.testing import LocalNode, local_cluster
+from waiting import wait_until
+from workers import Performer
+
+_kept: dict[str, WorkerGroup] = {}
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def actor(shared_cluster: Cluster) -> WorkerGroup:
+    group = _kept.get("actor")
+    if group is None or repr(group).endswith("closed>"):
+        strategy = PackedPlacementStrategy(3, 4)
+        group = _kept["actor"] = Performer.create_group().launch(shared_cluster, strategy, name="actor")
+    return group
+
+
+def log_of(cluster: Cluster, rank: int, group: str = "actor") -> Path:
+    return Path(cluster.run_dir) / "logs" / group / f"{rank}.log"
+
+
+def roost(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "roost", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_each_worker_has_a_log_of_its_own_with_all_that_it_prints(shared_cluster, actor):
+    actor.map("say", [f"this is rank {rank}" for rank in range(2)]).wait(60)
+    actor.log_levels().wait(60)
+    for rank in range(2):
+        text = log_of(shared_cluster, rank).read_text()
+        assert f"this is rank {rank}" in text
+        assert f"this is rank {1 - rank}" not in text
+        for level, words in (("INFO", "some news"), ("WARNING", "a warning"), ("ERROR", "an error")):
+            assert f"{level} {words}" in text
+        assert "a detail" not in text, "details are for those who ask for them"
+
+
+def test_what_is_binary_is_kept_as_it_is_and_shown_so_that_no_terminal_is_upset(shared_cluster, actor):
+    actor[0].say_binary().wait(60)
+    data = log_of(shared_cluster, 0).read_bytes()
+    assert b"\xff\x00\x1b[2Jbinary\n" in data
+    assert b"straight to the descriptor \xfe\n" in data
+    done = roost("logs", "actor:0", "--run", shared_cluster.run_dir)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\\x00\\x1b[2Jbinary" in done.stdout
+    with pytest.raises(ValueError, match="bad reward") as caught:
+        actor[0].fail([0]).wait(60)
+    assert "\\x1b[2Jbinary" in "".join(caught.value.__notes__)
+
+
+def test_the_command_shows_one_worker_a_group_the_end_and_what_there_is(shared_cluster, actor):
+    actor.map("say", ["first\nsecond\nthird", "only this"]).wait(60)
+    run = ("--run", shared_cluster.run_dir)
+    assert roost("logs", "actor:0", "-n", "2", *run).stdout == "second\nthird\n"
+    assert roost("logs", "actor:0", "-n", "0", *run).stdout == ""
+    both = roost("logs", "actor", "-n", "1", *run).stdout
+    assert both == "actor:0 | third\nactor:1 | only this\n"
+    listed = roost("logs", *run)
+    assert "actor:0" in listed.stdout
+    assert str(log_of(shared_cluster, 1)) in listed.stdout
+    wrong = roost("logs", "actr:0", *run)
+    assert wrong.returncode == 2
+    assert "no log of 'actr:0'" in wrong.stderr
+    assert "actor:0 and actor:1" in wrong.stderr
+    assert roost("logs", "../actor:0", *run).returncode == 2
+    assert "there are no logs in" in roost("logs", "actor", "--run", "/nowhere").stderr
+    assert roost("logs", "actor:1", "-n", "1").stdout == "only this\n", "without --run it is the newest one"
+
+
+def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
+    command = [sys.executable, "-m", "roost", "logs", "actor:1", "-f", "-n", "0", "--run", shared_cluster.run_dir]
+    shown = tmp_path / "shown"
+    with shown.open("w") as out, subprocess.Popen(command, stdout=out) as process:
+        try:
+            # It begins to read at some time, and shows what comes from then on.
+            wait_until(lambda: actor[1].say("and on").wait(60) and shown.stat().st_size, "it shows what comes")
+        finally:
+            process.terminate()
+    assert set(shown.read_text().splitlines()) == {"and on"}
+
+
+def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be_quiet(driver):
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
+        from roost import Cluster, PackedPlacementStrategy
+        from workers import Performer
+        with Cluster(num_nodes=4, quiet={{quiet}}) as cluster:
+            group = Performer.create_group().launch(cluster, PackedPlacementStrategy(3, 4), name="loud")
+            group.say("hear, hear").wait(60)
+            group[0].say_binary().wait(60)
+            print("ok", flush=True)
+    """
+    said, complained = driver(textwrap.dedent(code).format(quiet=False)).finish()
+    assert said == "ok\n"
+    assert "loud: 2 workers ready on 2 nodes in" in complained
+    assert "loud:0 | hear, hear" in complained
+    assert "loud:1 | hear, hear" in complained
+    assert "\\x1b[2Jbinary" in complained
+    assert "\x1b[2J" not in complained
+    said, complained = driver(textwrap.dedent(code).format(quiet=True)).finish()
+    assert (said, complained) == ("ok\n", "")
+
+
+def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(roost_local_cluster):
+    screen = io.StringIO()
+    with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
+        cluster._screen._stream = screen
+        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="much") as group:
+            group.say_much(100).wait(300)
+            path = log_of(cluster, 0, "much")
+            assert path.stat().st_size > 100 * 2**20
+            with pytest.raises(ValueError, match="bad reward") as caught:
+                group.fail([0]).wait(60)
+            assert "the last line" in "".join(caught.value.__notes__)
+            assert len("".join(caught.value.__notes__)) < 100_000
+        path.unlink()
+    shown = screen.getvalue()
+    assert "much:0 | the last line" in shown
+    assert "MiB not shown, see" in shown
+    assert len(shown) < 50 * 2**20
+
+
+def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
+    own = tmp_path / "own disk"
+    nodes = [LocalNode(accelerators=1), LocalNode(accelerators=1, env={"ROOST_LOG_DIR": str(own)})]
+    with local_cluster(nodes), Cluster(num_nodes=2, run_dir=tmp_path / "run", quiet=True) as cluster:
+        group = Performer.create_group().launch(cluster, name="actor")
+        group.map("say", ["from here", "from there"]).wait(60)
+        there = list(own.rglob("1.log"))
+        assert len(there) == 1
+        assert not list(own.rglob("0.log"))
+        assert "from there" in there[0].read_text()
+        wait_until(lambda: "from there" in _text(log_of(cluster, 1)), "the log is fetched")
+        assert "from here" in log_of(cluster, 0).read_text()
+        with pytest.raises(WorkerDied, match="actor:1") as caught:
+            group.end(1, "kill").wait(60)
+        assert "ending by kill" in str(caught.value), "the end of a fetched log is in the error"
+        group.restart(1)
+        group[1].say("and again").wait(60)
+        group.close()
+    text = (tmp_path / "run" / "logs" / "actor" / "1.log").read_text()
+    assert text.index("from there") < text.index("started again") < text.index("and again")
+    assert text.count("from there") == 1
+    assert not list(own.rglob("*.log")), "what was fetched is not left there"
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_a_launch_is_shown_in_plain_lines_where_there_is_no_terminal(shared_cluster):
+    stream = io.StringIO()
+    before, shared_cluster._screen = shared_cluster._screen, Screen(quiet=False, stream=stream)
+    try:
+        with Performer.create_group().launch(shared_cluster, PackedPlacementStrategy(3, 4), name="shown"):
+            pass
+    finally:
+        shared_cluster._screen = before
+    assert "shown: 2 workers ready on 2 nodes in" in stream.getvalue()
