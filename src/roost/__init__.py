@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
     from roost.runtime.failures import Failure
     from roost.runtime.group import WorkerGroup
+    from roost.runtime.job_run import Job
     from roost.runtime.ledgers import CollectiveGroup, WorkerRecord, WorkerState
     from roost.runtime.managers import CollectiveManager, NodeManager, WorkerManager
     from roost.runtime.node_info import AcceleratorInfo, NodeInfo
@@ -76,6 +77,7 @@ _HOME = {
     "Finding": "placement.lint",
     "FlexiblePlacementStrategy": "placement.placement",
     "HybridComponentPlacement": "placement.components",
+    "Job": "runtime.job_run",
     "JobConfig": "placement.config",
     "LaunchTimedOut": "errors",
     "ManagerDied": "errors",
@@ -135,6 +137,7 @@ __all__ = [
     "Finding",
     "FlexiblePlacementStrategy",
     "HybridComponentPlacement",
+    "Job",
     "JobConfig",
     "LaunchTimedOut",
     "ManagerDied",

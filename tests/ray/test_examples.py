@@ -10,17 +10,37 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_walk_through_the_cluster():
-    done = subprocess.run(
-        [sys.executable, "-u", "examples/cluster.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def run(name: str) -> list[str]:
+    command = [sys.executable, "-u", f"examples/{name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    return done.stdout.splitlines()
+
+
+def test_hello():
+    assert run("hello.py") == [
+        "rank 0 of 4 sits on node 0 and sees ('0',)",
+        "rank 1 of 4 sits on node 0 and sees ('1',)",
+        "rank 2 of 4 sits on node 1 and sees ('0',)",
+        "rank 3 of 4 sits on node 1 and sees ('1',)",
+    ]
+
+
+def test_torch_distributed_over_two_nodes():
+    assert run("torch_distributed.py") == ["nodes: [0, 0, 1, 1]", "average: [11.5, 11.5, 11.5, 11.5]"]
+
+
+def test_robots():
+    assert run("robots.py") == [
+        "env 0 on node 1 moves the arm at 127.0.0.1",
+        "env 1 on node 1 moves the arm at 127.0.0.1",
+        "env 2 on node 1 moves the arm at 127.0.0.2",
+        "env 3 on node 1 moves the arm at 127.0.0.2",
+    ]
+
+
+def test_the_walk_through_the_cluster():
+    assert run("cluster.py") == [
         "node 0: 4 accelerators, 8 CPUs, hardware ranks 0 1 2 3",
         "node 1: 4 accelerators, 8 CPUs, hardware ranks 4 5 6 7",
         "accelerators on each node: [4, 4]",

@@ -101,6 +101,7 @@ def test_the_public_names_are_these():
         "Finding",
         "FlexiblePlacementStrategy",
         "HybridComponentPlacement",
+        "Job",
         "JobConfig",
         "LaunchTimedOut",
         "ManagerDied",

@@ -13,9 +13,9 @@ from roost.placement.config import JobDraft
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
 from roost.placement.reading import nearest
-from roost.placement.workers import RunConfig, read_run_config
+from roost.placement.workers import WorkerConfig, read_run_config
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import WorkerGroup
+from roost.runtime.group import GroupDraft, WorkerGroup
 from roost.runtime.worker import Worker
 
 
@@ -45,7 +45,7 @@ def run_job(
     Everything is read and imported before anything is started, and all that was started is ended afterwards.
     """
     run = read_run_config(draft)
-    classes = {worker.component: _load_worker(worker.target) for worker in run.workers}
+    drafts = [(worker, _draft(worker)) for worker in run.workers]
     entry = load(run.entry)
     if not callable(entry):
         raise ConfigError(f"entry: {run.entry} cannot be called")
@@ -55,7 +55,19 @@ def run_job(
             Cluster(cluster_cfg=config["cluster"], address=address, run_dir=run_dir, quiet=quiet)
         )
         plan = make_plan(draft, cluster, placement=placement, isolate_accelerator=isolate_accelerator)
-        groups = {name: undo.enter_context(group) for name, group in _launch(cluster, plan, run, classes)}
+        groups = {
+            worker.component: undo.enter_context(
+                group.launch(
+                    cluster,
+                    placement_strategy=plan.get_strategy(worker.component),
+                    name=worker.component,
+                    env_vars=worker.env_vars,
+                    max_concurrency=worker.max_concurrency,
+                    restarts=worker.restarts,
+                )
+            )
+            for worker, group in drafts
+        }
         return entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
 
 
@@ -78,24 +90,12 @@ def load(target: str) -> Any:
     return getattr(module, name)
 
 
-def _load_worker(target: str) -> type[Worker]:
-    cls = load(target)
+def _draft(worker: WorkerConfig) -> GroupDraft:
+    cls = load(worker.target)
     if not isinstance(cls, type) or not issubclass(cls, Worker):
-        raise ConfigError(f"{target} is no worker: {clipped(repr(cls))}", hint="derive the class from roost.Worker")
-    return cls
-
-
-def _launch(cluster: Cluster, plan: Plan, run: RunConfig, classes: Mapping[str, type[Worker]]) -> Any:
-    for worker in run.workers:
-        draft = classes[worker.component].create_group(*worker.args, **worker.kwargs)
-        yield (
-            worker.component,
-            draft.launch(
-                cluster,
-                placement_strategy=plan.get_strategy(worker.component),
-                name=worker.component,
-                env_vars=worker.env_vars,
-                max_concurrency=worker.max_concurrency,
-                restarts=worker.restarts,
-            ),
-        )
+        hint = "derive the class from roost.Worker"
+        raise ConfigError(f"{worker.target} is no worker: {clipped(repr(cls))}", hint=hint)
+    try:
+        return cls.create_group(*worker.args, **worker.kwargs)
+    except TypeError as error:
+        raise ConfigError(f"worker {worker.component!r}: {error}", hint="see its args and kwargs") from None

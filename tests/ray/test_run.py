@@ -1,0 +1,154 @@
+"""`roost run`: a job from its file, as a user types it; and the script of the documents with Hydra."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ray.util import list_named_actors
+
+from roost import Cluster
+from roost.testing import LocalCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ROOT / "examples" / "two_components"
+
+HYDRA = """
+import hydra
+from roost import Cluster, ComponentPlacement, Worker
+
+class TestWorker(Worker):
+    def __init__(self):
+        super().__init__()
+
+    def run(self):
+        self.log_info(f"Hello from TestWorker rank {self._rank}!")
+
+# Example usage: the YAML config file is named "conf.yaml"
+@hydra.main(version_base=None, config_path=".", config_name="conf")
+def main(cfg):
+    cluster = Cluster(cluster_cfg=cfg.cluster)
+    placement = ComponentPlacement(cfg, cluster)
+    strategy = placement.get_strategy("test_worker")
+    worker = TestWorker.create_group().launch(cluster, placement_strategy=strategy)
+    worker.run().wait()
+
+main()
+"""
+CONF = """
+cluster:
+  num_nodes: 1
+  component_placement:
+    test_worker: # Component name
+      node_group: a800
+      placement: 0-3 # Place one process on each of the GPUs 0-3 of node group 'a800' (contains only node 0)
+
+  node_groups:
+    - label: a800
+      node_ranks: 0
+"""
+
+
+def run(local: LocalCluster, folder: Path, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "roost", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | local.environment
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    shutil.copytree(JOB, tmp_path / "job")
+    return tmp_path / "job"
+
+
+def edit(job: Path, before: str, after: str) -> None:
+    path = job / "job.yaml"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_a_job_is_placed_launched_and_run(roost_local_cluster, job):
+    done = run(roost_local_cluster, job, "run", "job.yaml", "--run-dir", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "step 0: 8 samples, weight 6.00, timed ['train', 'update']",
+        "step 1: 8 samples, weight 9.00, timed ['train', 'update']",
+        "step 2: 8 samples, weight 10.50, timed ['train', 'update']",
+    ]
+    assert "actor: 4 workers ready on 1 node in" in done.stderr
+    assert "actor:0 | " in done.stderr
+    assert sorted(str(path.relative_to(job / "out" / "logs")) for path in (job / "out" / "logs").rglob("*.log")) == [
+        *(f"actor/{rank}.log" for rank in range(4)),
+        *(f"rollout/{rank}.log" for rank in range(2)),
+    ]
+    assert "the weight is 10.50" in (job / "out" / "logs" / "actor" / "0.log").read_text()
+
+
+def test_a_dry_run_is_the_plan(roost_local_cluster, job):
+    dry = run(roost_local_cluster, job, "run", "job.yaml", "--dry-run", "--cluster", "2x4")
+    assert dry.returncode == 0
+    assert dry.stdout == run(roost_local_cluster, job, "plan", "job.yaml", "--cluster", "2x4").stdout
+    assert "rollout" in dry.stdout
+
+
+def test_all_mistakes_are_told_before_anything_is_started(roost_local_cluster, job):
+    edit(job, "class: two_components.Rollout", "clas: two_components.Rollout")
+    edit(job, "entry: two_components.main", "entry: main")
+    edit(job, "  actor:\n    class", "  actr:\n    class")
+    done = run(roost_local_cluster, job, "run", "job.yaml")
+    assert done.returncode == 2
+    for text in (
+        "did you mean 'class'?",
+        "'main' names nothing that can be imported",
+        "no component 'actr'",
+        "'actor'",
+    ):
+        assert text in done.stderr, text
+    assert "job.yaml:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("two_components.Actor", "two_components.Actr", "did you mean two_components.Actor?"),
+        ("two_components.Actor", "nowhere.Actor", "there is no module 'nowhere'"),
+        ("two_components.Actor", "two_components.main", "derive the class from roost.Worker"),
+        ("entry: two_components.main", "entry: two_components.__doc__", "cannot be called"),
+        ("learning_rate: 0.5", "rate: 0.5", "worker 'actor': Actor.create_group: missing a required argument"),
+        ("num_nodes: 2", "num_nodes: 2\n  node_group: 1", "node_group"),
+    ],
+)
+def test_a_mistake_in_the_job_is_told(roost_local_cluster, job, before, after, message):
+    edit(job, before, after)
+    done = run(roost_local_cluster, job, "run", "job.yaml", "-q")
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_an_exception_in_the_entry_point_is_the_users_and_leaves_nothing(shared_cluster, roost_local_cluster, job):
+    module = job / "two_components.py"
+    module.write_text(module.read_text() + "\n\ndef bad(job):\n    job.groups['actor'].train([]).wait()\n")
+    edit(job, "entry: two_components.main", "entry: two_components.bad")
+    done = run(roost_local_cluster, job, "run", "job.yaml", "-q")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "in actor:" in done.stderr
+    assert isinstance(shared_cluster, Cluster)
+    assert not [entry for entry in list_named_actors(all_namespaces=True) if entry["name"].startswith("actor:")]
+
+
+def test_the_script_of_the_documents_with_hydra(roost_local_cluster, tmp_path):
+    (tmp_path / "train.py").write_text(HYDRA)
+    (tmp_path / "conf.yaml").write_text(CONF)
+    command = [sys.executable, "train.py", "hydra.run.dir=.", "hydra.output_subdir=null"]
+    environment = os.environ | roost_local_cluster.environment
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "TestWorker: 4 workers ready on 1 node" in done.stderr
+    for rank in range(4):
+        assert f"Hello from TestWorker rank {rank}!" in done.stderr
