@@ -112,6 +112,25 @@ class Performer(Worker):
             raise RuntimeError("one of us is missing")
         wait_for_file(folder, "never")
 
+    def fail_large(self, rank: int, folder: str) -> None:
+        if self.rank == rank:
+            raise ValueError("x" * 3_000_000)
+        wait_for_file(folder, "never")
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt("from inside")
+
+    def stop_iteration(self) -> None:
+        raise StopIteration("from inside")
+
+    def endless(self, folder: str) -> Iterator[int]:
+        try:
+            for number in range(10**9):
+                (Path(folder) / f"{self.rank}-{number}").touch()
+                yield number
+        finally:
+            (Path(folder) / f"closed-{self.rank}").touch()
+
     def unpicklable_result(self) -> Any:
         return threading.Lock()
 
@@ -161,6 +180,10 @@ class Performer(Worker):
         sys.stdout.buffer.write(b"\xff\x00\x1b[2Jbinary\n")
         sys.stdout.flush()
         os.write(2, b"straight to the descriptor \xfe\n")
+
+    def bar(self) -> None:
+        for percent in range(0, 100, 10):
+            print(f"\r{percent}%", end="", flush=True)
 
     def say_much(self, megabytes: int) -> None:
         line = "x" * 1023 + "\n"
@@ -220,8 +243,18 @@ class Talker(Worker):
             await asyncio.sleep(0)
             yield index
 
+    async def endless(self) -> AsyncIterator[int]:
+        number = 0
+        while True:
+            await asyncio.sleep(0)
+            yield number
+            number += 1
+
     async def fail(self) -> None:
         raise LookupError("asynchronously")
+
+    async def cancelled(self) -> None:
+        raise asyncio.CancelledError("from inside")
 
     @Worker.timer
     async def timed(self) -> None:
@@ -244,6 +277,18 @@ class Stubborn(Worker):
         if self.rank == rank:
             (Path(folder) / f"pid-{os.getpid()}").touch()
             wait_for_file(folder, "never")
+
+
+class Waiter(Worker):
+    """A constructor that waits until it may go on."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        (Path(folder) / f"pid-{os.getpid()}").touch()
+        wait_for_file(folder, "go")
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 class Blind(Worker):

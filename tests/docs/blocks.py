@@ -1,7 +1,8 @@
 """The code blocks of a page: what stands in them, and what the comment before them says.
 
 A comment `<!-- key: value; key -->` before a block holds its notes. `ray: 2x4,1x0` is for blocks that need a live
-cluster, `shown` for blocks that are read and never run, such as a script for another scheduler.
+cluster, `needs: hydra` for those of them that need a package which is not ours, `shown` for blocks that are read and
+never run, such as a script for another scheduler.
 """
 
 from __future__ import annotations

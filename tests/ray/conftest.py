@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roost import Cluster
+from roost import Cluster, ClusterError, WorkerGroup
 from roost.testing import LocalCluster
 from waiting import take_signals
 
@@ -81,6 +81,33 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
     """A `Cluster` that tests in a row use one after the other, and none of them closes."""
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
+
+
+Keep = Callable[[str, Callable[[], WorkerGroup]], WorkerGroup]
+
+
+@pytest.fixture
+def keep(shared_cluster: Cluster) -> Keep:
+    """Groups that tests in a row share: the first test launches one, and it ends with the Cluster."""
+
+    def get(name: str, launch: Callable[[], WorkerGroup]) -> WorkerGroup:
+        try:
+            shared_cluster.worker_manager.get_group(name)
+        except ClusterError:
+            _kept[name] = launch()
+        return _kept[name]
+
+    return get
+
+
+_kept: dict[str, WorkerGroup] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_cluster_a_module() -> Iterator[None]:
+    """The names of one module's groups are free in the next."""
+    yield
+    Cluster.close_if_open()
 
 
 @pytest.fixture(autouse=True)

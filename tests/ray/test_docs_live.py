@@ -3,6 +3,7 @@
 - `<!-- ray: 2x4,1x0 -->` before a block: it runs with the environment of such a cluster, one for all blocks of the
   page with the same spec. `<!-- ray: own -->`: it brings its own cluster, and a folder for `roost up`.
 - A block whose first line is `# file: NAME` is written to that file. Any other Python block is a program of its own.
+- `needs: hydra` in the same comment: it is left out where that package is not installed.
 - A text block right after is what it prints, where `…` stands for anything and columns may be wider or narrower.
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,8 @@ def test_every_live_block_of_a_page_works(page, tmp_path, environment):
                 assert is_alike(block.text, printed), f"{where}: this is not what is printed:\n{printed}"
             printed = None
             spec = block.notes.get("ray")
+            if "needs" in block.notes and find_spec(block.notes["needs"]) is None:
+                continue
             if block.file is not None and (spec or block.language == "yaml"):
                 (tmp_path / block.file).write_text(block.text, encoding="utf-8")
             elif spec:

@@ -28,19 +28,16 @@ from roost import (
 )
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
-from workers import Performer, Stubborn, TwoArguments
+from workers import Performer, Stubborn, TwoArguments, Waiter
 
 FOUR = PackedPlacementStrategy(2, 5)
 """Two workers on node 0 and two on node 1."""
-_kept: dict[str, WorkerGroup] = {}
 
 
 @pytest.fixture
-def actor(shared_cluster: Cluster) -> WorkerGroup:
+def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
     """Four workers that tests in a row share; those that a test killed are restarted."""
-    group = _kept.get("actor")
-    if group is None or repr(group).endswith("closed>"):
-        group = _kept["actor"] = Performer.create_group().launch(shared_cluster, FOUR, name="actor")
+    group = keep("actor", lambda: Performer.create_group().launch(shared_cluster, FOUR, name="actor"))
     for rank in set(group.ranks) - set(group.alive):
         group.restart(rank)
     return group
@@ -98,6 +95,39 @@ def test_one_failure_is_told_while_the_others_still_wait(actor, tmp_path):
         result.wait(120)
     assert "not finished yet: 3 ranks, 0-1,3" in notes(caught.value)
     (tmp_path / "never").touch()
+
+
+def test_a_large_failure_is_told_at_once_too(actor, tmp_path):
+    result = actor.fail_large(1, str(tmp_path))
+    with pytest.raises(WorkerFailed, match=r"actor:1 .* ValueError: xxx") as caught:
+        result.wait(120)
+    assert "not finished yet: 3 ranks" in str(caught.value)
+    (tmp_path / "never").touch()
+
+
+@pytest.mark.parametrize(("method", "text"), [("interrupt", "KeyboardInterrupt"), ("stop_iteration", "StopIteration")])
+def test_what_would_upset_the_callers_own_code_is_described(actor, method, text):
+    with pytest.raises(WorkerFailed, match=f"{text}: from inside"):
+        actor[0].call(method).wait(60)
+    assert actor.rank_of().wait(60) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("timeout", [-0.5, -1, 0])
+def test_a_deadline_that_has_passed_is_a_time_out(actor, tmp_path, timeout):
+    result = actor.wait_for(str(tmp_path), "go")
+    with pytest.raises(CallTimedOut):
+        result.wait(timeout)
+    assert {outcome.kind for outcome in result.outcomes(timeout)} == {OutcomeKind.TIMEOUT}
+    (tmp_path / "go").touch()
+    assert result.wait(float("inf")) == [0, 1, 2, 3]
+    for wrong in (float("nan"), "soon"):
+        with pytest.raises(ConfigError, match="timeout is"):
+            result.wait(wrong)
+
+
+def test_durations_of_the_others_are_there_when_one_fails(actor):
+    found = actor.fail([2]).consume_durations(reduction=None)
+    assert set(found["fail"]) == {0, 1, 3}
 
 
 def test_an_exception_that_cannot_be_pickled_is_described(actor):
@@ -190,8 +220,9 @@ def test_a_constructor_that_raises_on_one_rank_reaches_the_caller_and_leaves_not
 
 
 def test_a_constructor_that_hangs_on_one_rank_shows_its_stack_at_the_deadline(shared_cluster):
-    with pytest.raises(LaunchTimedOut, match="1 of 4 workers were not ready after 6 s") as caught:
-        Performer.create_group(hangs_on=1).launch(shared_cluster, FOUR, name="hanging", timeout=6)
+    strategy = PackedPlacementStrategy(0, 1)
+    with pytest.raises(LaunchTimedOut, match="1 of 2 workers were not ready after 10 s") as caught:
+        Performer.create_group(hangs_on=1).launch(shared_cluster, strategy, name="hanging", timeout=10)
     text = str(caught.value)
     assert "hanging:1 on node 0" in text
     assert "constructing for" in text
@@ -226,9 +257,13 @@ def test_a_closed_group_and_a_closed_cluster_refuse_calls(roost_cluster):
             call()
     assert group.alive == []
     other = Performer.create_group().launch(roost_cluster, strategy, name="other")
+    result = other.rank_of()
     roost_cluster.close()
-    with pytest.raises(ClusterError, match="closed"):
-        other.rank_of()
+    for call in (other.rank_of, result.wait, result.done, result.outcomes, lambda: list(result)):
+        with pytest.raises(ClusterError, match="closed"):
+            call()
+    assert other.alive == []
+    assert not ray.is_initialized(), "nothing of this has started another Ray"
     with pytest.raises(ClusterError, match="this Cluster is closed"):
         Performer.create_group().launch(roost_cluster, strategy)
 
@@ -248,6 +283,29 @@ def test_a_dead_rank_is_restarted_in_its_place(actor):
     assert actor.pid().wait(60)[3] != pids[3]
     assert actor[3].count().wait(60) == [1], "its constructor was run again"
     assert set(actor.listen().wait(60)) == {before[0]["master"][1]}
+
+
+def test_a_group_that_is_closed_while_a_restart_hangs_is_closed_at_once(shared_cluster, tmp_path):
+    (tmp_path / "go").touch()
+    strategy = PackedPlacementStrategy(0, 0)
+    group = Waiter.create_group(str(tmp_path)).launch(shared_cluster, strategy, name="waiter", restarts=1)
+    (tmp_path / "go").unlink()
+    os.kill(group.pid().wait(60)[0], signal.SIGKILL)
+    wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "the second constructor runs")
+    group.close()
+    assert not [name for name in list_named_actors() if name.startswith("waiter")]
+
+
+def test_an_attached_group_sees_a_restart(actor):
+    attached = WorkerGroup.attach("actor")
+    os.kill(actor[1].pid().wait(60)[0], signal.SIGKILL)
+    wait_until(lambda: attached.alive == [0, 2, 3], "it is known to be dead")
+    with pytest.raises(WorkerDied, match="actor:1"):
+        attached.rank_of().wait(60)
+    with pytest.raises(ClusterError, match="only be restarted by the process that launched"):
+        attached.restart(1)
+    actor.restart(1)
+    assert attached.rank_of().wait(60) == [0, 1, 2, 3]
 
 
 def test_restarts_are_made_by_themselves_as_often_as_allowed(shared_cluster):

@@ -26,13 +26,14 @@ from roost import (
     NodePlacementStrategy,
     OutcomeKind,
     PackedPlacementStrategy,
+    WorkerFailed,
     WorkerGroup,
     WorkerManager,
     WorkerState,
     WrongPlace,
     make_plan,
 )
-from waiting import wait_until
+from waiting import is_gone, wait_until
 from workers import Blind, Meddler, Performer, Talker
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
@@ -41,18 +42,11 @@ JOB = {"cluster": {"num_nodes": 4, "component_placement": {"actor": "1-2,6-8", "
 
 
 @pytest.fixture
-def actor(shared_cluster: Cluster) -> WorkerGroup:
+def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
     """A group over three nodes that tests in a row share, and none of them breaks."""
-    group = _kept.get("actor")
-    if group is None or repr(group).endswith("closed>"):
-        strategy = make_plan(JOB, shared_cluster).get_strategy("actor")
-        group = _kept["actor"] = Performer.create_group("hello").launch(
-            shared_cluster, placement_strategy=strategy, name="actor", env_vars={"MY_SETTING": "mine"}
-        )
-    return group
-
-
-_kept: dict[str, WorkerGroup] = {}
+    strategy = make_plan(JOB, shared_cluster).get_strategy("actor")
+    draft, environment = Performer.create_group("hello"), {"MY_SETTING": "mine"}
+    return keep("actor", lambda: draft.launch(shared_cluster, strategy, name="actor", env_vars=environment))
 
 
 def test_a_worker_knows_who_it_is(shared_cluster, actor):
@@ -145,6 +139,16 @@ def test_a_call_on_all_on_some_and_on_one(actor):
     assert (len(actor), len(actor[1:4]), actor.world_size, actor[1:4].ranks) == (5, 3, 5, (1, 2, 3))
 
 
+def test_a_group_can_be_sent_to_a_worker_and_narrowed_by_any_kind_of_number(actor):
+    assert actor[np.int64(1)].ranks == actor.on(np.int64(1)).ranks == (1,)
+    (args, _) = actor[0].echo(actor[1:3]).wait(60)[0]
+    assert args[0].ranks == (1, 2)
+    assert args[0].rank_of().wait(60) == [1, 2]
+    assert actor[5:5].rank_of().wait(60) == []
+    assert actor[5:5].rank_of().outcomes() == []
+    assert actor[0].echo(method=1).wait(60) == [((), {"method": 1})]
+
+
 @pytest.mark.parametrize("which", [5, -6])
 def test_a_rank_that_is_not_there_is_told(actor, which):
     with pytest.raises(IndexError, match=r"no rank .* it has ranks 0-4"):
@@ -204,6 +208,23 @@ def test_generators_stream_as_they_come_and_collect_as_lists(actor):
     assert taken == [0, 1]
 
 
+def test_a_stream_that_is_left_early_leaves_the_workers_free_and_is_one_item_ahead(actor, tmp_path):
+    stream = actor[0:2].stream("endless", str(tmp_path))
+    taken = [next(stream) for _ in range(6)]
+    assert {rank for rank, _ in taken} == {0, 1}
+    wait_until(lambda: len(list(tmp_path.iterdir())) >= 7, "each is one item ahead")
+    assert actor[0:2].rank_of().wait(60) == [0, 1], "other calls are served meanwhile"
+    made = len([path for path in tmp_path.iterdir() if not path.name.startswith("closed")])
+    assert made <= len(taken) + 2, "and no more than that"
+    stream.close()
+    wait_until(lambda: len(list(tmp_path.glob("closed-*"))) == 2, "the generators are closed")
+    assert list(stream) == []
+    for _, number in actor[0:2].stream("endless", str(tmp_path)):
+        if number == 3:
+            break
+    assert actor.rank_of().wait(60) == [0, 1, 2, 3, 4]
+
+
 def test_asynchronous_methods_run_at_the_same_time_and_results_can_be_awaited(shared_cluster):
     with Talker.create_group().launch(shared_cluster, PackedPlacementStrategy(0, 1), name="talker") as talker:
         first = talker.meet(first=True)
@@ -211,6 +232,11 @@ def test_asynchronous_methods_run_at_the_same_time_and_results_can_be_awaited(sh
         assert first.wait(60) == ["met", "met"]
         assert sorted(talker.stream("items", 2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert talker.items(2).wait(60) == [[0, 1], [0, 1]]
+        endless = talker.stream("endless")
+        assert sorted(number for _, number in (next(endless) for _ in range(4))) != []
+        endless.close()
+        with pytest.raises(WorkerFailed, match="CancelledError: from inside"):
+            talker[0].cancelled().wait(60)
         assert set(talker.timed().consume_durations()) == {"timed"}
 
         async def both() -> list[list[object]]:
@@ -346,10 +372,10 @@ def test_workers_launch_groups_of_their_own(shared_cluster):
         assert child.who().wait(60)[0]["node_rank"] == 1
         pids = child.pid().wait(60)
         parent[1].close_children().wait(60)
-        wait_until(lambda: not set(pids) & _living_pids(), "the children are gone")
+        wait_until(lambda: all(map(is_gone, pids)), "the children are gone")
         assert parent[1].launch_children(1, "tool").wait(120) == [["parent:1:tool:0"]]
         pids = WorkerGroup.attach("parent:0").pid().wait(60)
-    wait_until(lambda: not set(pids) & _living_pids(), "the children end with their parent")
+    wait_until(lambda: all(map(is_gone, pids)), "the children end with their parent")
 
 
 def test_a_group_launched_again_under_the_same_name_is_new_in_every_respect(shared_cluster):
@@ -361,6 +387,8 @@ def test_a_group_launched_again_under_the_same_name_is_new_in_every_respect(shar
         with pytest.raises(NameTaken, match="'again:0' is there already"):
             Performer.create_group().launch(shared_cluster, strategy, name="again")
         assert first.count().wait(60) == [2, 2], "and the first goes on"
+        assert WorkerGroup.attach("again").count().wait(60) == [3, 3], "and is found by its name"
+        assert "from the first" in (Path(shared_cluster.run_dir) / "logs" / "again" / "0.log").read_text()
     with Performer.create_group().launch(shared_cluster, FlexiblePlacementStrategy([[4], [5]]), name="again") as second:
         assert second.count().wait(60) == [1, 1]
         assert not set(second.pid().wait(60)) & set(pids)
@@ -435,9 +463,3 @@ def _other_python(folder: Path) -> Path:
     (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
     (folder / "bin" / "python").symlink_to(Path(sys.executable).resolve())
     return folder / "bin" / "python"
-
-
-def _living_pids() -> set[int]:
-    import psutil
-
-    return {process.pid for process in psutil.process_iter() if process.status() != psutil.STATUS_ZOMBIE}

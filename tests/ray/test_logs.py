@@ -16,17 +16,14 @@ from roost.testing import LocalNode, local_cluster
 from waiting import wait_until
 from workers import Performer
 
-_kept: dict[str, WorkerGroup] = {}
 TESTS = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def actor(shared_cluster: Cluster) -> WorkerGroup:
-    group = _kept.get("actor")
-    if group is None or repr(group).endswith("closed>"):
-        strategy = PackedPlacementStrategy(3, 4)
-        group = _kept["actor"] = Performer.create_group().launch(shared_cluster, strategy, name="actor")
-    return group
+def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
+    """Two workers on two nodes, which tests in a row share."""
+    strategy = PackedPlacementStrategy(3, 4)
+    return keep("actor", lambda: Performer.create_group().launch(shared_cluster, strategy, name="actor"))
 
 
 def log_of(cluster: Cluster, rank: int, group: str = "actor") -> Path:
@@ -80,7 +77,6 @@ def test_the_command_shows_one_worker_a_group_the_end_and_what_there_is(shared_c
     assert "actor:0 and actor:1" in wrong.stderr
     assert roost("logs", "../actor:0", *run).returncode == 2
     assert "there are no logs in" in roost("logs", "actor", "--run", "/nowhere").stderr
-    assert roost("logs", "actor:1", "-n", "1").stdout == "only this\n", "without --run it is the newest one"
 
 
 def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
@@ -105,6 +101,7 @@ def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be
             group = Performer.create_group().launch(cluster, PackedPlacementStrategy(3, 4), name="loud")
             group.say("hear, hear").wait(60)
             group[0].say_binary().wait(60)
+            group[1].bar().wait(60)
             print("ok", flush=True)
     """
     said, complained = driver(textwrap.dedent(code).format(quiet=False)).finish()
@@ -114,6 +111,7 @@ def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be
     assert "loud:1 | hear, hear" in complained
     assert "\\x1b[2Jbinary" in complained
     assert "\x1b[2J" not in complained
+    assert "loud:1 | 90%" in complained, "a line that is written over, and has no end, is shown as it is at last"
     said, complained = driver(textwrap.dedent(code).format(quiet=True)).finish()
     assert (said, complained) == ("ok\n", "")
 
@@ -139,13 +137,19 @@ def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(roost_local_cluste
 
 def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
     own = tmp_path / "own disk"
-    nodes = [LocalNode(accelerators=1), LocalNode(accelerators=1, env={"ROOST_LOG_DIR": str(own)})]
-    with local_cluster(nodes), Cluster(num_nodes=2, run_dir=tmp_path / "run", quiet=True) as cluster:
+    keeps = {"ROOST_LOG_DIR": str(own)}
+    nodes = [LocalNode(accelerators=1), LocalNode(accelerators=1, env=keeps), LocalNode(env=keeps)]
+    with local_cluster(nodes) as local, Cluster(num_nodes=3, run_dir=tmp_path / "run", quiet=True) as cluster:
+        lost = Performer.create_group().launch(cluster, NodePlacementStrategy([2]), name="lost")
+        lost.say("from a node that will be lost").wait(60)
+        wait_until(lambda: "will be lost" in _text(log_of(cluster, 0, "lost")), "the log is fetched")
+        local.kill_node(2)
+        wait_until(lambda: cluster.dead_nodes == (2,), "the node is lost, and the logs of the others come nevertheless")
         group = Performer.create_group().launch(cluster, name="actor")
         group.map("say", ["from here", "from there"]).wait(60)
         there = list(own.rglob("1.log"))
         assert len(there) == 1
-        assert not list(own.rglob("0.log"))
+        assert not list(own.rglob("actor/0.log"))
         assert "from there" in there[0].read_text()
         wait_until(lambda: "from there" in _text(log_of(cluster, 1)), "the log is fetched")
         assert "from here" in log_of(cluster, 0).read_text()
@@ -154,11 +158,19 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
         assert "ending by kill" in str(caught.value), "the end of a fetched log is in the error"
         group.restart(1)
         group[1].say("and again").wait(60)
+        assert group[1].launch_children(1).wait(60) == [["actor:1:0"]]
+        WorkerGroup.attach("actor:1").say("from a child").wait(60)
+        child = Path(cluster.run_dir) / "logs" / "actor" / "1" / "0.log"
+        wait_until(lambda: "from a child" in _text(child), "groups that workers launch are fetched, too")
         group.close()
-    text = (tmp_path / "run" / "logs" / "actor" / "1.log").read_text()
+        with Performer.create_group().launch(cluster, name="actor") as second:
+            second.map("say", ["second here", "second there"]).wait(60)
+        assert log_of(cluster, 1).read_text() == "second there\n"
+        assert "from there" in log_of(cluster, 1, "actor.1").read_text()
+    text = (tmp_path / "run" / "logs" / "actor.1" / "1.log").read_text()
     assert text.index("from there") < text.index("started again") < text.index("and again")
     assert text.count("from there") == 1
-    assert not list(own.rglob("*.log")), "what was fetched is not left there"
+    assert not list(own.rglob("actor/*.log")), "what was fetched is not left there"
 
 
 def _text(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,15 +51,21 @@ class _Tail:
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self._path = path
+        self._inode = path.stat().st_ino
         self._offset = 0 if lines is None else _start_of_last(path, lines)
         self._begun = b""
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """The whole lines that came since; at the end also what has no end of line."""
-        with self._path.open("rb") as file:
-            if self._offset > self._path.stat().st_size:
-                # Another group of that name has begun.
-                self._offset, self._begun = 0, b""
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            # Put aside just now, for another group of that name.
+            return
+        with file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or self._offset > found.st_size:
+                self._inode, self._offset, self._begun = found.st_ino, 0, b""
             file.seek(self._offset)
             while data := file.read(_CHUNK):
                 self._offset += len(data)

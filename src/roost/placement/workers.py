@@ -12,6 +12,7 @@ from roost.placement.document import Value
 from roost.placement.reading import Notes, known_hint, read_fields, read_filled_text, read_int, read_mapping
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPTIONS = ("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts")
 
 
@@ -94,13 +95,25 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     if "args" in options:
         options["args"] = tuple(options["args"])
     if "env_vars" in options:
-        # Values are text: the file's own spelling, where it gives a number.
-        options["env_vars"] = {str(key.scalar): str(item.scalar) for key, item in fields["env_vars"].items()}
+        options["env_vars"] = _read_env_vars(fields["env_vars"], notes, what)
     if target is None:
         return None
     return WorkerConfig(
         component=name, target=target, **{key: item for key, item in options.items() if item is not None}
     )
+
+
+def _read_env_vars(value: Value, notes: Notes, what: str) -> dict[str, str]:
+    """Names and values are text: the file's own spelling, where it gives a number."""
+    found: dict[str, str] = {}
+    for name, item in read_fields(value, notes, f"{what}: env_vars").items():
+        if not _VARIABLE.fullmatch(name):
+            notes.config(item.key, f"{what}: {name!r} cannot be set as an environment variable")
+        elif item.value.kind != "scalar" or item.value.scalar is None:
+            notes.config(item.value, f"{what}: the value of {name} is text", hint=f'write {name}: ""')
+        else:
+            found[name] = str(item.value.scalar)
+    return found
 
 
 def _read_target(value: Value, notes: Notes, what: str) -> str | None:

@@ -35,13 +35,13 @@ from roost.placement.topology import Topology
 from roost.runtime import allocate as allocation
 from roost.runtime import connection, discover
 from roost.runtime.jobs import choose_namespace, find_job
-from roost.runtime.log_show import LogShow
+from roost.runtime.log_show import FoundLog, LogShow
 from roost.runtime.manager_actors import start_managers
 from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, check_port_range
 from roost.runtime.progress import Screen
-from roost.runtime.run_dir import make_run_dir
+from roost.runtime.run_dir import own_run_dir
 from roost.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,6 @@ class Cluster(metaclass=_OnePerProcess):
         self._asked_address = wish.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
         self._watch: Watch | None = None
-        self._log_show: LogShow | None = None
         self._crews: dict[str, Callable[[], None]] = {}
         self._screen = Screen(quiet=wish.quiet)
         self._nodes: tuple[NodeInfo, ...] = ()
@@ -240,14 +239,14 @@ class Cluster(metaclass=_OnePerProcess):
             user=_user(),
             command=" ".join(sys.argv)[:200],
             since=time.time(),
-            run_dir=make_run_dir(wish.run_dir),
+            run_dir=self._undo.enter_context(own_run_dir(wish.run_dir)),
         )
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers, self._connection)
         self._undo.callback(self._watch.stop)
-        self._log_show = LogShow(self._job.run_dir, self._screen)
+        self._logs = LogShow(self._job.run_dir, self._screen, self)
         self._undo.callback(self._stop_logs)
         self._undo.callback(self._close_groups)
         # While the managers start.
@@ -273,6 +272,8 @@ class Cluster(metaclass=_OnePerProcess):
         self._port_range = view.port_range
         self._address = view.job.cluster
         self._topology = discover.make_topology(self._nodes, self._groups)
+        self._logs = LogShow(self._job.run_dir, self._screen, None)
+        self._undo.callback(self._close_groups)
 
     def _check_same(self, wish: _Wish) -> None:
         """Refuse a wish that this Cluster does not fulfil."""
@@ -358,6 +359,21 @@ class Cluster(metaclass=_OnePerProcess):
         return self._screen
 
     @property
+    def logs(self) -> LogShow:
+        """What brings the workers' logs here and shows them."""
+        return self._logs
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed yet."""
+        return self._is_open
+
+    @property
+    def node_manager(self) -> NodeManager:
+        """The proxy to the job's node manager."""
+        return self._node_manager
+
+    @property
     def worker_manager(self) -> WorkerManager:
         """The proxy to the job's worker manager."""
         return self._worker_manager
@@ -431,31 +447,12 @@ class Cluster(metaclass=_OnePerProcess):
     def keep_group(self, name: str, close: Callable[[], None]) -> None:
         """Close a group with this Cluster, at the latest."""
         self._crews[name] = close
-        if self._log_show is not None:
-            self._log_show.start()
-        elif len(self._crews) == 1:
-            # In a process that attached.
-            self._undo.callback(self._close_groups)
+        self._logs.start()
 
-    def forget_group(self, name: str) -> None:
+    def forget_group(self, name: str, close: Callable[[], None]) -> None:
         """A group is closed."""
-        self._crews.pop(name, None)
-
-    def fetch_log(self, ray_id: str, address: str, path: str) -> None:
-        """Bring a worker's log here from its node; the driver does so for all groups of the job."""
-        if self._log_show is not None:
-            self._log_show.fetch_from(ray_id, address, path)
-
-    def catch_up_with_logs(self) -> None:
-        """Have the logs of all workers here as they are now, as far as that is possible."""
-        if self._log_show is not None:
-            with contextlib.suppress(Exception):
-                self._log_show.catch_up()
-
-    def show_logs(self) -> None:
-        """Show what workers have printed by now, unless told to be quiet."""
-        if self._log_show is not None:
-            self._log_show.show()
+        if self._crews.get(name) == close:
+            del self._crews[name]
 
     def close(self) -> None:
         """End what this job started, and only that; then give the connection back."""
@@ -466,6 +463,7 @@ class Cluster(metaclass=_OnePerProcess):
                 Cluster._current = None
             if self._pid == os.getpid():
                 self._undo.close()
+                WorkerManager.forget_registrations()
 
     @classmethod
     def close_if_open(cls, address: str | None = None) -> None:
@@ -492,13 +490,20 @@ class Cluster(metaclass=_OnePerProcess):
         self._crews.clear()
 
     def _stop_logs(self) -> None:
-        if self._log_show is not None:
-            self._log_show.stop(is_connected=self.is_connected())
+        self._logs.stop()
+
+    def logs_elsewhere(self) -> list[FoundLog]:
+        """The logs of workers that are on their own nodes only."""
+        workers = self._worker_manager.get_workers()
+        return [
+            FoundLog(ray_id=self._nodes[worker.node_rank].ray_id, address=worker.address, path=worker.log)
+            for worker in workers
+            if worker.log
+        ]
 
     def _end_workers(self) -> None:
         ended = dict(self._allocated)
         self._allocated.clear()
-        WorkerManager.forget_registrations()
         if self.is_connected():
             for handle in reversed(ended.values()):
                 ray.kill(handle)
@@ -508,7 +513,8 @@ class Cluster(metaclass=_OnePerProcess):
         managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)
         if self.is_connected():
             for manager in managers:
-                ray.kill(manager.handle)
+                with contextlib.suppress(Exception):
+                    ray.kill(manager.handle)
             # Ray does this in the background: whoever closes a Cluster may count on the names being free.
             connection.wait_for_names_to_go({manager.NAME for manager in managers}, _CLOSE_SECONDS)
 

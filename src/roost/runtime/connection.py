@@ -170,7 +170,10 @@ def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
 
 
 def _is_current(made: Connection) -> bool:
-    return ray.is_initialized() and ray.get_runtime_context().get_job_id() == made.ray_job
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_job_id() == made.ray_job and context.gcs_address == made.address
 
 
 def _shutdown() -> None:

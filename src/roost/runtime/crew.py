@@ -6,29 +6,30 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, RoostError, clipped, counted
 from roost.runtime import logs
 from roost.runtime.connection import wait_for_names_to_go
 from roost.runtime.discover import live_nodes
-from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of, make_error
+from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.identity import WorkerIdentity
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
 from roost.runtime.packing import pack, pack_call
 from roost.runtime.ports import PortLease
 from roost.runtime.result import CallResult
-from roost.runtime.run_dir import RunDir, log_file
+from roost.runtime.run_dir import RunDir, log_file, put_aside
 from roost.runtime.seats import Seat
-from roost.runtime.shell import LISTED, MethodKind, Report
+from roost.runtime.shell import MethodKind, Report
+from roost.runtime.stream import ItemStream
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
@@ -53,6 +54,7 @@ class Crew:
         self._cluster = cluster
         self._record = record
         self._handles = list(handles)
+        self._lost: set[int] = set()
         self._is_closed = False
 
     @property
@@ -76,40 +78,26 @@ class Crew:
 
     def alive(self) -> list[int]:
         """The ranks whose workers are alive now."""
-        if self._is_closed:
+        if not self.is_reachable() or not self._is_current():
             return []
         names = set(list_named_actors())
         return [rank for rank in range(self.size) if self.identity(rank).address in names]
 
+    def is_reachable(self) -> bool:
+        """Whether the group and its Cluster are open, and Ray is there: Ray's calls would start a new one."""
+        return not self._is_closed and self._cluster.is_open and self._cluster.is_connected()
+
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
         """Call a method on some ranks, each with what is sent to it."""
         self.check_open()
-        name = LISTED + method if self.methods[method].is_generator else method
         handles = self._ready_handles(ranks)
-        refs = [getattr(handle, name).remote(*args) for handle, args in zip(handles, sent, strict=True)]
+        refs = [getattr(handle, method).remote(*args) for handle, args in zip(handles, sent, strict=True)]
         return CallResult(self, method, ranks, refs)
 
-    def stream(self, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> Iterator[tuple[int, Any]]:
+    def stream(self, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> ItemStream:
         """The items that a generator method yields on some ranks, with the rank, as they come."""
         self.check_open()
-        handles = self._ready_handles(ranks)
-        running = {getattr(handle, method).remote(*sent): rank for handle, rank in zip(handles, ranks, strict=True)}
-        return self._items(method, running)
-
-    def _items(self, method: str, running: dict[Any, int]) -> Iterator[tuple[int, Any]]:
-        while running:
-            ready, _ = ray.wait(list(running), num_returns=1)
-            items: Any = ready[0]
-            # To the end of the line, so that a quick one does not crowd out the others.
-            rank = running.pop(items)
-            try:
-                item = ray.get(next(items))
-            except StopIteration:
-                continue
-            except RayError as error:
-                raise make_error([self.describe(error, rank)], f"in {method!r}", list(running.values())) from None
-            running[items] = rank
-            yield rank, item
+        return ItemStream(self, method, ranks, self._ready_handles(ranks), sent)
 
     def pack(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a call as what is sent."""
@@ -123,7 +111,10 @@ class Crew:
 
     def describe(self, error: BaseException, rank: int) -> Failure:
         """What an error of Ray says of a worker, with what can be found out beside."""
-        return describe_failure(self._cluster, self.identity(rank), error)
+        failure = describe_failure(self._cluster, self.identity(rank), error)
+        if failure.kind is FailureKind.DEATH:
+            self._lost.add(rank)
+        return failure
 
     def check_open(self) -> None:
         """Refuse a group that was closed, or whose Cluster was."""
@@ -141,7 +132,19 @@ class Crew:
             f"{self.identity(rank).address} can only be restarted by the process that launched the group"
         )
 
+    def _is_current(self) -> bool:
+        """Whether the name still stands for this launch."""
+        try:
+            return self._cluster.worker_manager.get_group(self.name).launch == self._record.launch
+        except ClusterError:
+            return False
+
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
+        # Whoever launched the group may have restarted those that died.
+        for rank in self._lost & set(ranks):
+            with contextlib.suppress(ValueError):
+                self._handles[rank] = ray.get_actor(self.identity(rank).address, namespace=self._cluster.namespace)
+                self._lost.discard(rank)
         return [self._handles[rank] for rank in ranks]
 
 
@@ -170,17 +173,25 @@ class OwnCrew(Crew):
         self._restarts_left = dict.fromkeys(range(len(seats)), recipe.restarts)
         self._stopped = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._is_kept = False
+        """Whether the name is ours, and other processes can find it."""
 
     @property
     def size(self) -> int:
         return len(self._seats)
+
+    def _is_current(self) -> bool:
+        return True
 
     def launch(self) -> None:
         """Start all of them; what was started is stopped if that fails."""
         first = self._seats[0]
 
         def with_master() -> list[Seat]:
-            # While the processes start.
+            # The name is ours now. While the processes start:
+            self._is_kept = True
+            self._cluster.keep_group(self.name, self.close)
+            put_aside(self._cluster.job.run_dir.logs.joinpath(*self.name.split(":")))
             self._lease = self._cluster.lease_ports(first.node.rank)
             return [seat.with_master(first.node.address, self._lease.port) for seat in self._seats]
 
@@ -219,16 +230,18 @@ class OwnCrew(Crew):
             if self._is_closed:
                 return
             self._is_closed = True
-            handles, self._handles = self._handles, []
             lease, self._lease = self._lease, None
             if self._cluster.is_connected():
-                self._end({seat.address: handle for seat, handle in zip(self._seats, handles, strict=False)})
-                with contextlib.suppress(RoostError):
-                    if lease is not None:
-                        self._cluster.release_ports(lease)
-                    self._cluster.worker_manager.remove_group(self.name)
-            self._cluster.forget_group(self.name)
-            self._cluster.show_logs()
+                self._end({seat.address: handle for seat, handle in zip(self._seats, self._handles, strict=False)})
+                if lease is not None:
+                    with contextlib.suppress(RoostError):
+                        self._cluster.node_manager.release_ports([lease])
+                if self._is_kept:
+                    with contextlib.suppress(RoostError):
+                        self._cluster.worker_manager.remove_group(self.name)
+            if self._is_kept:
+                self._cluster.logs.forget([seat.address for seat in self._seats])
+                self._cluster.forget_group(self.name, self.close)
 
     def _start(
         self, seats: list[Seat], with_master: Callable[[], list[Seat]], *, is_restart: bool
@@ -243,22 +256,18 @@ class OwnCrew(Crew):
                 full = with_master()
                 if not is_restart:
                     self._seats = full
-                    self._record = GroupRecord(
-                        name=self.name,
-                        identities=tuple(seat.identity for seat in full),
-                        methods=self._record.methods,
-                    )
-                site = _Site(cluster, {seat.address: seat.identity for seat in full})
+                    self._record = replace(self._record, identities=tuple(seat.identity for seat in full))
+                site = _Site(cluster, {seat.address: seat.identity for seat in full}, self._stopped)
                 members = launch.run(full, recipe.made_of, view, site, is_restart=is_restart)
+            reports = {address: member.report for address, member in members.items()}
+            cluster.worker_manager.add_group(
+                self._record,
+                {address: report.pid for address, report in reports.items()},
+                {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
+            )
         except BaseException:
             self._end(launch.handles)
             raise
-        reports = {address: member.report for address, member in members.items()}
-        cluster.worker_manager.add_group(
-            self._record,
-            {address: report.pid for address, report in reports.items()},
-            {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
-        )
         return members
 
     def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
@@ -268,20 +277,20 @@ class OwnCrew(Crew):
         wait_for_names_to_go(set(handles), _END_SECONDS)
 
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        if self._recipe.restarts:
-            # A restart that is going on is waited for.
-            with self._lock:
-                return super()._ready_handles(ranks)
-        return super()._ready_handles(ranks)
+        # A restart that is going on is waited for.
+        with self._lock if self._recipe.restarts else contextlib.nullcontext():
+            return [self._handles[rank] for rank in ranks]
 
     def _watch(self) -> None:
         """Restart whoever dies, as often as was allowed."""
         while not self._stopped.wait(_WATCH_SECONDS):
+            if not self.is_reachable():
+                return
             try:
                 dead = sorted(set(range(self.size)) - set(self.alive()))
             except Exception as error:
-                log.debug("the watch over %r ended: %s", self.name, error)
-                return
+                log.warning("who of %r is alive cannot be told just now: %s", self.name, error)
+                continue
             for rank in [rank for rank in dead if self._restarts_left[rank]]:
                 self._restarts_left[rank] -= 1
                 self._revive(rank)
@@ -301,9 +310,11 @@ def describe_failure(cluster: Cluster, identity: WorkerIdentity, error: BaseExce
     """What an error of Ray says of a worker, with its node's state and the end of its log."""
     path = log_file(cluster.job.run_dir.logs, identity.address)
     found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=str(path))
+    if isinstance(error, ActorUnavailableError) and _is_alive(identity.address):
+        return replace(found, kind=FailureKind.EXCEPTION)
     if found.kind is not FailureKind.DEATH:
         return found
-    cluster.catch_up_with_logs()
+    cluster.logs.catch_up()
     tail = logs.read_tail(path)
     # What an earlier process of this rank printed says nothing about the end of this one.
     what = describe_death(error, tail.rpartition(logs.STARTED_AGAIN)[2])
@@ -314,12 +325,24 @@ def describe_failure(cluster: Cluster, identity: WorkerIdentity, error: BaseExce
     return found.with_death(what, tail)
 
 
+def _is_alive(address: str) -> bool:
+    try:
+        return address in list_named_actors()
+    except Exception:
+        return False
+
+
 class _Site:
     """The job around a launch."""
 
-    def __init__(self, cluster: Cluster, identities: Mapping[str, WorkerIdentity]) -> None:
+    def __init__(self, cluster: Cluster, identities: Mapping[str, WorkerIdentity], stopped: threading.Event) -> None:
         self._cluster = cluster
         self._identities = identities
+        self._stopped = stopped
+
+    @property
+    def is_closing(self) -> bool:
+        return self._stopped.is_set()
 
     @property
     def run_dir(self) -> RunDir:
@@ -330,10 +353,10 @@ class _Site:
 
     def note_report(self, address: str, report: Report) -> None:
         if not report.log.is_shared:
-            self._cluster.fetch_log(report.ray_id, address, report.log.path)
+            self._cluster.logs.fetch_from(report.ray_id, address, report.log.path)
 
     def read_stack(self, address: str) -> tuple[str, str]:
-        self._cluster.catch_up_with_logs()
+        self._cluster.logs.catch_up()
         path = log_file(self.run_dir.logs, address)
         return str(path), logs.read_stack(path)
 

@@ -20,8 +20,12 @@ SEARCH_PATHS = (
 )
 """Lists of places to search: a value for one of them is put before what is there, and does not take its place."""
 
-_EARLY = ("LD_PRELOAD", "LD_LIBRARY_PATH")
-_EARLY_STARTS = ("PYTHON", "MALLOC_")
+_EARLY = re.compile(
+    r"LD_.*|MALLOC_.*|PYTHON(PATH|HOME|HASHSEED|MALLOC\w*|OPTIMIZE|UNBUFFERED|DONTWRITEBYTECODE|FAULTHANDLER|TRACEMALLOC|"
+    r"UTF8|IOENCODING|WARNINGS|NOUSERSITE|USERBASE|DEBUG|VERBOSE|ASYNCIODEBUG|PROFILEIMPORTTIME|DEVMODE|PYCACHEPREFIX|"
+    r"SAFEPATH|INTMAXSTRDIGITS|COERCECLOCALE|PLATLIBDIR|NODEBUGRANGES|PERFSUPPORT|_GIL|_JIT)"
+)
+"""What the loader, the C library or the interpreter reads before any code of ours runs."""
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
@@ -56,5 +60,5 @@ def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dic
     >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
     ({'RANK': '0'}, {'PYTHONPATH': '/opt'})
     """
-    early = {name: value for name, value in variables.items() if name in _EARLY or name.startswith(_EARLY_STARTS)}
+    early = {name: value for name, value in variables.items() if _EARLY.fullmatch(name)}
     return {name: value for name, value in variables.items() if name not in early}, early

@@ -19,7 +19,6 @@ from ray import cloudpickle
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
-    ObjectLostError,
     OutOfMemoryError,
     RayActorError,
     RaySystemError,
@@ -31,12 +30,13 @@ from roost.errors import WorkerDied, WorkerFailed, clipped, counted
 from roost.placement.ranks import format_ranks
 from roost.runtime.logs import own_tail
 
-_MAX_PICKLED = 1024 * 1024
-_MAX_TEXT = 20_000
+# Ray hands a small failure to its caller at once; a large one is noticed only when the whole call is over.
+_MAX_PICKLED = 32 * 1024
+_MAX_TEXT = 12_000
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError, ObjectLostError)
+_DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
 
 class RemoteFailure(Exception):  # noqa: N818 - what happened
@@ -63,7 +63,7 @@ class Description:
     pid: int
 
 
-def carry(error: Exception, pid: int) -> RemoteFailure:
+def carry(error: BaseException, pid: int) -> RemoteFailure:
     """Make an exception ready to travel: called where it was caught, in the worker."""
     # Without our own frames, which called the user's code.
     trace = error.__traceback__
@@ -80,7 +80,7 @@ def carry(error: Exception, pid: int) -> RemoteFailure:
             type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
             message=clipped(message, _MAX_TEXT),
             traceback=_cut_middle("".join(found.format())),
-            log_tail=own_tail(),
+            log_tail=_cut_middle(own_tail()),
             when=time.time(),
             pid=pid,
         ),
@@ -88,8 +88,11 @@ def carry(error: Exception, pid: int) -> RemoteFailure:
     )
 
 
-def _pickled(error: Exception) -> bytes | None:
+def _pickled(error: BaseException) -> bytes | None:
     """The exception as bytes, if it comes back from them as what it was."""
+    # These mean something to the code that they would pass through.
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+        return None
     try:
         data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
         if len(data) > _MAX_PICKLED or type(pickle.loads(data)) is not type(error):  # noqa: S301 - our own bytes
@@ -158,10 +161,10 @@ def describe_death(error: BaseException, log_tail: str = "") -> str:
     text = " ".join(_useful_lines(str(error)))
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return "Ray ended it, since its node was running out of memory"
-    if crash := _CRASH.findall(log_tail):
-        return f"it crashed: {crash[-1]}"
     if found := _EXIT_CODE.search(text):
         return f"its process ended with exit code {found[1]}"
+    if crash := _CRASH.findall(log_tail):
+        return f"it crashed: {crash[-1]}"
     if "connection error code 2" in text or "Socket closed" in text:
         # Ray lists common causes at length here, none of which it knows to be the one.
         return "its process ended without a word: it was killed, perhaps for lack of memory, or it crashed"
@@ -189,8 +192,9 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     if is_death(error):
         return Failure(kind=FailureKind.DEATH, what=describe_death(error), when=time.time(), **base)
     if isinstance(error, RayTaskError):
-        # It happened after the user's method: its result could not be sent.
-        what = f"its result cannot be sent: {_last_line(str(cause or error))}"
+        # It happened outside of the user's method, most likely after it.
+        last = _last_line(str(cause or error))
+        what = f"its result cannot be sent: {last}" if "pickle" in str(error) else f"{type(cause).__name__}: {last}"
         trace = _COLOUR.sub("", str(error))
         return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=trace, when=time.time(), **base)
     if isinstance(error, RaySystemError):

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import operator
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -25,13 +28,16 @@ from roost.runtime.ledgers import GroupRecord
 from roost.runtime.managers import JOB_VARIABLE
 from roost.runtime.packing import pack, ship
 from roost.runtime.result import CallResult
-from roost.runtime.run_dir import check_group_name, put_aside
+from roost.runtime.run_dir import check_group_name
 from roost.runtime.seats import make_seats, place_group
 from roost.runtime.shell import make_worker_shell, method_kind
+from roost.runtime.stream import ItemStream
 from roost.runtime.worker import Worker, own_methods
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
+
+log = logging.getLogger(__name__)
 
 LAUNCH_SECONDS = 600.0
 
@@ -43,8 +49,13 @@ class GroupDraft:
         self._cls = cls
         self._args = tuple(args)
         self._kwargs = dict(kwargs)
+        if inspect.isabstract(cls):
+            raise TypeError(
+                f"{cls.__name__} is abstract: {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))} is missing"
+            )
         try:
-            inspect.signature(cls).bind(*args, **kwargs)
+            # Worker's own __new__ takes anything.
+            inspect.signature(cls.__init__).bind(None, *args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{cls.__name__}.create_group: {error}") from None
         except ValueError:
@@ -72,7 +83,7 @@ class GroupDraft:
         - `timeout`: seconds until all have to be ready.
         - `restarts`: how often each rank is restarted in its place when its worker dies.
         """
-        cluster.check_open()
+        _check_cluster(cluster)
         _check_options(max_concurrency, timeout, restarts)
         full_name = _full_name(name, self._cls)
         placements = place_group(cluster.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
@@ -83,7 +94,9 @@ class GroupDraft:
             name=full_name,
             identities=tuple(seat.identity for seat in seats),
             methods=tuple((method, str(kind)) for method, kind in methods.items()),
+            launch=secrets.token_hex(8),
         )
+        _warn_of_shadows(self._cls, methods)
         recipe = Recipe(
             remote=ray.remote(make_worker_shell(self._cls.__name__, methods)),
             made_of=self._made_of(),
@@ -92,8 +105,6 @@ class GroupDraft:
             restarts=restarts,
         )
         crew = OwnCrew(cluster, record, seats, recipe)
-        put_aside(cluster.job.run_dir.logs.joinpath(*full_name.split(":")))
-        cluster.keep_group(full_name, crew.close)
         crew.launch()
         return WorkerGroup(crew, range(crew.size))
 
@@ -170,7 +181,7 @@ class WorkerGroup:
             return WorkerGroup(self._crew, self._ranks[which])
         if isinstance(which, Iterable):
             return self.on(*which)
-        index = which.__index__()
+        index = operator.index(which)
         if not -len(self._ranks) <= index < len(self._ranks):
             raise IndexError(f"{self.name!r} has no rank {index} here: it has {_said_ranks(self._ranks)}")
         return WorkerGroup(self._crew, [self._ranks[index]])
@@ -178,17 +189,17 @@ class WorkerGroup:
     def on(self, *ranks: int) -> WorkerGroup:
         """The group of these ranks; nothing is remembered for later calls."""
         for rank in ranks:
-            if isinstance(rank, bool) or not isinstance(rank, int) or rank not in self._ranks:
+            if isinstance(rank, bool) or not hasattr(rank, "__index__") or operator.index(rank) not in self._ranks:
                 raise ConfigError(f"{self.name!r} has no rank {rank!r} here: it has {_said_ranks(self._ranks)}")
         if not ranks or len(set(ranks)) != len(ranks):
             raise ConfigError(f"on{ranks!r}: name each rank once", hint="for all of them leave out on()")
-        return WorkerGroup(self._crew, sorted(ranks))
+        return WorkerGroup(self._crew, sorted(map(operator.index, ranks)))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup:
         """The same as `on`; also takes a list of ranks."""
-        return self.on(*(rank for item in ranks for rank in ([item] if isinstance(item, int) else item)))
+        return self.on(*(rank for item in ranks for rank in (item if isinstance(item, Iterable) else [item])))
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> CallResult:
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
         """Call a method by its name: for one that is called like something of the group."""
         self._check_method(method)
         sent = self._crew.pack(method, args, kwargs)
@@ -206,8 +217,8 @@ class WorkerGroup:
         sent = [self._crew.pack(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
         return self._crew.call(method, self._ranks, sent)
 
-    def stream(self, method: str, *args: Any, **kwargs: Any) -> Iterator[tuple[int, Any]]:
-        """The items of a generator method, `(rank, item)`, as they come; it runs in every worker from now on."""
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
+        """The items of a generator method, `(rank, item)`, as they come; each worker is one item ahead, and no more."""
         self._check_method(method)
         if not self._crew.methods[method].is_generator:
             raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
@@ -261,7 +272,25 @@ class WorkerGroup:
 
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
     """A group that was sent to another process of the job."""
-    return WorkerGroup.attach(name).on(*ranks)
+    return WorkerGroup(WorkerGroup.attach(name)._crew, ranks)
+
+
+def _check_cluster(cluster: object) -> None:
+    from roost.runtime.cluster import Cluster
+
+    if not isinstance(cluster, Cluster):
+        raise ConfigError(
+            f"launch takes a Cluster, not a {type(cluster).__name__}", hint="for example launch(Cluster(num_nodes=2))"
+        )
+    cluster.check_open()
+
+
+def _warn_of_shadows(cls: type, methods: Iterable[str]) -> None:
+    for method in methods:
+        if hasattr(WorkerGroup, method):
+            log.warning(
+                "%s.%s is called with group.call(%r): group.%s is the group's own", cls.__name__, method, method, method
+            )
 
 
 def _full_name(name: str | None, cls: type) -> str:

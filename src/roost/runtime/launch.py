@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.errors import LaunchTimedOut, NameTaken, Problem, WrongPlace
+from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, WrongPlace, said
 from roost.runtime.failures import Failure, make_error
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.progress import LaunchBoard, LaunchView, Phase
@@ -40,6 +40,10 @@ class LaunchSite(Protocol):
     @property
     def run_dir(self) -> RunDir:
         """Where logs go."""
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether somebody wants the group closed meanwhile."""
 
     def describe(self, error: BaseException, address: str) -> Failure:
         """What an error of Ray says of a worker."""
@@ -134,6 +138,8 @@ class Launch:
             self._tell_overdue(view)
             if self._pending and time.monotonic() >= self._deadline:
                 raise self._timed_out()
+            if self._pending and site.is_closing:
+                raise ClusterError(f"closed while {said(self.board.late)} was being started")
         return {
             address: Member(handle=self._handles[address], report=self._reports[address]) for address in self._seats
         }
@@ -201,7 +207,7 @@ class Launch:
         phase = self.board.phase(address)
         text = f"{address} on {seat.node}: {phase} for {seconds:.1f} s"
         if phase is Phase.REQUESTED:
-            return f"{text}, and Ray has not started its process yet"
+            return f"{text}: its process is not up yet, or does not answer"
         path, stack = self._site.read_stack(address)
         indented = "".join(f"\n      {line}" for line in stack.splitlines())
         return f"{text}, log {path}{indented}"

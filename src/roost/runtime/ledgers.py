@@ -45,6 +45,8 @@ class GroupRecord:
     identities: tuple[WorkerIdentity, ...]
     methods: tuple[tuple[str, str], ...]
     """What can be called, and what kind of method each is."""
+    launch: str = ""
+    """Tells this launch from another one under the same name."""
 
 
 class RollCall:

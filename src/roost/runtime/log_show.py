@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.runtime.logs import printable
@@ -24,6 +26,8 @@ from roost.runtime.run_dir import RunDir, log_file
 log = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.2
+_LOOK_EVERY_SECONDS = 2.0
+_CATCH_UP_EVERY_SECONDS = 1.0
 _FETCH_BYTES = 4 * 2**20
 _SHOW_BYTES = 256 * 2**10
 """How much of one log is shown in one round; of what comes faster than this the middle is left out."""
@@ -53,7 +57,28 @@ class LogReader:
         for path in paths:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
-                Path(path).parent.rmdir()
+                # As far up as there is nothing else.
+                for folder in Path(path).parents:
+                    folder.rmdir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLog:
+    """A worker's log that is on its own node only."""
+
+    ray_id: str
+    address: str
+    path: str
+
+
+class JobWithLogs(Protocol):
+    """What is asked of the job."""
+
+    def is_connected(self) -> bool:
+        """Whether Ray can be asked."""
+
+    def logs_elsewhere(self) -> list[FoundLog]:
+        """The logs of workers that are on their own nodes only."""
 
 
 @dataclass(slots=True)
@@ -80,24 +105,31 @@ class _Shown:
 class LogShow:
     """A thread that fetches and shows logs until it is stopped."""
 
-    def __init__(self, run_dir: RunDir, screen: Screen) -> None:
+    def __init__(self, run_dir: RunDir, screen: Screen, job: JobWithLogs | None) -> None:
+        """Without a job this process has no logs to care for: the driver cares for those of all groups."""
         self._run_dir = run_dir
         self._screen = screen
+        self._job = job
+        self._looked = self._caught_up = 0.0
         self._sources: dict[str, _Source] = {}
         # By file and not by name: a closed group's logs are put aside when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        if job is not None:
+            self._pass_over_what_is_there()
 
     def start(self) -> None:
         """Begin, if there is something to do."""
-        if self._thread is None and (not self._screen.quiet or self._sources):
+        if self._job is not None and self._thread is None and (not self._screen.quiet or self._sources):
             self._thread = threading.Thread(target=self._run, name="roost-logs", daemon=True)
             self._thread.start()
 
     def fetch_from(self, ray_id: str, address: str, path: str) -> None:
-        """Fetch a worker's log from its node from now on."""
+        """Fetch a worker's log from its node from now on; the driver does so for all groups of the job."""
+        if self._job is None:
+            return
         with self._lock:
             source = self._sources.get(ray_id)
             if source is None:
@@ -107,56 +139,100 @@ class LogShow:
                 source = self._sources[ray_id] = _Source(reader=handle)
             local = log_file(self._run_dir.logs, address)
             local.parent.mkdir(parents=True, exist_ok=True)
-            is_known = path in source.files and local.exists()
             source.files[path] = local
-            source.offsets[path] = source.offsets[path] if is_known else 0
+            source.offsets.setdefault(path, 0)
         self.start()
 
-    def is_fetched(self, ray_id: str) -> bool:
-        """Whether logs of that node are fetched."""
-        return ray_id in self._sources
+    def forget(self, addresses: Sequence[str]) -> None:
+        """A group is closed: bring and show the rest of its logs, and leave none elsewhere."""
+        if self._job is None:
+            return
+        with self._lock:
+            self._caught_up = 0.0
+            self.catch_up()
+            wanted = {log_file(self._run_dir.logs, address) for address in addresses}
+            for ray_id, source in list(self._sources.items()):
+                ended = [path for path, local in source.files.items() if local in wanted]
+                # An answer that is on its way has offsets of files that are gone.
+                source.call = None
+                for path in ended:
+                    del source.files[path], source.offsets[path]
+                if ended:
+                    self._remove(ray_id, ended)
+        self.show()
 
     def catch_up(self, timeout: float = _STOP_SECONDS) -> None:
-        """Fetch what there is by now: for an error that shows the end of a log."""
-        deadline = time.monotonic() + timeout
+        """Fetch what there is by now, for an error that shows the end of a log; not again for every worker."""
+        if not self._sources or self._job is None or not self._job.is_connected():
+            return
         with self._lock:
-            for source in self._sources.values():
-                while time.monotonic() < deadline and self._fetch(source, deadline - time.monotonic()):
-                    pass
+            if time.monotonic() - self._caught_up < _CATCH_UP_EVERY_SECONDS:
+                return
+            deadline = time.monotonic() + timeout
+            for ray_id in list(self._sources):
+                # What was asked before may be old: once more at least, and on for as long as something comes.
+                for turn in itertools.count():
+                    came = ray_id in self._sources and self._fetch(ray_id, max(0.0, deadline - time.monotonic()))
+                    if time.monotonic() > deadline or (turn > 0 and not came):
+                        break
+            self._caught_up = time.monotonic()
 
     def show(self) -> None:
         """Show what there is by now."""
         with self._lock:
-            if not self._screen.quiet:
+            if self._job is not None and not self._screen.quiet:
                 self._show()
 
-    def stop(self, *, is_connected: bool) -> None:
+    def stop(self) -> None:
         """Fetch and show the rest, and end."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(timeout=_STOP_SECONDS)
-        with contextlib.suppress(Exception):
-            if is_connected:
-                self.catch_up()
-                for source in self._sources.values():
-                    ray.get(source.reader.remove.remote(list(source.files)), timeout=_STOP_SECONDS)
-                    ray.kill(source.reader)
-        self._sources.clear()
-        self.show()
+        with self._lock:
+            self._caught_up = 0.0
+            self.catch_up()
+            if self._job is not None and self._job.is_connected():
+                for ray_id, source in list(self._sources.items()):
+                    self._remove(ray_id, list(source.files))
+                    with contextlib.suppress(Exception):
+                        ray.kill(source.reader)
+            self._sources.clear()
+            self.show()
+            for path, shown in self._open_lines():
+                self._show_lines(path, [shown.begun])
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_SECONDS):
             try:
-                with self._lock:
-                    for source in self._sources.values():
-                        self._fetch(source, 0)
+                if self._sources and self._job is not None and self._job.is_connected():
+                    self._look_for_more(self._job)
+                    with self._lock:
+                        for ray_id in list(self._sources):
+                            self._fetch(ray_id, 0)
                 self.show()
             except Exception as error:
-                log.debug("logs are not shown any more: %s", error)
-                return
+                log.debug("logs could not be shown just now: %s", error)
 
-    def _fetch(self, source: _Source, timeout: float) -> bool:
+    def _look_for_more(self, job: JobWithLogs) -> None:
+        """Now and then, where nodes keep their own logs: workers launch groups, too."""
+        if time.monotonic() - self._looked < _LOOK_EVERY_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for found in job.logs_elsewhere():
+            source = self._sources.get(found.ray_id)
+            if source is None or found.path not in source.files:
+                self.fetch_from(found.ray_id, found.address, found.path)
+
+    def _fetch(self, ray_id: str, timeout: float) -> bool:
         """Take what was asked for, if it is there, and ask again; tells whether something came."""
+        try:
+            return self._fetch_some(self._sources[ray_id], timeout)
+        except RayError:
+            # Its node is gone: what was fetched is what there is.
+            del self._sources[ray_id]
+            return False
+
+    def _fetch_some(self, source: _Source, timeout: float) -> bool:
         if source.call is None:
             source.asked = list(source.files)
             source.call = source.reader.read.remote([(path, source.offsets[path]) for path in source.asked])
@@ -167,16 +243,38 @@ class LogShow:
         found: Sequence[bytes] = ray.get(call)
         for path, data in zip(source.asked, found, strict=True):
             if data:
+                source.files[path].parent.mkdir(parents=True, exist_ok=True)
                 with source.files[path].open("ab") as file:
                     file.write(data)
                 source.offsets[path] += len(data)
         return any(found)
 
-    def _show(self) -> None:
+    def _remove(self, ray_id: str, paths: list[str]) -> None:
+        with contextlib.suppress(Exception):
+            ray.get(self._sources[ray_id].reader.remove.remote(paths), timeout=_STOP_SECONDS)
+
+    def _files(self) -> Iterator[Path]:
         for folder, _, names in os.walk(self._run_dir.logs):
-            for name in sorted(names):
-                if name.endswith(".log"):
-                    self._show_file(Path(folder) / name)
+            yield from (Path(folder) / name for name in sorted(names) if name.endswith(".log"))
+
+    def _pass_over_what_is_there(self) -> None:
+        """A run's folder may have been used before."""
+        for path in self._files():
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                self._shown[found.st_dev, found.st_ino] = _Shown(offset=found.st_size)
+
+    def _show(self) -> None:
+        for path in self._files():
+            self._show_file(path)
+
+    def _open_lines(self) -> Iterator[tuple[Path, _Shown]]:
+        """The logs whose last line has no end."""
+        for path in self._files():
+            with contextlib.suppress(OSError):
+                shown = self._shown.get((path.stat().st_dev, path.stat().st_ino))
+                if shown is not None and shown.begun:
+                    yield path, shown
 
     def _show_file(self, path: Path) -> None:
         try:
@@ -196,12 +294,16 @@ class LogShow:
                 data = file.read(_SHOW_BYTES)
         except OSError:
             return
-        address = ":".join(path.relative_to(self._run_dir.logs).with_suffix("").parts)
         shown.offset += len(data)
         *lines, shown.begun = (shown.begun + data).split(b"\n")
-        if skipped > 0:
-            self._screen.line(f"… {skipped / 2**20:.1f} MiB not shown, see {path}", of=address)
         if len(shown.begun) > _SHOW_BYTES:
             lines, shown.begun = [*lines, shown.begun], b""
+        if skipped > 0:
+            lines = [f"… {skipped / 2**20:.1f} MiB not shown, see {path}".encode(), *lines]
+        self._show_lines(path, lines)
+
+    def _show_lines(self, path: Path, lines: Sequence[bytes]) -> None:
+        address = ":".join(path.relative_to(self._run_dir.logs).with_suffix("").parts)
         for line in lines:
-            self._screen.line(printable(line.decode(errors="replace").rstrip("\r")), of=address)
+            # Of a line that was written over, as progress bars do, the last state.
+            self._screen.line(printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")), of=address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -66,13 +67,16 @@ class CallResult:
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """The values in rank order. Raises as soon as one worker fails; CallTimedOut says who is late."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = self._begin(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         try:
-            replies = ray.get(self._refs, timeout=timeout)
+            replies = ray.get(self._refs, timeout=seconds)
         except GetTimeoutError:
-            raise self._timed_out(timeout or 0) from None
+            if late := self._late():
+                raise self._timed_out(seconds, late) from None
+            # The last one answered just now.
+            return self.wait(0)
         except RayError:
-            # Python's loop again, since only one of the errors was seen.
             raise self._failed(deadline) from None
         return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
 
@@ -83,6 +87,7 @@ class CallResult:
         """The values with their ranks, as they finish."""
         pending = dict(zip(self._refs, self._ranks, strict=True))
         while pending:
+            self._begin(None)
             ready, _ = ray.wait(list(pending), num_returns=1)
             try:
                 reply = ray.get(ready[0])
@@ -93,17 +98,17 @@ class CallResult:
 
     def done(self) -> bool:
         """Whether every worker has finished, well or not."""
-        return not self._refs or not ray.wait(self._refs, num_returns=len(self._refs), timeout=0)[1]
+        self._begin(None)
+        return not self._late()
 
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
-        """How the call ended in each worker, in rank order, after `timeout` at the latest; raises nothing."""
-        ready: set[Any] = set()
-        if self._refs:
-            ready = set(ray.wait(self._refs, num_returns=len(self._refs), timeout=timeout)[0])
+        """How the call ended in each worker, in rank order, after `timeout` at the latest; no failure is raised."""
+        seconds = self._begin(timeout)
+        late = set(self._late(seconds))
         out = []
         for rank, ref in zip(self._ranks, self._refs, strict=True):
-            if ref not in ready:
-                out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(timeout or 0)))
+            if rank in late:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
                 continue
             try:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
@@ -118,7 +123,8 @@ class CallResult:
         if reduction is not None and reduction not in _REDUCTIONS:
             raise ConfigError(f"reduction is {reduction!r}", hint=f"it is {said([*_REDUCTIONS, None], last='or')}")
         if len(self._durations) < len(self._ranks):
-            self.wait()
+            # Also those of workers beside one that failed.
+            self.outcomes()
         by_tag: dict[str, dict[int, float]] = {}
         for rank in self._ranks:
             for tag, seconds in self._durations.get(rank, {}).items():
@@ -140,13 +146,28 @@ class CallResult:
         self._durations.setdefault(rank, durations)
         return value
 
-    def _timed_out(self, timeout: float) -> CallTimedOut:
-        _, late_refs = ray.wait(self._refs, num_returns=len(self._refs), timeout=0)
-        late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in set(late_refs)]
-        places = said([str(self._crew.identity(rank).node) for rank in late], most=4)
+    def _begin(self, timeout: float | None) -> float | None:
+        """Check that there is still somebody to ask, and for how many seconds; None is for ever."""
+        self._crew.cluster.check_open()
+        if timeout is None or timeout == math.inf:
+            return None
+        if not isinstance(timeout, int | float) or math.isnan(timeout):
+            raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
+        return max(0.0, float(timeout))
+
+    def _late(self, seconds: float | None = 0.0) -> list[int]:
+        """The ranks that have not answered, after some seconds at the latest."""
+        if not self._refs:
+            return []
+        _, late = ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)
+        waited_for = set(late)
+        return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in waited_for]
+
+    def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
+        places = said([self._crew.identity(rank).node for rank in late], most=4)
         return CallTimedOut(
-            f"{self._method!r} of {self._crew.name!r} has not answered in {timeout:g} s from "
-            f"{counted(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late) if late else 'none'} ({places})",
+            f"{self._method!r} of {self._crew.name!r} has not answered in {seconds or 0:g} s from "
+            f"{counted(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late)} ({places})",
             hint="the call goes on: wait() for it again, or look at the logs of those",
         )
 
@@ -170,14 +191,15 @@ class CallResult:
         return make_error(failures, self._doing, late)
 
     async def _wait_async(self) -> list[Any]:
-        answers = {asyncio.wrap_future(ref.future()): rank for ref, rank in zip(self._refs, self._ranks, strict=True)}
+        self._begin(None)
+        answers = [asyncio.wrap_future(ref.future()) for ref in self._refs]
+        for answer in answers:
+            # Look at each, so that asyncio does not call one forgotten.
+            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if answers:
             await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             await asyncio.wait(answers, timeout=_GRACE_SECONDS)
-            ready = [answer.done() for answer in answers]
-            pairs = list(zip(self._refs, ready, strict=True))
-            raise self._error(
-                {ref for ref, is_done in pairs if is_done}, {ref for ref, is_done in pairs if not is_done}
-            )
-        return [self._open(rank, answer.result()) for answer, rank in answers.items()]
+            ready = {ref for ref, answer in zip(self._refs, answers, strict=True) if answer.done()}
+            raise await asyncio.to_thread(self._error, ready, set(self._refs) - ready)
+        return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]

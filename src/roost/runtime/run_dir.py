@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import itertools
 import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +18,8 @@ from roost.runtime.practice import roost_folder
 
 _KEPT_RUNS = 20
 _LATEST = "latest"
-RUN_DIR_VARIABLE = "ROOST_RUN_DIR"
+RUNS_VARIABLE = "ROOST_RUNS_DIR"
+"""Where the folders of runs are made, if not in this user's own folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +40,37 @@ class RunDir:
         return Path(self.path) / "logs"
 
 
+@contextlib.contextmanager
+def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
+    """Have the folder of a new run to oneself: the one that the caller names, else a new one."""
+    made = make_run_dir(wanted)
+    with (Path(made.path) / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another job is using {made.path}", hint="give each its own run_dir") from None
+        for old in Path(made.path).glob(".roost-*"):
+            if old != made.marker:
+                old.unlink(missing_ok=True)
+        yield made
+
+
 def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
-    """Make the folder of a new run: where the caller or ROOST_RUN_DIR says, else in this user's own folder."""
-    wanted = wanted or os.environ.get(RUN_DIR_VARIABLE) or None
-    runs = roost_folder() / "runs"
+    """Make a folder for a run, with its marker; the newest one is found by `latest_run`."""
+    own = roost_folder() / "runs"
+    runs = Path(os.environ.get(RUNS_VARIABLE) or own).absolute()
     token = secrets.token_hex(8)
     path = Path(wanted).absolute() if wanted else runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{token[:6]}"
     made = RunDir(path=str(path), token=token)
     try:
-        runs.mkdir(exist_ok=True)
+        own.mkdir(exist_ok=True)
         path.mkdir(parents=True, exist_ok=True)
-        for old in path.glob(".roost-*"):
-            old.unlink(missing_ok=True)
         made.marker.write_text("", encoding="utf-8")
-        if not wanted:
-            _prune(runs)
-        _point_latest(runs, path)
+        if runs == own and not wanted:
+            _prune(own)
+        _point_latest(own, path)
     except OSError as error:
-        hint = "give Cluster another run_dir" if wanted else "make room there, or give Cluster a run_dir"
+        hint = f"give Cluster another run_dir, or set {RUNS_VARIABLE}"
         raise ClusterError(f"the run's folder {path} cannot be made: {error.strerror or error}", hint=hint) from None
     return made
 
@@ -85,15 +102,15 @@ def check_group_name(name: object) -> str:
 
 def put_aside(folder: Path) -> None:
     """Move the logs of an earlier group of the same name out of the way: to `actor.1`, then `actor.2`."""
-    for number in range(1, 10_000):
-        if not folder.exists():
-            return
-        aside = folder.with_name(f"{folder.name}.{number}")
-        if not aside.exists():
-            # Somebody else may have moved it.
-            with contextlib.suppress(FileNotFoundError):
-                folder.rename(aside)
-            return
+    # Only its own: groups that its workers launched are in folders below it.
+    found = list(folder.glob("*.log"))
+    if not found:
+        return
+    number = next(number for number in itertools.count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+    aside = folder.with_name(f"{folder.name}.{number}")
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
 
 
 def _point_latest(runs: Path, path: Path) -> None:

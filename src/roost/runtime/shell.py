@@ -7,13 +7,15 @@ user's is loaded: the class and its arguments arrive pickled.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import faulthandler
 import inspect
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,9 +30,6 @@ from roost.runtime.packing import Arguments, Packed, make_object
 from roost.runtime.processes import die_with_parent
 from roost.runtime.run_dir import RunDir
 from roost.runtime.timers import measured_call
-
-LISTED = "_roost_list_"
-"""Before the name of a generator method: the same, with all its items at once."""
 
 
 class MethodKind(StrEnum):
@@ -89,17 +88,19 @@ class WorkerShell:
         die_with_parent()
         self._roost_object: Any = None
         self._roost_watched: str | None = None
+        self._roost_streams: dict[str, Any] = {}
 
     def _roost_begin(self, setup: Setup) -> Report:
         """Become this worker: its environment, its log, who it is."""
-        os.environ.update(setup.variables)
-        place = logs.choose_place(setup.run_dir, setup.identity.address)
-        logs.redirect_output(place, append=setup.is_restart)
-        # A crash in C code shows where it was, in the log.
-        faulthandler.enable(file=2)
-        assume(setup.identity)
-        self._roost_watched = setup.watched_variable
-        return self._roost_report()
+        with _carried():
+            os.environ.update(setup.variables)
+            place = logs.choose_place(setup.run_dir, setup.identity.address)
+            logs.redirect_output(place, append=setup.is_restart)
+            # A crash in C code shows where it was, in the log.
+            faulthandler.enable(file=2)
+            assume(setup.identity)
+            self._roost_watched = setup.watched_variable
+            return self._roost_report()
 
     def _roost_report(self) -> Report:
         watched = self._roost_watched
@@ -117,36 +118,85 @@ class WorkerShell:
         # In C: it works where Python does not come to run any more.
         faulthandler.dump_traceback_later(overdue_seconds, file=2)
         try:
-            self._roost_object = make_object(packed)
-        except Exception as error:
-            raise carry(error, os.getpid()) from None
+            with _carried():
+                self._roost_object = make_object(packed)
         finally:
             faulthandler.cancel_dump_traceback_later()
         return self._roost_report()
 
+    def _roost_stream(self, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
+        """The next item of a stream, in a tuple, or an empty one at its end; with a method the stream begins."""
+        with _carried():
+            if method is not None:
+                sent = Arguments.unpack(args).fetch()
+                self._roost_streams[key] = getattr(self._roost_object, method)(*sent.args, **sent.kwargs)
+            stream = self._roost_streams.get(key, iter(()))
+            for item in stream:
+                if key not in self._roost_streams:
+                    # It was given up meanwhile.
+                    stream.close()
+                return (item,)
+            self._roost_streams.pop(key, None)
+            return ()
+
+    def _roost_end_stream(self, key: str) -> None:
+        """Nobody wants the rest of a stream."""
+        stream = self._roost_streams.pop(key, None)
+        if inspect.isasyncgen(stream):
+            self._roost_ending = asyncio.ensure_future(stream.aclose())
+        elif stream is not None:
+            # One that is at work just now is closed when it has its next item.
+            with contextlib.suppress(ValueError):
+                stream.close()
+
+
+async def _stream_async(self: Any, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
+    """The same as `_roost_stream`, for a method that is asynchronous."""
+    with _carried():
+        if method is not None:
+            sent = await Arguments.unpack(args).fetch_async()
+            self._roost_streams[key] = getattr(self._roost_object, method)(*sent.args, **sent.kwargs)
+        stream = self._roost_streams.get(key)
+        if stream is None:
+            return ()
+        async for item in stream:
+            return (item,)
+        self._roost_streams.pop(key, None)
+        return ()
+
+
+# What ends a process or a generator, and is no failure of the user's code.
+_ENDS = (SystemExit, GeneratorExit)
+
+
+@contextlib.contextmanager
+def _carried() -> Iterator[None]:
+    """What goes wrong inside goes to the caller as a RemoteFailure."""
+    try:
+        yield
+    except _ENDS:
+        raise
+    except BaseException as error:
+        raise carry(error, os.getpid()) from None
+
 
 def make_worker_shell(name: str, methods: Mapping[str, MethodKind]) -> type:
     """The shell with these methods, each of which calls that of the object."""
-    body: dict[str, Any] = {"__module__": __name__}
-    for method, kind in methods.items():
-        body[method] = _FORWARDS[kind](method)
-        if kind.is_generator:
-            body[LISTED + method] = (_listed_async if kind is MethodKind.ASYNC_GENERATOR else _listed)(method)
+    body: dict[str, Any] = {method: _FORWARDS[kind](method) for method, kind in methods.items()}
     for method, function in body.items():
-        if callable(function):
-            function.__name__ = function.__qualname__ = method
-    return type(name, (WorkerShell,), body)
+        function.__name__ = function.__qualname__ = method
+    if MethodKind.ASYNC_GENERATOR in methods.values():
+        # Only here: one such method gives the whole actor an event loop.
+        body["_roost_stream_async"] = _stream_async
+    return type(name, (WorkerShell,), {"__module__": __name__, **body})
 
 
 def _forward_plain(name: str) -> Callable[..., Any]:
     def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations:
+        with measured_call() as durations, _carried():
             started = time.perf_counter()
-            try:
-                sent = Arguments.unpack(args).fetch()
-                value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
-            except Exception as error:
-                raise carry(error, os.getpid()) from None
+            sent = Arguments.unpack(args).fetch()
+            value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
             durations.setdefault(name, time.perf_counter() - started)
         return value, durations
 
@@ -155,13 +205,10 @@ def _forward_plain(name: str) -> Callable[..., Any]:
 
 def _forward_async(name: str) -> Callable[..., Any]:
     async def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations:
+        with measured_call() as durations, _carried():
             started = time.perf_counter()
-            try:
-                sent = await Arguments.unpack(args).fetch_async()
-                value = await getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
-            except Exception as error:
-                raise carry(error, os.getpid()) from None
+            sent = await Arguments.unpack(args).fetch_async()
+            value = await getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
             durations.setdefault(name, time.perf_counter() - started)
         return value, durations
 
@@ -170,41 +217,25 @@ def _forward_async(name: str) -> Callable[..., Any]:
 
 def _forward_generator(name: str) -> Callable[..., Any]:
     def forward(self: Any, *args: Any) -> Any:
-        try:
+        """All items at once; one by one they come through `_roost_stream`."""
+        with measured_call() as durations, _carried():
+            started = time.perf_counter()
             sent = Arguments.unpack(args).fetch()
-            # Ray sends things into a generator, which the user's own `yield from` might not take.
-            for item in getattr(self._roost_object, name)(*sent.args, **sent.kwargs):  # noqa: UP028
-                yield item
-        except Exception as error:
-            raise carry(error, os.getpid()) from None
+            value = list(getattr(self._roost_object, name)(*sent.args, **sent.kwargs))
+            durations.setdefault(name, time.perf_counter() - started)
+        return value, durations
 
     return forward
 
 
 def _forward_async_generator(name: str) -> Callable[..., Any]:
     async def forward(self: Any, *args: Any) -> Any:
-        try:
+        with measured_call() as durations, _carried():
+            started = time.perf_counter()
             sent = await Arguments.unpack(args).fetch_async()
-            async for item in getattr(self._roost_object, name)(*sent.args, **sent.kwargs):
-                yield item
-        except Exception as error:
-            raise carry(error, os.getpid()) from None
-
-    return forward
-
-
-def _listed(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations:
-            return list(_forward_generator(name)(self, *args)), durations
-
-    return forward
-
-
-def _listed_async(name: str) -> Callable[..., Any]:
-    async def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations:
-            return [item async for item in _forward_async_generator(name)(self, *args)], durations
+            value = [item async for item in getattr(self._roost_object, name)(*sent.args, **sent.kwargs)]
+            durations.setdefault(name, time.perf_counter() - started)
+        return value, durations
 
     return forward
 

@@ -11,7 +11,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from roost.placement.groups import DeclaredHardware
 from roost.placement.placement import Placement
@@ -24,6 +24,24 @@ if TYPE_CHECKING:
 
 WORKER_LOG = "roost.worker"
 """The logger of what workers say of themselves."""
+
+
+Value = TypeVar("Value")
+
+
+class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
+    """Something that a worker knows of itself. A subclass may use the name for something of its own."""
+
+    def __init__(self, function: Callable[[Any], Value]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, worker: None, owner: type) -> fact[Value]: ...
+    @overload
+    def __get__(self, worker: object, owner: type) -> Value: ...
+    def __get__(self, worker: object | None, owner: type) -> fact[Value] | Value:
+        return self if worker is None else self._function(worker)
 
 
 class Worker:
@@ -42,7 +60,7 @@ class Worker:
         return worker
 
     def __init__(self) -> None:
-        pass
+        super().__init__()
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft:
@@ -51,67 +69,67 @@ class Worker:
 
         return GroupDraft(cls, args, kwargs)
 
-    @property
+    @fact
     def rank(self) -> int:
         """This worker's rank in its group."""
         return self._identity.rank
 
-    @property
+    @fact
     def world_size(self) -> int:
         """How many workers the group has."""
         return self._identity.world_size
 
-    @property
+    @fact
     def local_rank(self) -> int:
         """This worker's index among the group's workers on its node. The variable LOCAL_RANK is a device index."""
-        return self.placement.local_rank
+        return self._identity.placement.local_rank
 
-    @property
+    @fact
     def local_world_size(self) -> int:
         """How many workers of the group are on its node."""
-        return self.placement.local_world_size
+        return self._identity.placement.local_world_size
 
-    @property
+    @fact
     def node_rank(self) -> int:
         """The rank of its node in the cluster. The variable NODE_RANK counts the group's nodes only."""
-        return self.placement.cluster_node_rank
+        return self._identity.placement.cluster_node_rank
 
-    @property
+    @fact
     def placement(self) -> Placement:
         """Where this worker sits."""
         return self._identity.placement
 
-    @property
+    @fact
     def group_name(self) -> str:
         """The name of the group."""
         return self._identity.group_name
 
-    @property
+    @fact
     def address(self) -> str:
         """This worker's name in the job, such as `actor:3`."""
         return self._identity.address
 
-    @property
+    @fact
     def devices(self) -> tuple[str, ...]:
         """The accelerators that it may use, as the visible-devices variable names them."""
-        return self.placement.visible_accelerators
+        return self._identity.placement.visible_accelerators
 
-    @property
+    @fact
     def hardware(self) -> tuple[DeclaredHardware, ...]:
         """The declared hardware that it was given, such as its robot, with its settings."""
         return self._identity.hardware
 
-    @property
+    @fact
     def master_address(self) -> str:
         """The address of rank 0's node."""
         return self._identity.master_address
 
-    @property
+    @fact
     def master_port(self) -> int:
         """The port on rank 0's node that was leased for the group; 0 in a plain process."""
         return self._identity.master_port
 
-    @property
+    @fact
     def cluster(self) -> Cluster:
         """The job's Cluster, as this process sees it."""
         from roost.runtime.cluster import Cluster
@@ -119,58 +137,34 @@ class Worker:
         return Cluster()
 
     # The names that the documents use inside a worker, all in this one place.
-
-    @property
-    def _rank(self) -> int:
-        return self.rank
-
-    @property
-    def _world_size(self) -> int:
-        return self.world_size
-
-    @property
-    def _local_rank(self) -> int:
-        return self.local_rank
-
-    @property
-    def _local_world_size(self) -> int:
-        return self.local_world_size
-
-    @property
-    def _node_rank(self) -> int:
-        return self.node_rank
-
-    @property
-    def _placement(self) -> Placement:
-        return self.placement
-
-    @property
-    def _group_name(self) -> str:
-        return self.group_name
-
-    @property
-    def _worker_address(self) -> str:
-        return self.address
+    _rank = rank
+    _world_size = world_size
+    _local_rank = local_rank
+    _local_world_size = local_world_size
+    _node_rank = node_rank
+    _placement = placement
+    _group_name = group_name
+    _worker_address = address
 
     def log_debug(self, message: object) -> None:
         """Write a line for whoever looks closely."""
-        self._logger.debug("%s", message)
+        self._roost_logger.debug("%s", message)
 
     def log_info(self, message: object) -> None:
         """Write a line into this worker's log, which the driver shows."""
-        self._logger.info("%s", message)
+        self._roost_logger.info("%s", message)
 
     def log_warning(self, message: object) -> None:
         """Write a warning."""
-        self._logger.warning("%s", message)
+        self._roost_logger.warning("%s", message)
 
     def log_error(self, message: object) -> None:
         """Write of an error."""
-        self._logger.error("%s", message)
+        self._roost_logger.error("%s", message)
 
     @property
-    def _logger(self) -> logging.Logger:
-        return logging.getLogger(f"{WORKER_LOG}.{self.address}")
+    def _roost_logger(self) -> logging.Logger:
+        return logging.getLogger(f"{WORKER_LOG}.{self._identity.address}")
 
     def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
         """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
@@ -185,9 +179,13 @@ class Worker:
 
 
 def own_methods(cls: type) -> dict[str, Any]:
-    """The public methods that a class adds to `Worker`, by name: what a group can call."""
+    """The public methods that a class adds to `Worker` or has in place of its own, by name: what a group can call."""
     return {
         name: member
         for name, member in inspect.getmembers(cls, inspect.isroutine)
-        if not name.startswith("_") and not hasattr(Worker, name)
+        if not name.startswith("_") and getattr(Worker, name, None) is not member and name not in _INHERITED
     }
+
+
+_INHERITED = {"create_group", "log_debug", "log_info", "log_warning", "log_error", "worker_timer", "timer"}
+"""What is meant for the worker itself, also where a class has its own version."""

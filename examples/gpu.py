@@ -1,0 +1,46 @@
+"""On a machine with NVIDIA GPUs: every launched worker sees exactly its own device, and it is the planned one.
+
+    python examples/gpu.py
+
+It needs torch with CUDA. What it printed on one machine is in docs/guides/workers.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+from roost import Cluster, Worker
+
+
+class Probe(Worker):
+    """Asks torch what there is to see."""
+
+    def see(self) -> tuple[int, str, str]:
+        import torch
+
+        found = torch.cuda.get_device_properties(0)
+        total = float(torch.ones(1000, device="cuda").sum())
+        assert total == 1000
+        return torch.cuda.device_count(), found.name, str(found.uuid)
+
+    def variable(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def main() -> None:
+    """One worker for each GPU of the first node."""
+    with Cluster(num_nodes=1) as cluster:
+        planned = cluster.nodes[0].accelerators
+        probes = Probe.create_group().launch(cluster, name="probe")
+        for rank, ((count, name, uuid), variable) in enumerate(
+            zip(probes.see().wait(), probes.variable().wait(), strict=True)
+        ):
+            print(f"probe:{rank} planned on {planned[rank].model} {planned[rank].uuid}")
+            print(f"probe:{rank} sees {count} device with CUDA_VISIBLE_DEVICES={variable}: {name} GPU-{uuid}")
+            assert count == 1
+            assert planned[rank].uuid == f"GPU-{uuid}"
+        print("every worker sees its own device, and only that")
+
+
+if __name__ == "__main__":
+    main()

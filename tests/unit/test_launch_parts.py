@@ -1,0 +1,326 @@
+"""The decisions of a launch, without Ray: seats, environments, phases, names, folders, what is shown."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import time
+
+import pytest
+
+from roost import (
+    ConfigError,
+    DeclaredHardware,
+    NodeInfo,
+    PlacementError,
+    Plan,
+    Topology,
+    WorkerDied,
+    WorkerFailed,
+    make_plan,
+)
+from roost.runtime import run_dir
+from roost.runtime.environment import join_environments, split_environment
+from roost.runtime.failures import Failure, FailureKind, carry, in_order_of_cause, make_error
+from roost.runtime.logs import LogPlace, printable, read_stack, read_tail
+from roost.runtime.progress import LaunchBoard, Phase, Screen
+from roost.runtime.run_dir import check_group_name, latest_run, log_file, make_run_dir, own_run_dir, put_aside
+from roost.runtime.seats import differences, make_seats, place_group
+from roost.runtime.shell import Report
+
+JOB = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3"}}}
+
+
+def node(rank: int, **changes: object) -> NodeInfo:
+    values: dict[str, object] = {
+        "rank": rank,
+        "ray_id": f"ray-{rank}",
+        "address": f"10.0.0.{rank + 1}",
+        "name": f"n{rank}",
+        "hostname": f"n{rank}",
+        "is_head": rank == 0,
+        "cpus": 8,
+        "memory": 1,
+        "interpreter": "/usr/bin/python",
+        "python": "3.11",
+        "ray": "2.47.0",
+        "network": "net",
+        "ephemeral_ports": (32768, 60999),
+    }
+    return NodeInfo(**(values | changes))
+
+
+def report(**changes: object) -> Report:
+    values: dict[str, object] = {
+        "ray_id": "ray-0",
+        "host": "n0",
+        "pid": 1,
+        "interpreter": "/usr/bin/python",
+        "visible": "0",
+        "log": LogPlace(path="/run/0.log", is_shared=True),
+    }
+    return Report(**(values | changes))
+
+
+def seats(**changes: object) -> list:
+    topology = Topology.from_shorthand("2x2")
+    placements = place_group(topology, None, isolate_accelerator=True)
+    given = {"env_vars": {}, "marks": {}, "nodes": [node(0), node(1)]} | changes
+    return make_seats("actor", topology, placements, given["nodes"], given["env_vars"], given["marks"])
+
+
+def test_a_seats_environment_is_the_plans_with_what_the_caller_adds():
+    plan = make_plan(JOB, Topology.from_shorthand("2x2"))
+    for rank, seat in enumerate(seats(env_vars={"MINE": "1"}, marks={"ROOST_JOB": "j"})):
+        assert seat.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j"}
+        with_master = seat.with_master("10.0.0.1", 20000)
+        assert with_master.variables == {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", **seat.variables}
+        assert with_master.identity.master_port == 20000
+    assert seats(env_vars={"MASTER_ADDR": "ib0"})[0].with_master("10.0.0.1", 1).variables["MASTER_ADDR"] == "ib0"
+
+
+def test_without_accelerators_there_is_a_worker_on_each_node():
+    placements = place_group(Topology.from_shorthand("3x0"), None, isolate_accelerator=True)
+    assert [(placement.rank, placement.cluster_node_rank) for placement in placements] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_search_paths_are_joined_and_what_must_be_early_is_apart():
+    layers = [{"PYTHONPATH": "/group", "A": "1"}, {"PYTHONPATH": "/mine:/group", "A": "2"}]
+    joined = join_environments(layers, {"PYTHONPATH": "/node", "OTHER": "x"})
+    assert joined == {"PYTHONPATH": "/mine:/group:/node", "A": "2"}
+    assert join_environments([{"MODEL_PATH": "/new"}], {"MODEL_PATH": "/old"}) == {"MODEL_PATH": "/new"}
+    late, early = split_environment(joined | {"LD_PRELOAD": "x.so", "MALLOC_ARENA_MAX": "1", "RANK": "0"})
+    assert sorted(early) == ["LD_PRELOAD", "MALLOC_ARENA_MAX", "PYTHONPATH"]
+    assert sorted(late) == ["A", "RANK"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        ({"ray_id": "ray-1"}, "it is on node 1 (10.0.0.2, n1), and planned on node 0 (10.0.0.1, n0)"),
+        ({"ray_id": "zzz", "host": "far"}, "it is on a node that is not of this job (far), and planned on node 0"),
+        ({"visible": "1"}, "it sees CUDA_VISIBLE_DEVICES='1', and planned is '0'"),
+        ({"visible": None}, "it sees CUDA_VISIBLE_DEVICES=None, and planned is '0'"),
+        ({"interpreter": "/other"}, None),
+    ],
+)
+def test_what_a_worker_reports_is_compared_with_the_plan(changes, message):
+    found = differences(seats()[0], report(**changes), [node(0), node(1)])
+    assert len(found) == (0 if message is None else 1)
+    assert message is None or message in found[0]
+
+
+def test_a_worker_gets_the_declared_hardware_of_its_placement():
+    arms = [{"node_rank": 1, "address": f"10.1.0.{number}"} for number in range(2)]
+    groups = [{"label": "arms", "node_ranks": 1, "hardware": {"type": "Arm", "configs": arms}}]
+    job = {
+        "cluster": {
+            "num_nodes": 2,
+            "node_groups": groups,
+            "component_placement": {"env": {"node_group": "arms", "placement": "0-1:0-3"}},
+        }
+    }
+    plan = make_plan(job, Topology.from_shorthand("2x0"))
+    pieces = tuple(DeclaredHardware.make("Arm", 1, {"address": arm["address"]}) for arm in arms)
+    nodes = [node(0), node(1, hardware=(DeclaredHardware.make("Camera", 1), *pieces))]
+    made = make_seats("env", plan.topology, plan.component("env").placements, nodes, {}, {})
+    assert [seat.identity.hardware[0].settings["address"] for seat in made] == [
+        "10.1.0.0",
+        "10.1.0.0",
+        "10.1.0.1",
+        "10.1.0.1",
+    ]
+
+
+def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
+    plan = make_plan(JOB, Topology.from_shorthand("2x2"))
+    strategy = Plan.from_json(plan.to_json()).get_strategy("actor")
+    assert strategy.get_placement(Topology.from_shorthand("2x2")) == list(plan.component("actor").placements)
+    with pytest.raises(
+        PlacementError, match=r"planned on node 0 with the accelerators 0 and 1, and that node offers 0"
+    ):
+        strategy.get_placement(Topology.from_shorthand("2x1"))
+    with pytest.raises(PlacementError, match=r"node 1 .* is not there"):
+        strategy.get_placement(Topology.from_shorthand("1x2"))
+    with pytest.raises(PlacementError, match="no component 'rollout'"):
+        plan.get_strategy("rollout")
+
+
+def test_the_board_knows_who_is_late():
+    board = LaunchBoard(["a:0", "a:1"], now=1.0)
+    board.advance("a:0", Phase.CONSTRUCTING, now=2.0)
+    assert (board.phase("a:0"), board.since("a:0"), board.late) == (Phase.CONSTRUCTING, 2.0, ["a:0", "a:1"])
+    assert board.summary() == "1 requested, 1 constructing"
+    for address in ("a:0", "a:1"):
+        board.advance(address, Phase.READY, now=3.0)
+    assert board.is_ready
+    assert board.late == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_launch_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for stream, is_bar in ((Terminal(), True), (io.StringIO(), False)):
+        screen = Screen(quiet=False, stream=stream)
+        board = LaunchBoard(["a:0"], now=0.0)
+        with screen.launching("a", board, 1) as view:
+            view.update()
+            screen.line("from a worker", of="a:0")
+            board.advance("a:0", Phase.READY, now=1.0)
+            view.update()
+        text = stream.getvalue()
+        assert "a: 1 worker ready on 1 node in" in text
+        assert "from a worker" in text
+        assert ("━" in text) is is_bar
+        assert ("\x1b[" in text) is is_bar
+
+
+def test_a_quiet_screen_says_nothing(monkeypatch):
+    for quiet, variable in ((True, ""), (None, "1")):
+        monkeypatch.setenv("ROOST_QUIET", variable)
+        stream = io.StringIO()
+        screen = Screen(quiet=quiet, stream=stream)
+        with screen.launching("a", LaunchBoard([], now=0.0), 0):
+            screen.line("x")
+        assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "..", ".x", "12", "a\nb", None, 3, "x" * 101])
+def test_what_cannot_name_a_group_is_refused(name):
+    with pytest.raises(ConfigError):
+        check_group_name(name)
+
+
+def test_a_group_may_be_called_almost_anything():
+    for name in ("actor", "Actor_2", "critic-1", "ünïcode", "a b", "v1.2"):
+        assert check_group_name(name) == name
+
+
+def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_dir, "roost_folder", lambda: tmp_path)
+    made = make_run_dir(tmp_path / "run")
+    assert made.marker.exists()
+    assert latest_run() == tmp_path / "run"
+    assert log_file(made.logs, "actor:0:1") == tmp_path / "run" / "logs" / "actor" / "0" / "1.log"
+    monkeypatch.setenv("ROOST_RUNS_DIR", str(tmp_path / "other"))
+    assert make_run_dir(None).path.startswith(f"{tmp_path}/other/20")
+    monkeypatch.delenv("ROOST_RUNS_DIR")
+    with own_run_dir(tmp_path / "run") as again:
+        assert again.marker.exists()
+        assert not made.marker.exists(), "a marker of an earlier run is none of this one"
+        with pytest.raises(ConfigError, match="another job is using"), own_run_dir(tmp_path / "run"):
+            pass
+    with own_run_dir(tmp_path / "run"):
+        pass
+    group = made.logs / "actor"
+    for number in range(1, 4):
+        (group / "0" / "tool").mkdir(parents=True, exist_ok=True)
+        (group / "0" / "tool" / "0.log").write_text("of a group that its worker launched")
+        (group / "0.log").write_text(str(number))
+        put_aside(group)
+        assert [path.name for path in group.rglob("*.log")] == ["0.log"]
+        assert not (group / "0.log").exists()
+        assert (made.logs / f"actor.{number}" / "0.log").read_text() == str(number)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match=r"run's folder .* cannot be made"):
+        make_run_dir(tmp_path / "file" / "run")
+
+
+def test_the_end_of_a_log_is_read_without_the_rest(tmp_path):
+    path = tmp_path / "0.log"
+    path.write_bytes(b"x" * 1_000_000 + b"\nlast but one\n\xff\x1b[31mlast\n")
+    tail = read_tail(path, lines=2)
+    assert tail == "last but one\n\ufffd\\x1b[31mlast"
+    assert read_tail(tmp_path / "nowhere") == ""
+    assert printable("a\tb") == "a\tb"
+
+
+STACK = """before
+Timeout (0:00:03)!
+Thread 0x00007f86358b96c0 (most recent call first):
+  File "/lib/python3.11/threading.py", line 327 in wait
+  File "/site-packages/ray/_private/gc_collect_manager.py", line 29 in run
+
+Thread 0x00007f867da4ab80 (most recent call first):
+  File "/home/me/job.py", line 50 in hang_here
+  File "/src/roost/runtime/shell.py", line 120 in _roost_construct
+  File "/site-packages/ray/_private/worker.py", line 1069 in main_loop
+printed by somebody afterwards
+  File "not a frame of it"
+"""
+
+
+def test_a_stack_in_a_log_is_found_and_shows_the_users_frames(tmp_path):
+    path = tmp_path / "0.log"
+    path.write_text('Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n  File "old.py", line 1 in f\n' + STACK)
+    assert read_stack(path) == 'most recent call first:\nFile "/home/me/job.py", line 50 in hang_here'
+    path.write_text("nothing")
+    assert read_stack(path) == ""
+
+
+def failure(rank: int, kind: FailureKind = FailureKind.EXCEPTION, when: float = 0.0, **changes: object) -> Failure:
+    return Failure(kind=kind, address=f"a:{rank}", rank=rank, node="node 0", what="what", when=when, **changes)
+
+
+def test_deaths_come_before_exceptions_and_earlier_ones_before_later():
+    died = failure(2, FailureKind.DEATH, when=9.0)
+    order = in_order_of_cause([failure(0, when=3.0), failure(1, when=2.0), died])
+    assert [item.rank for item in order] == [2, 1, 0]
+    error = make_error([failure(0, when=3.0), died], "in 'f'", unfinished=[3, 4])
+    assert isinstance(error, WorkerDied)
+    assert str(error).startswith("a:2 on node 0 died in 'f': what")
+    assert "also failed (1):\n    a:0 on node 0: what" in str(error)
+    assert "not finished yet: 2 ranks, 3-4" in str(error)
+
+
+class NoText(Exception):  # noqa: N818 - it is what it says
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Huge(Exception):  # noqa: N818 - it is what it says
+    """One that is too large to be sent."""
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_an_exception_travels_pickled_or_at_least_described():
+    sent = pickle.loads(pickle.dumps(carry(raised(KeyError("k")), 7)))  # noqa: S301 - our own bytes
+    assert sent.description.type_name == "KeyError"
+    assert "test_launch_parts.py" in sent.description.traceback
+    assert isinstance(make_error([failure(0, pickled=sent.pickled)], "in 'f'"), KeyError)
+    assert carry(raised(NoText()), 7).description.message == "(its text cannot be made)"
+    huge = carry(raised(Huge("x" * 5_000_000)), 7)
+    assert huge.pickled is None
+    assert len(huge.description.message) + len(huge.description.traceback) < 100_000
+    assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
+
+
+def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_dir, "roost_folder", lambda: tmp_path)
+    runs = tmp_path / "runs"
+    for number in range(30):
+        folder = runs / f"20200101-0000{number:02d}-abcdef"
+        folder.mkdir(parents=True)
+        when = time.time() - (48 * 3600 if number % 2 else 0)
+        os.utime(folder, (when, when))
+    made = make_run_dir(None)
+    left = {path.name for path in runs.iterdir() if not path.is_symlink()}
+    # The newest 20 stay, and of the older ones those that are younger than a day.
+    assert len(left) == 20 + 6
+    assert latest_run() == runs / made.path.rpartition("/")[2]

@@ -1,0 +1,169 @@
+"""A worker in a plain process: no Ray, no cluster; the same class, the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+
+import pytest
+
+from roost import ConfigError, Worker
+from roost.runtime.timers import measured_call
+from roost.runtime.worker import own_methods
+from roost.testing import as_worker
+
+
+class Actor(Worker):
+    factor = 2
+
+    def __init__(self, start: int) -> None:
+        # Who one is, is known before the base class is called.
+        self.first = start + self.rank
+        super().__init__()
+
+    def step(self, by: int) -> int:
+        with self.worker_timer("step"):
+            self.first += by * self.factor
+        return self.first
+
+    @Worker.timer
+    def whole(self) -> int:
+        return 1
+
+    @Worker.timer("named")
+    async def later(self) -> int:
+        with self.worker_timer():
+            return 2
+
+    @classmethod
+    def of_class(cls) -> int:
+        return cls.factor
+
+    @staticmethod
+    def static() -> int:
+        return 3
+
+    class Inner:
+        """Not a method."""
+
+    @property
+    def half(self) -> float:
+        return self.first / 2
+
+    def _hidden(self) -> None: ...
+
+
+def test_made_by_hand_it_is_rank_0_of_a_group_of_one():
+    actor = Actor(5)
+    assert (actor.rank, actor.world_size, actor.local_rank, actor.local_world_size) == (0, 1, 0, 1)
+    assert (actor.node_rank, actor.devices, actor.hardware) == (0, (), ())
+    assert (actor.group_name, actor.address) == ("Actor", "Actor:0")
+    assert actor._rank == actor.rank
+    assert actor._world_size == actor.world_size
+    assert (actor._group_name, actor._worker_address, actor._node_rank) == ("Actor", "Actor:0", 0)
+    assert actor.step(3) == 11
+
+
+def test_it_can_be_any_rank_of_a_group():
+    with as_worker(rank=2, world_size=4, group_name="actor"):
+        actor = Actor(5)
+        with as_worker(rank=3, world_size=4):
+            assert Actor(0).rank == 3
+        assert Actor(0).rank == 2
+    assert (actor.rank, actor.world_size, actor.first, actor.address) == (2, 4, 7, "actor:2")
+    assert Actor(0).rank == 0
+    with pytest.raises(ConfigError, match="rank 4 is not in a group of 4"), as_worker(rank=4, world_size=4):
+        pass
+
+
+def test_it_knows_who_it_is_beside_other_base_classes():
+    class Base:
+        def __init__(self, size: int = 7) -> None:
+            self.size = size
+
+    class Mixed(Base, Worker):
+        def __init__(self) -> None:
+            Worker.__init__(self)
+            super().__init__(self.world_size)
+
+    class Other(Worker, Base):
+        """One that leaves it to `super()`."""
+
+    assert (Mixed().size, Other().size) == (1, 7)
+
+
+def test_a_subclass_may_use_a_name_for_something_of_its_own():
+    class Own(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.devices = ["mine"]
+            self._rank = 9
+
+        def hardware(self) -> str:
+            return "my own"
+
+    own = Own()
+    assert (own.devices, own._rank, own.rank, own.hardware()) == (["mine"], 9, 0, "my own")
+    assert sorted(own_methods(Own)) == ["hardware"]
+
+
+def test_it_logs_through_logging(caplog):
+    actor = Actor(0)
+    with caplog.at_level(logging.DEBUG, logger="roost.worker"):
+        actor.log_debug("a detail")
+        actor.log_info("100% sure")
+        actor.log_warning("careful")
+        actor.log_error("oh")
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("DEBUG", "a detail"),
+        ("INFO", "100% sure"),
+        ("WARNING", "careful"),
+        ("ERROR", "oh"),
+    ]
+
+
+def test_durations_are_collected_for_a_call_and_dropped_outside_of_one():
+    actor = Actor(0)
+    assert actor.whole() == 1
+    with measured_call() as durations:
+        actor.step(1)
+        actor.step(1)
+        actor.whole()
+        assert asyncio.run(actor.later()) == 2
+    assert set(durations) == {"step", "whole", "named", "later"}
+    assert all(seconds >= 0 for seconds in durations.values())
+    with pytest.raises(TypeError, match="is a generator"):
+
+        @Worker.timer
+        def items():
+            yield 1
+
+
+def test_a_group_can_call_the_public_methods_that_a_class_adds():
+    assert sorted(own_methods(Actor)) == ["later", "of_class", "static", "step", "whole"]
+    assert own_methods(Worker) == {}
+
+
+def test_a_wrong_argument_for_the_constructor_is_told_before_anything_is_launched():
+    with pytest.raises(TypeError, match=r"Actor.create_group: missing a required argument: 'start'"):
+        Actor.create_group()
+    with pytest.raises(TypeError, match=r"Plain.create_group: too many"):
+        type("Plain", (Worker,), {}).create_group(3)
+    with pytest.raises(TypeError, match="is abstract: step is missing"):
+        type("Abstract", (Worker, ABC), {"step": abstractmethod(lambda _: None)}).create_group()
+    assert "launch() starts it" in repr(Actor.create_group(3))
+
+
+def test_a_worker_needs_no_ray():
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from roost import Worker\n"
+        "class A(Worker):\n"
+        "    def f(self): return self.rank\n"
+        "assert A().f() == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
