@@ -41,6 +41,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/cluster.py
+	@$(BIN)/python bench/groups.py
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .

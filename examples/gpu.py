@@ -21,7 +21,7 @@ class Probe(Worker):
         found = torch.cuda.get_device_properties(0)
         total = float(torch.ones(1000, device="cuda").sum())
         assert total == 1000
-        return torch.cuda.device_count(), found.name, str(found.uuid)
+        return torch.cuda.device_count(), found.name, f"GPU-{str(found.uuid).removeprefix('GPU-')}"
 
     def variable(self) -> str:
         return os.environ["CUDA_VISIBLE_DEVICES"]
@@ -36,9 +36,9 @@ def main() -> None:
             zip(probes.see().wait(), probes.variable().wait(), strict=True)
         ):
             print(f"probe:{rank} planned on {planned[rank].model} {planned[rank].uuid}")
-            print(f"probe:{rank} sees {count} device with CUDA_VISIBLE_DEVICES={variable}: {name} GPU-{uuid}")
+            print(f"probe:{rank} sees {count} device with CUDA_VISIBLE_DEVICES={variable}: {name} {uuid}")
             assert count == 1
-            assert planned[rank].uuid == f"GPU-{uuid}"
+            assert planned[rank].uuid == uuid
         print("every worker sees its own device, and only that")
 
 

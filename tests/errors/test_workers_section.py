@@ -57,9 +57,12 @@ def test_one_class_can_be_named_for_several_components():
         ("workers: {actor: a.B, rollout: {kwargs: {}}}\nentry: a.b\n", ["'class'"]),
         (
             "workers: {actor: a.B, rollout: {class: a.B, kwargs: [1]}}\nentry: a.b\n",
-            ["kwargs is a mapping, not a list"],
+            ["kwargs has to be a mapping, and this is a list"],
         ),
-        ("workers: {actor: a.B, rollout: {class: a.B, args: {a: 1}}}\nentry: a.b\n", ["args is a list, not a mapping"]),
+        (
+            "workers: {actor: a.B, rollout: {class: a.B, args: {a: 1}}}\nentry: a.b\n",
+            ["args has to be a list, and this is a mapping"],
+        ),
         ("workers: {actor: a.B, rollout: {class: a.B, restarts: -1}}\nentry: a.b\n", ["restarts"]),
         ("workers: {actor: a.B, rollout: {class: a.B, max_concurrency: 0}}\nentry: a.b\n", ["max_concurrency"]),
         ("workers: {actor: a.B, rollout: {clas: a.B}}\nentry: a.b\n", ["did you mean 'class'?"]),

@@ -146,6 +146,13 @@ def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
         strategy.get_placement(Topology.from_shorthand("1x2"))
     with pytest.raises(PlacementError, match="no component 'rollout'"):
         plan.get_strategy("rollout")
+    with pytest.raises(PlacementError, match="was planned with isolated accelerators"):
+        strategy.get_placement(Topology.from_shorthand("2x2"), isolate_accelerator=False)
+    group = {"label": "g", "node_ranks": "0-1"}
+    job = {"cluster": {"node_groups": [group], "component_placement": {"actor": {"node_group": "g", "placement": "0"}}}}
+    grouped = make_plan(job, Topology.from_shorthand("2x2")).get_strategy("actor")
+    with pytest.raises(PlacementError, match="node group 'g', which is not there"):
+        grouped.get_placement(Topology.from_shorthand("2x2"))
 
 
 def test_the_board_knows_who_is_late():

@@ -19,7 +19,9 @@ _FOLLOWED_LINES = 10
 def list_logs(run: Path | None) -> str:
     """Which workers a run has logs of."""
     folder = _logs(run)
-    rows = [f"{_address(folder, path)}  {path.stat().st_size:>12,} bytes  {path}" for path in _files(folder, "")]
+    found = [(_address(folder, path), f"{path.stat().st_size:,} bytes", str(path)) for path in _files(folder, "")]
+    first, second = (max((len(row[column]) for row in found), default=0) for column in (0, 1))
+    rows = [f"{address:{first}}  {size:>{second}}  {path}" for address, size, path in found]
     return "\n".join([f"logs of the run {folder.parent}", *rows])
 
 

@@ -233,10 +233,24 @@ class PlannedStrategy(PlacementStrategy):
     plan: Plan
     component: str
 
-    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:  # noqa: ARG002 - the plan says it
+    def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
         """The plan's placements; PlacementError where a node of theirs is not as it was planned on."""
-        there, planned = topology_of(cluster).nodes, self.plan.topology.nodes
+        topology = topology_of(cluster)
+        there, planned = topology.nodes, self.plan.topology.nodes
         placements = list(self.plan.component(self.component).placements)
+        if placements[0].isolate_accelerator and not isolate_accelerator:
+            raise PlacementError(
+                f"component {self.component!r} was planned with isolated accelerators",
+                hint="plan with isolate_accelerator=False, or leave it out here",
+            )
+        for label in {placement.node_group_label for placement in placements}:
+            try:
+                topology.group(label)
+            except PlacementError:
+                raise PlacementError(
+                    f"component {self.component!r} was planned on node group {label!r}, which is not there",
+                    hint="make it with the same config: Cluster(cluster_cfg=config.cluster)",
+                ) from None
         for rank in sorted({placement.cluster_node_rank for placement in placements}):
             if rank >= len(there) or there[rank].devices != planned[rank].devices:
                 is_now = "is not there" if rank >= len(there) else f"offers {said(there[rank].devices) or 'none'}"

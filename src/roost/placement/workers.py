@@ -9,7 +9,7 @@ from typing import Any
 from roost.errors import ConfigError
 from roost.placement.config import JobDraft
 from roost.placement.document import Value
-from roost.placement.reading import Notes, known_hint, read_fields, read_filled_text, read_int, read_mapping
+from roost.placement.reading import Notes, describe, known_hint, read_fields, read_filled_text, read_int, read_mapping
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -86,7 +86,7 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
             options[key] = read_int(fields[key], notes, f"{what}: {key}", minimum=minimum)
     for key, kind in (("args", "list"), ("kwargs", "mapping"), ("env_vars", "mapping")):
         if key in fields and fields[key].kind != kind:
-            notes.config(fields[key], f"{what}: {key} is a {kind}, not a {fields[key].kind}")
+            notes.config(fields[key], f"{what}: {key} has to be a {kind}, and this is {describe(fields[key])}")
         elif key in fields:
             try:
                 options[key] = fields[key].plain()

@@ -128,7 +128,7 @@ class Cluster(metaclass=_OnePerProcess):
     - `namespace`: the job's own namespace; a second job on the same Ray gets one by itself.
     - `timeout`: seconds until the cluster has to be there.
     - `port_range`: first and last port to lease from, on every node.
-    - `run_dir`: the run's folder, for the workers' logs; else ROOST_RUN_DIR, else one in this user's own folder.
+    - `run_dir`: the run's folder, for the workers' logs; else a new one in ROOST_RUNS_DIR or this user's own folder.
     - `quiet`: do not show launches and what workers print; else as ROOST_QUIET says.
     """
 
@@ -288,6 +288,10 @@ class Cluster(metaclass=_OnePerProcess):
             contradictions.append(f"port_range is {self._port_range}, not {wish.port_range}")
         if wish.groups and wish.groups != self._groups:
             contradictions.append("the node groups differ")
+        if wish.run_dir is not None and os.path.abspath(wish.run_dir) != self.run_dir:
+            contradictions.append(f"run_dir is {self.run_dir}, not {wish.run_dir}")
+        if wish.quiet is not None and wish.quiet != self._screen.quiet:
+            contradictions.append(f"quiet is {self._screen.quiet}, not {wish.quiet}")
         if contradictions:
             raise ConfigError(
                 f"this process has a Cluster, and {said(contradictions)}",

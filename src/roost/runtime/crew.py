@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError
 from ray.util import list_named_actors
 
-from roost.errors import ClusterError, ConfigError, RoostError, clipped, counted
+from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied, clipped, counted
 from roost.runtime import logs
 from roost.runtime.connection import wait_for_names_to_go
 from roost.runtime.discover import live_nodes
@@ -43,18 +43,14 @@ _WATCH_SECONDS = 0.5
 class Crew:
     """The workers of a group, by rank."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        record: GroupRecord,
-        handles: Sequence[ActorHandle[Any]],
-    ) -> None:
+    def __init__(self, cluster: Cluster, record: GroupRecord) -> None:
         self.name = record.name
         self.methods = {name: MethodKind(kind) for name, kind in record.methods}
         self._cluster = cluster
         self._record = record
-        self._handles = list(handles)
-        self._lost: set[int] = set()
+        # By rank; those of `_lost` are looked up when they are needed.
+        self._handles: dict[int, ActorHandle[Any]] = {}
+        self._lost = set(range(len(record.identities)))
         self._is_closed = False
 
     @property
@@ -65,7 +61,7 @@ class Crew:
     @property
     def size(self) -> int:
         """How many workers the group has."""
-        return len(self._handles)
+        return len(self._record.identities)
 
     @property
     def is_closed(self) -> bool:
@@ -142,9 +138,12 @@ class Crew:
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
         # Whoever launched the group may have restarted those that died.
         for rank in self._lost & set(ranks):
-            with contextlib.suppress(ValueError):
-                self._handles[rank] = ray.get_actor(self.identity(rank).address, namespace=self._cluster.namespace)
-                self._lost.discard(rank)
+            address = self.identity(rank).address
+            try:
+                self._handles[rank] = ray.get_actor(address, namespace=self._cluster.namespace)
+            except ValueError:
+                raise WorkerDied(f"{address} on {self.identity(rank).node} is dead") from None
+            self._lost.discard(rank)
         return [self._handles[rank] for rank in ranks]
 
 
@@ -165,7 +164,7 @@ class OwnCrew(Crew):
     """The workers of a group that this process launched: it can restart them, and ends them."""
 
     def __init__(self, cluster: Cluster, record: GroupRecord, seats: Sequence[Seat], recipe: Recipe) -> None:
-        super().__init__(cluster, record, [])
+        super().__init__(cluster, record)
         self._seats = list(seats)
         self._recipe = recipe
         self._lease: PortLease | None = None
@@ -175,10 +174,6 @@ class OwnCrew(Crew):
         self._watcher: threading.Thread | None = None
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
-
-    @property
-    def size(self) -> int:
-        return len(self._seats)
 
     def _is_current(self) -> bool:
         return True
@@ -200,7 +195,7 @@ class OwnCrew(Crew):
         except BaseException:
             self.close()
             raise
-        self._handles = [members[seat.address].handle for seat in self._seats]
+        self._handles = {seat.identity.rank: members[seat.address].handle for seat in self._seats}
         if self._recipe.restarts:
             self._watcher = threading.Thread(target=self._watch, name=f"roost-{self.name}", daemon=True)
             self._watcher.start()
@@ -232,7 +227,7 @@ class OwnCrew(Crew):
             self._is_closed = True
             lease, self._lease = self._lease, None
             if self._cluster.is_connected():
-                self._end({seat.address: handle for seat, handle in zip(self._seats, self._handles, strict=False)})
+                self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
                 if lease is not None:
                     with contextlib.suppress(RoostError):
                         self._cluster.node_manager.release_ports([lease])

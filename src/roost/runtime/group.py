@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import ray
 
-from roost.errors import ClusterError, ConfigError, clipped, counted
+from roost.errors import ConfigError, clipped, counted
 from roost.placement.placement import Placement, PlacementStrategy
 from roost.placement.ranks import format_ranks
 from roost.runtime.crew import Crew, OwnCrew, Recipe
@@ -141,11 +141,7 @@ class WorkerGroup:
 
         cluster = Cluster()
         record = cluster.worker_manager.get_group(name)
-        try:
-            handles = [ray.get_actor(who.address, namespace=cluster.namespace) for who in record.identities]
-        except ValueError as error:
-            raise ClusterError(f"a worker of the group {name!r} is gone: {clipped(str(error), 200)}") from None
-        return cls(Crew(cluster, record, handles), range(len(handles)))
+        return cls(Crew(cluster, record), range(len(record.identities)))
 
     @property
     def name(self) -> str:
@@ -210,7 +206,7 @@ class WorkerGroup:
         self._check_method(method)
         if len(arguments) != len(self._ranks):
             raise ConfigError(
-                f"map({method!r}): there are {counted(len(arguments), 'entry', 'entries')} for "
+                f"map({method!r}) was given {counted(len(arguments), 'entry', 'entries')} for "
                 f"{counted(len(self._ranks), 'worker')}",
                 hint="give one tuple of arguments for each rank, in rank order",
             )

@@ -135,7 +135,7 @@ class WorkerLedger:
         found = self._groups.get(name)
         if found is None:
             there = said([repr(item) for item in self._groups]) or "none"
-            raise ClusterError(f"the job has no group {name!r}", hint=f"there are {there}")
+            raise ClusterError(f"the job has no group {name!r}", hint=f"it has {there}")
         return found
 
     @property

@@ -164,7 +164,7 @@ class CallResult:
         return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in waited_for]
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
-        places = said([self._crew.identity(rank).node for rank in late], most=4)
+        places = said(list(dict.fromkeys(self._crew.identity(rank).node for rank in late)), most=4)
         return CallTimedOut(
             f"{self._method!r} of {self._crew.name!r} has not answered in {seconds or 0:g} s from "
             f"{counted(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late)} ({places})",
