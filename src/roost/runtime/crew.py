@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied, clipped, counted
-from roost.runtime import logs
 from roost.runtime.connection import wait_for_names_to_go
+from roost.runtime.diagnosis import JobSite, describe_failure
 from roost.runtime.discover import live_nodes
-from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of
+from roost.runtime.failures import Failure, FailureKind
 from roost.runtime.identity import WorkerIdentity
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
 from roost.runtime.packing import pack, pack_call
 from roost.runtime.ports import PortLease
 from roost.runtime.result import CallResult
-from roost.runtime.run_dir import RunDir, log_file, put_aside
+from roost.runtime.run_dir import put_aside
 from roost.runtime.seats import Seat
-from roost.runtime.shell import MethodKind, Report
+from roost.runtime.shell import MethodKind
 from roost.runtime.stream import ItemStream
 
 if TYPE_CHECKING:
@@ -252,7 +251,7 @@ class OwnCrew(Crew):
                 if not is_restart:
                     self._seats = full
                     self._record = replace(self._record, identities=tuple(seat.identity for seat in full))
-                site = _Site(cluster, {seat.address: seat.identity for seat in full}, self._stopped)
+                site = JobSite(cluster, {seat.address: seat.identity for seat in full}, self._stopped)
                 members = launch.run(full, recipe.made_of, view, site, is_restart=is_restart)
             reports = {address: member.report for address, member in members.items()}
             cluster.worker_manager.add_group(
@@ -299,61 +298,6 @@ class OwnCrew(Crew):
                 log.warning("%s died and was restarted in its place; %s left", address, counted(left, "restart"))
         except Exception as error:
             log.error("%s died and could not be restarted: %s", address, error)
-
-
-def describe_failure(cluster: Cluster, identity: WorkerIdentity, error: BaseException) -> Failure:
-    """What an error of Ray says of a worker, with its node's state and the end of its log."""
-    path = log_file(cluster.job.run_dir.logs, identity.address)
-    found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=str(path))
-    if isinstance(error, ActorUnavailableError) and _is_alive(identity.address):
-        return replace(found, kind=FailureKind.EXCEPTION)
-    if found.kind is not FailureKind.DEATH:
-        return found
-    cluster.logs.catch_up()
-    tail = logs.read_tail(path)
-    # What an earlier process of this rank printed says nothing about the end of this one.
-    what = describe_death(error, tail.rpartition(logs.STARTED_AGAIN)[2])
-    with contextlib.suppress(Exception):
-        node = cluster.nodes[identity.placement.cluster_node_rank]
-        if node.ray_id not in {item.ray_id for item in live_nodes()}:
-            what = "its node is gone"
-    return found.with_death(what, tail)
-
-
-def _is_alive(address: str) -> bool:
-    try:
-        return address in list_named_actors()
-    except Exception:
-        return False
-
-
-class _Site:
-    """The job around a launch."""
-
-    def __init__(self, cluster: Cluster, identities: Mapping[str, WorkerIdentity], stopped: threading.Event) -> None:
-        self._cluster = cluster
-        self._identities = identities
-        self._stopped = stopped
-
-    @property
-    def is_closing(self) -> bool:
-        return self._stopped.is_set()
-
-    @property
-    def run_dir(self) -> RunDir:
-        return self._cluster.job.run_dir
-
-    def describe(self, error: BaseException, address: str) -> Failure:
-        return describe_failure(self._cluster, self._identities[address], error)
-
-    def note_report(self, address: str, report: Report) -> None:
-        if not report.log.is_shared:
-            self._cluster.logs.fetch_from(report.ray_id, address, report.log.path)
-
-    def read_stack(self, address: str) -> tuple[str, str]:
-        self._cluster.logs.catch_up()
-        path = log_file(self.run_dir.logs, address)
-        return str(path), logs.read_stack(path)
 
 
 def _record(seat: Seat) -> WorkerRecord:

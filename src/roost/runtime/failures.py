@@ -11,7 +11,7 @@ import re
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -128,10 +128,6 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.address} on {self.node}: {self.what}"
-
-    def with_death(self, what: str, log_tail: str) -> Failure:
-        """The same death, with more that is known."""
-        return replace(self, what=what, log_tail=log_tail)
 
     @property
     def details(self) -> str:
