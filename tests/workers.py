@@ -156,6 +156,16 @@ class Performer(Worker):
             sys.exit(3)
         os._exit(7)
 
+    def eat(self, rank: int, size: int) -> int:
+        """Take memory, bit by bit, until there is that much of it or somebody objects."""
+        kept = []
+        for _ in range(size // 2**26 if self.rank == rank else 0):
+            kept.append(bytearray(b"x" * 2**26))
+            time.sleep(0.02)
+        if kept:
+            wait_for_file("/nowhere", "never")
+        return len(kept)
+
     def items(self, count: int) -> Iterator[tuple[int, int]]:
         for index in range(count):
             yield self.rank, index
