@@ -37,11 +37,11 @@ if TYPE_CHECKING:
         FlexiblePlacementStrategy,
         NodePlacementStrategy,
         PackedPlacementStrategy,
-        Placement,
         PlacementStrategy,
     )
     from roost.placement.plan import ComponentPlan, PlacementMode, Plan
     from roost.placement.planner import make_plan
+    from roost.placement.spot import Placement
     from roost.placement.topology import Accelerator, Node, Topology
     from roost.runtime.cluster import Cluster
     from roost.runtime.failures import Failure
@@ -92,7 +92,7 @@ _HOME = {
     "Outcome": "runtime.result",
     "OutcomeKind": "runtime.result",
     "PackedPlacementStrategy": "placement.placement",
-    "Placement": "placement.placement",
+    "Placement": "placement.spot",
     "PlacementError": "errors",
     "PlacementMode": "placement.plan",
     "PlacementStrategy": "placement.placement",

@@ -20,12 +20,13 @@ from roost import (
     WorkerFailed,
     make_plan,
 )
-from roost.runtime import run_dir
+from roost.runtime import runs
 from roost.runtime.environment import join_environments, split_environment
 from roost.runtime.failures import Failure, FailureKind, carry, in_order_of_cause, make_error
 from roost.runtime.logs import LogPlace, printable, read_stack, read_tail
 from roost.runtime.progress import LaunchBoard, Phase, Screen
-from roost.runtime.run_dir import check_group_name, latest_run, log_file, make_run_dir, own_run_dir, put_aside
+from roost.runtime.run_dir import log_file
+from roost.runtime.runs import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
 from roost.runtime.seats import differences, make_seats, place_group
 from roost.runtime.shell import Report
 
@@ -74,10 +75,10 @@ def test_a_seats_environment_is_the_plans_with_what_the_caller_adds():
     plan = make_plan(JOB, Topology.from_shorthand("2x2"))
     for rank, seat in enumerate(seats(env_vars={"MINE": "1"}, marks={"ROOST_JOB": "j"})):
         assert seat.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j"}
-        with_master = seat.with_master("10.0.0.1", 20000)
-        assert with_master.variables == {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", **seat.variables}
-        assert with_master.identity.master_port == 20000
-    assert seats(env_vars={"MASTER_ADDR": "ib0"})[0].with_master("10.0.0.1", 1).variables["MASTER_ADDR"] == "ib0"
+
+
+def test_the_caller_may_name_another_address_for_rank_0():
+    assert seats(env_vars={"MASTER_ADDR": "ib0"})[1].variables["MASTER_ADDR"] == "ib0"
 
 
 def test_without_accelerators_there_is_a_worker_on_each_node():
@@ -211,7 +212,7 @@ def test_a_group_may_be_called_almost_anything():
 
 
 def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_dir, "roost_folder", lambda: tmp_path)
+    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
     made = make_run_dir(tmp_path / "run")
     assert made.marker.exists()
     assert latest_run() == tmp_path / "run"
@@ -319,15 +320,15 @@ def test_an_exception_travels_pickled_or_at_least_described():
 
 
 def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_dir, "roost_folder", lambda: tmp_path)
-    runs = tmp_path / "runs"
+    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
+    folder_of_runs = tmp_path / "runs"
     for number in range(30):
-        folder = runs / f"20200101-0000{number:02d}-abcdef"
+        folder = folder_of_runs / f"20200101-0000{number:02d}-abcdef"
         folder.mkdir(parents=True)
         when = time.time() - (48 * 3600 if number % 2 else 0)
         os.utime(folder, (when, when))
     made = make_run_dir(None)
-    left = {path.name for path in runs.iterdir() if not path.is_symlink()}
+    left = {path.name for path in folder_of_runs.iterdir() if not path.is_symlink()}
     # The newest 20 stay, and of the older ones those that are younger than a day.
     assert len(left) == 20 + 6
-    assert latest_run() == runs / made.path.rpartition("/")[2]
+    assert latest_run() == folder_of_runs / made.path.rpartition("/")[2]

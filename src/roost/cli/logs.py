@@ -9,7 +9,8 @@ from pathlib import Path
 
 from roost.errors import ConfigError, said
 from roost.runtime.logs import printable
-from roost.runtime.run_dir import latest_run, log_file
+from roost.runtime.run_dir import log_file
+from roost.runtime.runs import latest_run
 
 _EVERY_SECONDS = 0.2
 _CHUNK = 2**20

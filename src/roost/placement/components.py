@@ -7,15 +7,11 @@ from dataclasses import dataclass
 
 from roost.errors import ConfigError, PlacementError, Problem, counted, said
 from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
-from roost.placement.placement import (
-    FlexiblePlacementStrategy,
-    NodePlacementStrategy,
-    Placement,
-    PlacementStrategy,
-)
+from roost.placement.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
 from roost.placement.plan import ComponentPlan, PlacementMode, Plan
 from roost.placement.ranks import MAX_PROCESSES, RankRange, Segment
 from roost.placement.reading import Notes, pair_hint
+from roost.placement.spot import Placement
 from roost.placement.topology import RankSpace, Topology, topology_of
 
 

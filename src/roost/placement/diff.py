@@ -10,8 +10,8 @@ from typing import Any
 from roost.errors import counted
 from roost.placement.groups import NodeGroup
 from roost.placement.hardware import BARE_NODE, AcceleratorType
-from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
+from roost.placement.spot import Placement
 from roost.placement.topology import Node, Topology
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roost.placement.hardware import ACCELERATOR, visible_devices
-from roost.placement.placement import Placement
+from roost.placement.spot import Placement
 from roost.placement.topology import Topology
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roost.errors import ConfigError, PlacementError, RoostError, clipped, said
 from roost.placement.hardware import BARE_NODE, AcceleratorType
-from roost.placement.placement import Placement, PlacementStrategy
+from roost.placement.placement import PlacementStrategy
+from roost.placement.spot import Placement
 from roost.placement.topology import HasTopology, Topology, topology_of
 
 if TYPE_CHECKING:

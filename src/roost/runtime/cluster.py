@@ -41,7 +41,7 @@ from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeMana
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, check_port_range
 from roost.runtime.progress import Screen
-from roost.runtime.run_dir import own_run_dir
+from roost.runtime.runs import own_run_dir
 from roost.runtime.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -405,6 +405,11 @@ class Cluster(metaclass=_OnePerProcess):
         if holder is None and self._is_worker:
             holder = ray.get_runtime_context().get_actor_name() or None
         return self._node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
+
+    def propose_ports(self, node_rank: int, count: int) -> list[PortLease]:
+        """Lease single ports without a trial on their node: their holder tries them, and gives back the rest."""
+        holder = (ray.get_runtime_context().get_actor_name() or None) if self._is_worker else None
+        return self._node_manager.propose_ports(self._check_node(node_rank), count, holder)
 
     def release_ports(self, lease: PortLease) -> None:
         """Give a lease back."""

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -16,16 +16,15 @@ from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied, clipped, counted
 from roost.runtime.connection import wait_for_names_to_go
-from roost.runtime.diagnosis import JobSite, describe_failure
 from roost.runtime.discover import live_nodes
 from roost.runtime.failures import Failure, FailureKind
 from roost.runtime.identity import WorkerIdentity
+from roost.runtime.job_site import JobSite, describe_failure
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
 from roost.runtime.packing import pack, pack_call
-from roost.runtime.ports import PortLease
 from roost.runtime.result import CallResult
-from roost.runtime.run_dir import put_aside
+from roost.runtime.runs import put_aside
 from roost.runtime.seats import Seat
 from roost.runtime.shell import MethodKind
 from roost.runtime.stream import ItemStream
@@ -166,10 +165,10 @@ class OwnCrew(Crew):
         super().__init__(cluster, record)
         self._seats = list(seats)
         self._recipe = recipe
-        self._lease: PortLease | None = None
         self._lock = threading.RLock()
         self._restarts_left = dict.fromkeys(range(len(seats)), recipe.restarts)
         self._stopped = threading.Event()
+        self._site = JobSite(cluster, {seat.address: seat.identity for seat in seats}, self._stopped)
         self._watcher: threading.Thread | None = None
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
@@ -179,18 +178,8 @@ class OwnCrew(Crew):
 
     def launch(self) -> None:
         """Start all of them; what was started is stopped if that fails."""
-        first = self._seats[0]
-
-        def with_master() -> list[Seat]:
-            # The name is ours now. While the processes start:
-            self._is_kept = True
-            self._cluster.keep_group(self.name, self.close)
-            put_aside(self._cluster.job.run_dir.logs.joinpath(*self.name.split(":")))
-            self._lease = self._cluster.lease_ports(first.node.rank)
-            return [seat.with_master(first.node.address, self._lease.port) for seat in self._seats]
-
         try:
-            members = self._start(self._seats, with_master, is_restart=False)
+            members = self._start(self._seats, is_restart=False)
         except BaseException:
             self.close()
             raise
@@ -212,7 +201,7 @@ class OwnCrew(Crew):
                 )
             # Ray keeps the name of an actor that died by itself until it is told to end it.
             self._end({seat.address: self._handles[rank]})
-            members = self._start([seat], lambda: [seat], is_restart=True)
+            members = self._start([seat], is_restart=True)
             self._handles[rank] = members[seat.address].handle
 
     def close(self) -> None:
@@ -224,12 +213,10 @@ class OwnCrew(Crew):
             if self._is_closed:
                 return
             self._is_closed = True
-            lease, self._lease = self._lease, None
             if self._cluster.is_connected():
                 self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
-                if lease is not None:
-                    with contextlib.suppress(RoostError):
-                        self._cluster.node_manager.release_ports([lease])
+                with contextlib.suppress(RoostError):
+                    self._site.release_ports()
                 if self._is_kept:
                     with contextlib.suppress(RoostError):
                         self._cluster.worker_manager.remove_group(self.name)
@@ -237,9 +224,7 @@ class OwnCrew(Crew):
                 self._cluster.logs.forget([seat.address for seat in self._seats])
                 self._cluster.forget_group(self.name, self.close)
 
-    def _start(
-        self, seats: list[Seat], with_master: Callable[[], list[Seat]], *, is_restart: bool
-    ) -> dict[str, Member]:
+    def _start(self, seats: list[Seat], *, is_restart: bool) -> dict[str, Member]:
         cluster, recipe = self._cluster, self._recipe
         launch = Launch(seats, cluster.nodes, recipe.timeout)
         nodes = len({seat.node.rank for seat in seats})
@@ -247,12 +232,9 @@ class OwnCrew(Crew):
             with cluster.screen.launching(self.name, launch.board, nodes) as view:
                 launch.request(recipe.remote, cluster.namespace, recipe.options)
                 cluster.worker_manager.register_actors([_record(seat) for seat in seats])
-                full = with_master()
                 if not is_restart:
-                    self._seats = full
-                    self._record = replace(self._record, identities=tuple(seat.identity for seat in full))
-                site = JobSite(cluster, {seat.address: seat.identity for seat in full}, self._stopped)
-                members = launch.run(full, recipe.made_of, view, site, is_restart=is_restart)
+                    self._keep()
+                members = launch.run(recipe.made_of, view, self._site, is_restart=is_restart)
             reports = {address: member.report for address, member in members.items()}
             cluster.worker_manager.add_group(
                 self._record,
@@ -263,6 +245,13 @@ class OwnCrew(Crew):
             self._end(launch.handles)
             raise
         return members
+
+    def _keep(self) -> None:
+        """The name is ours now: while the processes start, take what the group needs."""
+        self._is_kept = True
+        self._cluster.keep_group(self.name, self.close)
+        put_aside(self._cluster.job.run_dir.logs.joinpath(*self.name.split(":")))
+        self._site.propose_ports(self._seats[0].node.rank)
 
     def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
         for handle in handles.values():

@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import ray
 
 from roost.errors import ConfigError, clipped, counted
-from roost.placement.placement import Placement, PlacementStrategy
+from roost.placement.placement import PlacementStrategy
 from roost.placement.ranks import format_ranks
+from roost.placement.spot import Placement
 from roost.runtime.crew import Crew, OwnCrew, Recipe
 from roost.runtime.identity import current_identity
 from roost.runtime.ledgers import GroupRecord
 from roost.runtime.managers import JOB_VARIABLE
 from roost.runtime.packing import pack, ship
 from roost.runtime.result import CallResult
-from roost.runtime.run_dir import check_group_name
+from roost.runtime.runs import check_group_name
 from roost.runtime.seats import make_seats, place_group
 from roost.runtime.shell import make_worker_shell, method_kind
 from roost.runtime.stream import ItemStream

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from roost.placement.groups import DeclaredHardware
 from roost.placement.hardware import BARE_NODE, AcceleratorType
-from roost.placement.placement import Placement
+from roost.placement.spot import Placement
+
+if TYPE_CHECKING:
+    from roost.placement.groups import DeclaredHardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from roost.runtime.node_info import NodeInfo
 from roost.runtime.progress import LaunchBoard, LaunchView, Phase
 from roost.runtime.run_dir import RunDir
 from roost.runtime.seats import Seat, differences
-from roost.runtime.shell import Report
+from roost.runtime.shell import Master, Report
 
 _TICK_SECONDS = 0.2
 _GRACE_SECONDS = 1.0
@@ -44,6 +44,13 @@ class LaunchSite(Protocol):
     @property
     def is_closing(self) -> bool:
         """Whether somebody wants the group closed meanwhile."""
+
+    @property
+    def ports_to_try(self) -> tuple[int, ...]:
+        """Ports for rank 0 to try."""
+
+    def take_master(self, report: Report | None) -> Master:
+        """Where rank 0 listens, after what it found; without a report, as it was found before."""
 
     def describe(self, error: BaseException, address: str) -> Failure:
         """What an error of Ray says of a worker."""
@@ -95,6 +102,8 @@ class Launch:
         self._handles: dict[str, ActorHandle[Any]] = {}
         self._reports: dict[str, Report] = {}
         self._pending: dict[Any, str] = {}
+        self._checked: list[str] = []
+        self._master: Master | None = None
         self._told: set[str] = set()
         self.board = LaunchBoard(list(self._seats), self._began)
 
@@ -115,7 +124,6 @@ class Launch:
 
     def run(
         self,
-        masters: Sequence[Seat],
         made_of: Any,
         view: LaunchView,
         site: LaunchSite,
@@ -123,17 +131,19 @@ class Launch:
         is_restart: bool,
     ) -> dict[str, Member]:
         """Take every worker to the end; raises with what went wrong, and leaves the undoing to the caller."""
-        self._seats = {seat.address: seat for seat in masters}
-        self._site = site
+        self._site, self._made_of = site, made_of
+        self._master = site.take_master(None) if is_restart else None
         for address, seat in self._seats.items():
-            begin: Any = self._handles[address]._roost_begin.remote(seat.setup(site.run_dir, is_restart=is_restart))
+            ports = site.ports_to_try if seat.identity.rank == 0 and not is_restart else ()
+            setup = seat.setup(site.run_dir, ports, is_restart=is_restart)
+            begin: Any = self._handles[address]._roost_begin.remote(setup)
             self._pending[begin] = address
         while self._pending:
             ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
             if not ready:
                 ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)
             for call in ready:
-                self._take(call, made_of)
+                self._take(call)
             view.update()
             self._tell_overdue(view)
             if self._pending and time.monotonic() >= self._deadline:
@@ -144,7 +154,7 @@ class Launch:
             address: Member(handle=self._handles[address], report=self._reports[address]) for address in self._seats
         }
 
-    def _take(self, call: Any, made_of: Any) -> None:
+    def _take(self, call: Any) -> None:
         """One worker has come to the end of a phase."""
         address = self._pending.pop(call)
         try:
@@ -158,15 +168,27 @@ class Launch:
             self._site.note_report(address, report)
             self._check(address, report)
             self.board.advance(address, Phase.CHECKED, now)
-            # Before the deadline, so that the stack is there when the error is made.
-            overdue = max(0.05, (self._deadline - now) * _OVERDUE)
-            construct: Any = self._handles[address]._roost_construct.remote(made_of, overdue)
-            self._pending[construct] = address
-            self.board.advance(address, Phase.CONSTRUCTING, now)
+            if self._master is None and self._seats[address].identity.rank == 0:
+                self._master = self._site.take_master(report)
+            self._checked.append(address)
+            self._construct_checked()
         else:
             # Once more: the user's code may have changed what it sees.
             self._check(address, report)
             self.board.advance(address, Phase.READY, now)
+
+    def _construct_checked(self) -> None:
+        """Let those that are checked make their objects, once it is known where rank 0 listens."""
+        if self._master is None:
+            return
+        for address in self._checked:
+            now = time.monotonic()
+            # Before the deadline, so that the stack is there when the error is made.
+            overdue = max(0.05, (self._deadline - now) * _OVERDUE)
+            construct: Any = self._handles[address]._roost_construct.remote(self._master, self._made_of, overdue)
+            self._pending[construct] = address
+            self.board.advance(address, Phase.CONSTRUCTING, now)
+        self._checked.clear()
 
     def _check(self, address: str, report: Report) -> None:
         found = differences(self._seats[address], report, self._nodes)

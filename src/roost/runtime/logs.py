@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from roost.runtime.practice import roost_folder
 from roost.runtime.run_dir import RunDir, log_file
 from roost.runtime.worker import WORKER_LOG
 
@@ -45,6 +44,8 @@ def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     own_folder = os.environ.get(LOG_DIR_VARIABLE)
     if not own_folder and run_dir.marker.exists():
         return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
+    from roost.runtime.practice import roost_folder
+
     folder = Path(own_folder) if own_folder else roost_folder() / "logs"
     run = hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
     return LogPlace(path=str(log_file(folder / run, address)), is_shared=False)

@@ -192,17 +192,15 @@ class NodeManagerActor(_ManagerActor):
         if node.rank not in self._trying:
             self._trying.add(node.rank)
             self._start(self._try(node))
-        return [
-            PortLease(
-                node_rank=node_rank,
-                address=node.address,
-                start=block.start,
-                count=count,
-                holder=holder,
-                number=block.number,
-            )
-            for block in await wanted.done
-        ]
+        return [_lease(node, block, holder) for block in await wanted.done]
+
+    async def propose_ports(self, node_rank: int, count: int, holder: str | None) -> list[PortLease]:
+        """Lease single ports that nobody in the job has; whether strangers have them is for the holder to try."""
+        node = self._nodes[node_rank]
+        if holder is not None:
+            await self._watch_holder(holder)
+        blocks = [self._ledger.propose(node.network, 1, holder) for _ in range(count)]
+        return [_lease(node, block, holder) for block in blocks]
 
     async def _watch_holder(self, holder: str) -> None:
         """Know that the holder is alive before it holds something, so that its death is one."""
@@ -278,6 +276,17 @@ class NodeManagerActor(_ManagerActor):
     def _bury(self, missing: set[str]) -> None:
         for name in missing:
             self._ledger.release_holder(name)
+
+
+def _lease(node: NodeInfo, block: Block, holder: str | None) -> PortLease:
+    return PortLease(
+        node_rank=node.rank,
+        address=node.address,
+        start=block.start,
+        count=block.count,
+        holder=holder,
+        number=block.number,
+    )
 
 
 @dataclass(eq=False, slots=True)

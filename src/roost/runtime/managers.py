@@ -242,6 +242,11 @@ class NodeManager(Manager):
         found: list[PortLease] = self._call("lease_ports", node_rank, count, holder, leases)
         return found
 
+    def propose_ports(self, node_rank: int, count: int, holder: str | None = None) -> list[PortLease]:
+        """Lease single ports without a trial on the node: the holder tries them, and gives back what is too much."""
+        found: list[PortLease] = self._call("propose_ports", node_rank, count, holder)
+        return found
+
     def release_ports(self, leases: Sequence[PortLease]) -> None:
         """Give leases back."""
         self._call("release_ports", list(leases))

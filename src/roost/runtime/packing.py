@@ -22,11 +22,13 @@ class Packed:
     data: bytes
     buffers: list[Any]
     refs: list[ray.ObjectRef[Any]]
+    blobs: list[Any]
+    """Large `bytes`, which pickle by itself would copy once more for every worker."""
 
     @property
     def size(self) -> int:
         """How many bytes it is."""
-        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *self.blobs))
 
     def load(self) -> Any:
         """What was packed."""
@@ -35,7 +37,7 @@ class Packed:
 
 def pack(thing: Any) -> Packed:
     """Pickle something; raises what pickling raises."""
-    packed = Packed(data=b"", buffers=[], refs=[])
+    packed = Packed(data=b"", buffers=[], refs=[], blobs=[])
     out = io.BytesIO()
     packer: Any = _Packer(out, packed)
     packer.dump(thing)
@@ -108,19 +110,23 @@ def make_object(packed: Packed) -> Any:
 class _Packer(cloudpickle.CloudPickler):
     def __init__(self, out: io.BytesIO, packed: Packed) -> None:
         super().__init__(out, protocol=5, buffer_callback=packed.buffers.append)  # type: ignore[no-untyped-call]
-        self._refs = packed.refs
+        self._packed = packed
 
-    def persistent_id(self, thing: object) -> int | None:
-        if not isinstance(thing, ray.ObjectRef):
-            return None
-        self._refs.append(thing)
-        return len(self._refs) - 1
+    def persistent_id(self, thing: object) -> tuple[str, int] | None:
+        if isinstance(thing, ray.ObjectRef):
+            self._packed.refs.append(thing)
+            return "ref", len(self._packed.refs) - 1
+        if type(thing) is bytes and len(thing) > _LARGE:
+            self._packed.blobs.append(pickle.PickleBuffer(thing))
+            return "blob", len(self._packed.blobs) - 1
+        return None
 
 
 class _Unpacker(pickle.Unpickler):
     def __init__(self, packed: Packed) -> None:
         super().__init__(io.BytesIO(packed.data), buffers=packed.buffers)
-        self._refs = packed.refs
+        self._packed = packed
 
-    def persistent_load(self, place: int) -> ray.ObjectRef[Any]:
-        return self._refs[place]
+    def persistent_load(self, place: tuple[str, int]) -> Any:
+        kind, index = place
+        return self._packed.refs[index] if kind == "ref" else bytes(self._packed.blobs[index])

@@ -141,7 +141,7 @@ class CallResult:
     def _doing(self) -> str:
         return f"in {self._method!r}"
 
-    def _open(self, rank: int, reply: tuple[Any, dict[str, float]]) -> Any:
+    def _open(self, rank: int, reply: list[Any]) -> Any:
         value, durations = reply
         self._durations.setdefault(rank, durations)
         return value

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roost.errors import ConfigError, said
 from roost.placement.environ import worker_environment, worker_interpreter
 from roost.placement.groups import DeclaredHardware
 from roost.placement.hardware import visible_devices
-from roost.placement.placement import (
-    NodePlacementStrategy,
-    PackedPlacementStrategy,
-    Placement,
-    PlacementStrategy,
-)
+from roost.placement.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
+from roost.placement.spot import Placement
 from roost.placement.topology import Topology
 from roost.runtime.environment import check_variables, join_environments, split_environment
 from roost.runtime.identity import WorkerIdentity
@@ -43,23 +39,15 @@ class Seat:
         """The worker's name."""
         return self.identity.address
 
-    def with_master(self, address: str, port: int) -> Seat:
-        """The same, with the address and port where rank 0 listens; the caller's own word for them stays."""
-        master = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        return replace(
-            self,
-            identity=replace(self.identity, master_address=address, master_port=port),
-            variables={**master, **self.variables},
-        )
-
-    def setup(self, run_dir: RunDir, *, is_restart: bool) -> Setup:
-        """What the process is told."""
+    def setup(self, run_dir: RunDir, ports_to_try: tuple[int, ...] = (), *, is_restart: bool) -> Setup:
+        """What the process is told first."""
         return Setup(
             identity=self.identity,
             variables=self.variables,
             run_dir=run_dir,
             is_restart=is_restart,
             watched_variable=self.watched_variable,
+            ports_to_try=ports_to_try,
         )
 
 

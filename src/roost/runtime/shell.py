@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +27,7 @@ from roost.runtime.failures import carry
 from roost.runtime.identity import WorkerIdentity, assume
 from roost.runtime.logs import LogPlace
 from roost.runtime.packing import Arguments, Packed, make_object
+from roost.runtime.ports import taken_ports
 from roost.runtime.processes import die_with_parent
 from roost.runtime.run_dir import RunDir
 from roost.runtime.timers import measured_call
@@ -65,6 +66,16 @@ class Setup:
     is_restart: bool
     watched_variable: str | None
     """The variable that says which devices the process sees."""
+    ports_to_try: tuple[int, ...] = ()
+    """One of these becomes the group's port, if this worker is the one that listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """Where rank 0 listens."""
+
+    address: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +89,8 @@ class Report:
     interpreter: str
     visible: str | None
     log: LogPlace
+    free_port: int | None = None
+    """The first of the ports to try that nobody uses on its node."""
 
 
 class WorkerShell:
@@ -87,23 +100,24 @@ class WorkerShell:
         # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
         die_with_parent()
         self._roost_object: Any = None
-        self._roost_watched: str | None = None
+        self._roost_setup: Setup
         self._roost_streams: dict[str, Any] = {}
 
     def _roost_begin(self, setup: Setup) -> Report:
         """Become this worker: its environment, its log, who it is."""
         with _carried():
+            self._roost_setup = setup
             os.environ.update(setup.variables)
             place = logs.choose_place(setup.run_dir, setup.identity.address)
             logs.redirect_output(place, append=setup.is_restart)
             # A crash in C code shows where it was, in the log.
             faulthandler.enable(file=2)
-            assume(setup.identity)
-            self._roost_watched = setup.watched_variable
-            return self._roost_report()
+            taken = taken_ports([(port, 1) for port in setup.ports_to_try])
+            free = next((port for port in setup.ports_to_try if port not in taken), None)
+            return replace(self._roost_report(), free_port=free)
 
     def _roost_report(self) -> Report:
-        watched = self._roost_watched
+        watched = self._roost_setup.watched_variable
         return Report(
             ray_id=ray.get_runtime_context().get_node_id(),
             host=socket.gethostname(),
@@ -113,8 +127,13 @@ class WorkerShell:
             log=logs.own_place(),
         )
 
-    def _roost_construct(self, packed: Packed, overdue_seconds: float) -> Report:
+    def _roost_construct(self, master: Master, packed: Packed, overdue_seconds: float) -> Report:
         """Load the user's class and make the object; a stack goes into the log if that takes too long."""
+        setup = self._roost_setup
+        variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
+        # The caller's own word for them stays.
+        os.environ.update(variables | {name: setup.variables[name] for name in variables if name in setup.variables})
+        assume(replace(setup.identity, master_address=master.address, master_port=master.port))
         # In C: it works where Python does not come to run any more.
         faulthandler.dump_traceback_later(overdue_seconds, file=2)
         try:
@@ -191,6 +210,9 @@ def make_worker_shell(name: str, methods: Mapping[str, MethodKind]) -> type:
     return type(name, (WorkerShell,), {"__module__": __name__, **body})
 
 
+# The forwards answer with a list: Ray packs a tuple by a slower way.
+
+
 def _forward_plain(name: str) -> Callable[..., Any]:
     def forward(self: Any, *args: Any) -> Any:
         with measured_call() as durations, _carried():
@@ -198,7 +220,7 @@ def _forward_plain(name: str) -> Callable[..., Any]:
             sent = Arguments.unpack(args).fetch()
             value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
             durations.setdefault(name, time.perf_counter() - started)
-        return value, durations
+        return [value, durations]
 
     return forward
 
@@ -210,7 +232,7 @@ def _forward_async(name: str) -> Callable[..., Any]:
             sent = await Arguments.unpack(args).fetch_async()
             value = await getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
             durations.setdefault(name, time.perf_counter() - started)
-        return value, durations
+        return [value, durations]
 
     return forward
 
@@ -223,7 +245,7 @@ def _forward_generator(name: str) -> Callable[..., Any]:
             sent = Arguments.unpack(args).fetch()
             value = list(getattr(self._roost_object, name)(*sent.args, **sent.kwargs))
             durations.setdefault(name, time.perf_counter() - started)
-        return value, durations
+        return [value, durations]
 
     return forward
 
@@ -235,7 +257,7 @@ def _forward_async_generator(name: str) -> Callable[..., Any]:
             sent = await Arguments.unpack(args).fetch_async()
             value = [item async for item in getattr(self._roost_object, name)(*sent.args, **sent.kwargs)]
             durations.setdefault(name, time.perf_counter() - started)
-        return value, durations
+        return [value, durations]
 
     return forward
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from roost.placement.groups import DeclaredHardware
-from roost.placement.placement import Placement
+from roost.placement.spot import Placement
 from roost.runtime.identity import WorkerIdentity, alone, current_identity
 from roost.runtime.timers import timed, timer
 
 if TYPE_CHECKING:
+    from roost.placement.groups import DeclaredHardware
     from roost.runtime.cluster import Cluster
     from roost.runtime.group import GroupDraft
 

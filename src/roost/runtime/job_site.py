@@ -1,4 +1,4 @@
-"""What a failure of a worker looks like from the job: what Ray says, the state of its node, the end of its log."""
+"""The job around a group: its port, its logs, and what a failure of a worker looks like from there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 from ray.exceptions import ActorUnavailableError
 from ray.util import list_named_actors
 
+from roost.errors import ClusterError
 from roost.runtime import logs
 from roost.runtime.discover import live_nodes
 from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.identity import WorkerIdentity
+from roost.runtime.ports import PortLease
 from roost.runtime.run_dir import RunDir, log_file
-from roost.runtime.shell import Report
+from roost.runtime.shell import Master, Report
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
@@ -48,13 +50,44 @@ def _is_alive(address: str) -> bool:
         return False
 
 
+_CANDIDATES = 8
+"""So many ports are proposed for a group: strangers may have some of them."""
+
+
 class JobSite:
-    """The job around a launch."""
+    """The job around a group: its logs, its ports, and whether it is to be closed."""
 
     def __init__(self, cluster: Cluster, identities: Mapping[str, WorkerIdentity], stopped: threading.Event) -> None:
         self._cluster = cluster
         self._identities = identities
         self._stopped = stopped
+        self._proposed: list[PortLease] = []
+        self._port: PortLease | None = None
+
+    def propose_ports(self, node_rank: int) -> None:
+        """Lease some ports for rank 0 to try."""
+        self._proposed = self._cluster.propose_ports(node_rank, _CANDIDATES)
+
+    def release_ports(self) -> None:
+        """Give back what the group has."""
+        held = [*self._proposed, *([self._port] if self._port else [])]
+        self._proposed, self._port = [], None
+        if held:
+            self._cluster.node_manager.release_ports(held)
+
+    @property
+    def ports_to_try(self) -> tuple[int, ...]:
+        return tuple(lease.port for lease in self._proposed)
+
+    def take_master(self, report: Report | None) -> Master:
+        if self._port is None and report is not None:
+            proposed, self._proposed = self._proposed, []
+            chosen = [lease for lease in proposed if lease.port == report.free_port]
+            self._cluster.node_manager.release_ports([lease for lease in proposed if lease not in chosen])
+            self._port = chosen[0] if chosen else self._cluster.lease_ports(proposed[0].node_rank)
+        if self._port is None:
+            raise ClusterError("the group has no port")
+        return Master(address=self._port.address, port=self._port.port)
 
     @property
     def is_closing(self) -> bool:

@@ -1,0 +1,105 @@
+"""The folders of runs: made for each job, kept for a while, found again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from roost.errors import ClusterError, ConfigError, clipped
+from roost.runtime.practice import roost_folder
+from roost.runtime.run_dir import RunDir
+
+_KEPT_RUNS = 20
+_LATEST = "latest"
+RUNS_VARIABLE = "ROOST_RUNS_DIR"
+"""Where the folders of runs are made, if not in this user's own folder."""
+
+
+@contextlib.contextmanager
+def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
+    """Have the folder of a new run to oneself: the one that the caller names, else a new one."""
+    made = make_run_dir(wanted)
+    with (Path(made.path) / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another job is using {made.path}", hint="give each its own run_dir") from None
+        for old in Path(made.path).glob(".roost-*"):
+            if old != made.marker:
+                old.unlink(missing_ok=True)
+        yield made
+
+
+def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
+    """Make a folder for a run, with its marker; the newest one is found by `latest_run`."""
+    own = roost_folder() / "runs"
+    runs = Path(os.environ.get(RUNS_VARIABLE) or own).absolute()
+    token = secrets.token_hex(8)
+    path = Path(wanted).absolute() if wanted else runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{token[:6]}"
+    made = RunDir(path=str(path), token=token)
+    try:
+        own.mkdir(exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+        made.marker.write_text("", encoding="utf-8")
+        if runs == own and not wanted:
+            _prune(own)
+        _point_latest(own, path)
+    except OSError as error:
+        hint = f"give Cluster another run_dir, or set {RUNS_VARIABLE}"
+        raise ClusterError(f"the run's folder {path} cannot be made: {error.strerror or error}", hint=hint) from None
+    return made
+
+
+def latest_run() -> Path:
+    """The folder of this user's newest run on this machine."""
+    link = roost_folder() / "runs" / _LATEST
+    if not link.is_dir():
+        raise ConfigError("there is no run to look at", hint="run a job first, or give --run the folder of one")
+    return link.resolve()
+
+
+def check_group_name(name: object) -> str:
+    """A group's name that can be part of an address and of a path; ConfigError where it cannot."""
+    if not isinstance(name, str) or not name.strip() or len(name) > 100:
+        raise ConfigError(f"a group's name is {clipped(repr(name))}: it is a short text")
+    if name.isdigit() or name.startswith(".") or not name.isprintable() or set(name) & set(":/\\"):
+        raise ConfigError(
+            f"{name!r} cannot name a group", hint="no colon, no slash, no dot at its start, and not digits alone"
+        )
+    return name
+
+
+def put_aside(folder: Path) -> None:
+    """Move the logs of an earlier group of the same name out of the way: to `actor.1`, then `actor.2`."""
+    # Only its own: groups that its workers launched are in folders below it.
+    found = list(folder.glob("*.log"))
+    if not found:
+        return
+    number = next(number for number in itertools.count(1) if not folder.with_name(f"{folder.name}.{number}").exists())
+    aside = folder.with_name(f"{folder.name}.{number}")
+    aside.mkdir()
+    for path in found:
+        path.rename(aside / path.name)
+
+
+def _point_latest(runs: Path, path: Path) -> None:
+    draft = runs / f".{_LATEST}-{os.getpid()}-{secrets.token_hex(4)}"
+    draft.symlink_to(path)
+    draft.replace(runs / _LATEST)
+
+
+def _prune(runs: Path) -> None:
+    """Keep the newest runs only, and never one whose job may be running."""
+    found = sorted((item for item in runs.iterdir() if item.is_dir() and not item.is_symlink()), reverse=True)
+    day_ago = time.time() - 24 * 3600
+    for old in found[_KEPT_RUNS:]:
+        with contextlib.suppress(OSError):
+            if max(path.stat().st_mtime for path in [old, *old.rglob("*")]) < day_ago:
+                shutil.rmtree(old, ignore_errors=True)
