@@ -32,7 +32,7 @@ tests: $(VENV)/.installed-dev
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(BIN)/pytest tests/alone
-	@$(BIN)/pytest tests/ray
+	@$(BIN)/pytest -n 2 --dist loadfile tests/ray
 
 golden: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden

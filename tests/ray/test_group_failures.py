@@ -26,7 +26,7 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
-from roost.testing import LocalNode, local_cluster
+from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter
 
@@ -347,18 +347,6 @@ def test_a_node_that_is_killed_takes_half_of_the_group_and_is_named():
             group.restart(2)
         with pytest.raises((ClusterError, WorkerDied), match="node 1"):
             Performer.create_group().launch(cluster, PackedPlacementStrategy(2, 3), name="late", timeout=60)
-
-
-def test_a_worker_that_takes_too_much_memory_is_ended_by_ray_and_named():
-    memory = psutil.virtual_memory()
-    used = 1 - memory.available / memory.total
-    watched = {"RAY_memory_usage_threshold": f"{used + 0.03:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
-    nodes = [LocalNode(), LocalNode(env=watched)]
-    with local_cluster(nodes), Cluster(num_nodes=2) as cluster:
-        group = Performer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="eater")
-        with pytest.raises(WorkerDied, match=r"eater:1 on node 1 .* died in 'eat': Ray ended it, .* out of memory"):
-            group.eat(1, int(0.12 * memory.total)).wait(120)
-        assert group[0].rank_of().wait(60) == [0]
 
 
 def _call_until_it_fails(group: WorkerGroup) -> None:

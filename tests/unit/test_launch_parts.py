@@ -21,8 +21,9 @@ from roost import (
     make_plan,
 )
 from roost.runtime import runs
+from roost.runtime.carrying import carry
 from roost.runtime.environment import join_environments, split_environment
-from roost.runtime.failures import Failure, FailureKind, carry, in_order_of_cause, make_error
+from roost.runtime.failures import Failure, FailureKind, in_order_of_cause, make_error
 from roost.runtime.logs import LogPlace, printable, read_stack, read_tail
 from roost.runtime.progress import LaunchBoard, Phase, Screen
 from roost.runtime.run_dir import log_file

@@ -9,13 +9,11 @@ from __future__ import annotations
 import pickle
 import re
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ray import cloudpickle
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -28,78 +26,12 @@ from ray.exceptions import (
 
 from roost.errors import WorkerDied, WorkerFailed, clipped, counted
 from roost.placement.ranks import format_ranks
-from roost.runtime.logs import own_tail
+from roost.runtime.carrying import RemoteFailure
 
-# Ray hands a small failure to its caller at once; a large one is noticed only when the whole call is over.
-_MAX_PICKLED = 32 * 1024
-_MAX_TEXT = 12_000
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-
-
-class RemoteFailure(Exception):  # noqa: N818 - what happened
-    """An exception on its way from a worker to its caller. `description` survives whatever the exception is like."""
-
-    def __init__(self, description: Description, pickled: bytes | None) -> None:
-        super().__init__(description, pickled)
-        self.description = description
-        self.pickled = pickled
-
-    def __str__(self) -> str:
-        return self.description.traceback
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """An exception in words."""
-
-    type_name: str
-    message: str
-    traceback: str
-    log_tail: str
-    when: float
-    pid: int
-
-
-def carry(error: BaseException, pid: int) -> RemoteFailure:
-    """Make an exception ready to travel: called where it was caught, in the worker."""
-    # Without our own frames, which called the user's code.
-    trace = error.__traceback__
-    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
-        trace = trace.tb_next
-    found = traceback.TracebackException(type(error), error, trace)
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its text cannot be made)"
-    kind = type(error)
-    return RemoteFailure(
-        Description(
-            type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-            message=clipped(message, _MAX_TEXT),
-            traceback=_cut_middle("".join(found.format())),
-            log_tail=_cut_middle(own_tail()),
-            when=time.time(),
-            pid=pid,
-        ),
-        _pickled(error),
-    )
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """The exception as bytes, if it comes back from them as what it was."""
-    # These mean something to the code that they would pass through.
-    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
-        return None
-    try:
-        data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
-        if len(data) > _MAX_PICKLED or type(pickle.loads(data)) is not type(error):  # noqa: S301 - our own bytes
-            return None
-    except Exception:
-        return None
-    return data
 
 
 class FailureKind(StrEnum):
@@ -263,13 +195,6 @@ def _useful_lines(text: str) -> list[str]:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return clipped(lines[-1], 500) if lines else ""
-
-
-def _cut_middle(text: str) -> str:
-    if len(text) <= _MAX_TEXT:
-        return text
-    half = _MAX_TEXT // 2
-    return f"{text[:half]}\n  … {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
 
 
 def _indented(text: str) -> str:

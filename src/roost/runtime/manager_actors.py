@@ -27,7 +27,8 @@ from roost.runtime.ledgers import (
 )
 from roost.runtime.managers import CollectiveManager, JobInfo, JobView, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
-from roost.runtime.ports import Block, PortLease, PortLedger, lease_range, taken_ports
+from roost.runtime.port_trial import taken_ports
+from roost.runtime.ports import Block, PortLease, PortLedger, lease_range
 from roost.runtime.processes import die_with_parent
 
 _WATCH_SECONDS = 0.5

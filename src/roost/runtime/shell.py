@@ -23,11 +23,11 @@ from typing import Any
 import ray
 
 from roost.runtime import logs
-from roost.runtime.failures import carry
+from roost.runtime.carrying import carry
 from roost.runtime.identity import WorkerIdentity, assume
 from roost.runtime.logs import LogPlace
 from roost.runtime.packing import Arguments, Packed, make_object
-from roost.runtime.ports import taken_ports
+from roost.runtime.port_trial import taken_ports
 from roost.runtime.processes import die_with_parent
 from roost.runtime.run_dir import RunDir
 from roost.runtime.timers import measured_call
