@@ -7,6 +7,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+# A build for CPUs: the others are several GB. Only one example needs it.
+TORCH  ?= torch==2.13.0+cpu
 
 .PHONY: demo test check lint tests ray golden bench format clean
 
@@ -64,4 +66,6 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools for tests into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' 2>/dev/null || \
+		echo "   no $(TORCH) to be had: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
 	@touch $@

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +29,7 @@ def test_hello():
     ]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_torch_distributed_over_two_nodes():
     assert run("torch_distributed.py") == ["nodes: [0, 0, 1, 1]", "average: [11.5, 11.5, 11.5, 11.5]"]
 

@@ -89,13 +89,6 @@ def test_a_job_is_placed_launched_and_run(roost_local_cluster, job):
     assert "the weight is 10.50" in (job / "out" / "logs" / "actor" / "0.log").read_text()
 
 
-def test_a_dry_run_is_the_plan(roost_local_cluster, job):
-    dry = run(roost_local_cluster, job, "run", "job.yaml", "--dry-run", "--cluster", "2x4")
-    assert dry.returncode == 0
-    assert dry.stdout == run(roost_local_cluster, job, "plan", "job.yaml", "--cluster", "2x4").stdout
-    assert "rollout" in dry.stdout
-
-
 def test_all_mistakes_are_told_before_anything_is_started(roost_local_cluster, job):
     edit(job, "class: two_components.Rollout", "clas: two_components.Rollout")
     edit(job, "entry: two_components.main", "entry: main")
@@ -110,24 +103,6 @@ def test_all_mistakes_are_told_before_anything_is_started(roost_local_cluster, j
     ):
         assert text in done.stderr, text
     assert "job.yaml:" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("two_components.Actor", "two_components.Actr", "did you mean two_components.Actor?"),
-        ("two_components.Actor", "nowhere.Actor", "there is no module 'nowhere'"),
-        ("two_components.Actor", "two_components.main", "derive the class from roost.Worker"),
-        ("entry: two_components.main", "entry: two_components.__doc__", "cannot be called"),
-        ("learning_rate: 0.5", "rate: 0.5", "worker 'actor': Actor.create_group: missing a required argument"),
-        ("num_nodes: 2", "num_nodes: 2\n  node_group: 1", "node_group"),
-    ],
-)
-def test_a_mistake_in_the_job_is_told(roost_local_cluster, job, before, after, message):
-    edit(job, before, after)
-    done = run(roost_local_cluster, job, "run", "job.yaml", "-q")
-    assert done.returncode == 2
-    assert message in done.stderr
 
 
 def test_an_exception_in_the_entry_point_is_the_users_and_leaves_nothing(shared_cluster, roost_local_cluster, job):

@@ -1,0 +1,54 @@
+"""Mistakes in a job that is to be run: told before anything is started, and without a Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from roost import ConfigError
+from roost.cli.main import app
+from roost.placement.config import read_job_draft
+from roost.runtime.job_run import load, run_job
+
+JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("two_components.Actor", "two_components.Actr", "did you mean two_components.Actor?"),
+        ("two_components.Actor", "nowhere.Actor", "there is no module 'nowhere'"),
+        ("two_components.Actor", "two_components.main", "derive the class from roost.Worker"),
+        ("entry: two_components.main", "entry: two_components.__doc__", "cannot be called"),
+        ("learning_rate: 0.5", "rate: 0.5", "worker 'actor': Actor.create_group: missing a required argument"),
+        ("num_nodes: 2", "num_nodes: 2\n  node_group: 1", "node_group"),
+    ],
+)
+def test_a_mistake_in_the_job_is_told(monkeypatch, tmp_path, before, after, message):
+    monkeypatch.syspath_prepend(str(JOB))
+    text = (JOB / "job.yaml").read_text()
+    assert before in text
+    path = tmp_path / "job.yaml"
+    path.write_text(text.replace(before, after))
+    with pytest.raises(ConfigError) as caught:
+        run_job(read_job_draft(path))
+    assert message in str(caught.value)
+
+
+def test_a_module_that_fails_by_itself_is_not_called_missing(monkeypatch, tmp_path):
+    (tmp_path / "needs_more.py").write_text("import something_that_is_not_there\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
+        load("needs_more.Actor")
+
+
+def test_a_dry_run_is_the_plan():
+    job = str(JOB / "job.yaml")
+    dry = CliRunner().invoke(app, ["run", job, "--dry-run", "--cluster", "2x4"])
+    assert dry.exit_code == 0
+    assert dry.stdout == CliRunner().invoke(app, ["plan", job, "--cluster", "2x4"]).stdout
+    assert "rollout" in dry.stdout
+    refused = CliRunner().invoke(app, ["run", job, "--cluster", "2x4"])
+    assert isinstance(refused.exception, ConfigError)
