@@ -25,6 +25,10 @@ echo
 echo "== A walk through a live cluster on this machine: two Ray nodes with four fake accelerators each"
 run python examples/cluster.py
 
+echo
+echo "== Ten lines of Python: a worker on every accelerator"
+run python examples/hello.py
+
 mkdir -p runs
 run roost plan examples/job.yaml --cluster 2x8:H100,1x0 --format html --out runs/map.html
 echo

@@ -393,11 +393,13 @@ def test_what_a_driver_launched_ends_with_it(driver, shared_cluster):
         from workers import Performer
         cluster = Cluster(num_nodes=4)
         group = Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 1), name="orphan")
-        print(*group.pid().wait(60), flush=True)
+        print("pids", *group.pid().wait(60), flush=True)
         sys.stdin.readline()
     """
     process = driver(textwrap.dedent(code))
-    pids = [int(word) for word in process.line().split()]
+    # Ray may have something to say before.
+    line = next(line for line in iter(process.line, "") if line.startswith("pids"))
+    pids = [int(word) for word in line.split()[1:]]
     assert len(pids) == 2
     process.end(signal.SIGKILL)
     wait_until(lambda: all(is_gone(pid) for pid in pids), "its workers are gone")
