@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -46,7 +47,10 @@ def show_logs(worker: str, run: Path | None, lines: int | None, follow: bool, wr
             return
         time.sleep(_EVERY_SECONDS)
         for path in _files(folder, worker):
-            tails.setdefault(path, _Tail(path, None))
+            # One that is put aside just now is gone by the time that it is looked at.
+            with contextlib.suppress(FileNotFoundError):
+                if path not in tails:
+                    tails[path] = _Tail(path, None)
 
 
 class _Tail:

@@ -73,12 +73,6 @@ class Failure:
         return "\n".join(parts)
 
 
-def cause_of(error: BaseException) -> Exception | None:
-    """What a task's error was caused by."""
-    found: Exception | None = getattr(error, "cause", None)
-    return found
-
-
 def is_death(error: BaseException) -> bool:
     """Whether an error of Ray means that the worker is gone."""
     return isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
@@ -103,7 +97,7 @@ def describe_death(error: BaseException, log_tail: str = "") -> str:
 
 def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
     """What an error of Ray says of a worker."""
-    cause = cause_of(error)
+    cause: Exception | None = getattr(error, "cause", None)
     base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
     if isinstance(cause, RemoteFailure):
         found = cause.description
