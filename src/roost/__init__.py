@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roost.errors import (
+        AcceleratorsTaken,
         CallTimedOut,
         CheckFailed,
         ClusterError,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         NodesMissing,
         PlacementError,
         PortsExhausted,
+        ReservationLost,
         RoostError,
         WorkerDied,
         WorkerFailed,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from roost.runtime.managers import CollectiveManager, NodeManager, WorkerManager
     from roost.runtime.node_info import AcceleratorInfo, NodeInfo
     from roost.runtime.ports import PortLease
+    from roost.runtime.reservation import Reservation
     from roost.runtime.result import CallResult, Outcome, OutcomeKind
     from roost.runtime.worker import Worker
 
@@ -60,6 +63,7 @@ _HOME = {
     "Accelerator": "placement.topology",
     "AcceleratorInfo": "runtime.node_info",
     "AcceleratorType": "placement.hardware",
+    "AcceleratorsTaken": "errors",
     "CallResult": "runtime.result",
     "CallTimedOut": "errors",
     "CheckFailed": "errors",
@@ -100,6 +104,8 @@ _HOME = {
     "PlanDiff": "placement.diff",
     "PortLease": "runtime.ports",
     "PortsExhausted": "errors",
+    "Reservation": "runtime.reservation",
+    "ReservationLost": "errors",
     "RoostError": "errors",
     "Topology": "placement.topology",
     "Worker": "runtime.worker",
@@ -120,6 +126,7 @@ __all__ = [
     "Accelerator",
     "AcceleratorInfo",
     "AcceleratorType",
+    "AcceleratorsTaken",
     "CallResult",
     "CallTimedOut",
     "CheckFailed",
@@ -160,6 +167,8 @@ __all__ = [
     "PlanDiff",
     "PortLease",
     "PortsExhausted",
+    "Reservation",
+    "ReservationLost",
     "RoostError",
     "Topology",
     "Worker",

@@ -144,6 +144,14 @@ class WrongPlace(ClusterError):  # noqa: N818 - what happened
     """A worker is not where the plan says, or does not see what it should."""
 
 
+class AcceleratorsTaken(ClusterError, TimeoutError):  # noqa: N818 - what happened
+    """Accelerators of the plan are somebody else's, and were not given back before the deadline."""
+
+
+class ReservationLost(ClusterError):  # noqa: N818 - what happened
+    """What was reserved is not the job's any more: a node is gone, or somebody removed its placement group."""
+
+
 class LaunchTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
     """A worker was not ready at the deadline."""
 

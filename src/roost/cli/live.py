@@ -4,28 +4,49 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from roost.cli.show import aligned
 from roost.errors import ClusterError, ConfigError, counted, said
+from roost.placement.hardware import ACCELERATOR
+from roost.placement.plan import Piece, Plan
+from roost.placement.ranks import format_ranks
 from roost.placement.topology import Topology
 
 if TYPE_CHECKING:
+    from roost.runtime.holdings import Holdings
     from roost.runtime.look import ClusterStatus, JobStatus
     from roost.runtime.node_info import AcceleratorInfo, NodeInfo
     from roost.runtime.practice import PracticeCluster
 
 _STOP_SECONDS = 30.0
+_MOST_LINES = 16
 
 
-def live_topology(num_nodes: int | None, address: str | None) -> tuple[Topology, str]:
-    """The hardware of the live cluster as a job with `num_nodes` would get it, and what to say of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveHardware:
+    """The live cluster as a job would get it, and who has what of it now."""
+
+    topology: Topology
+    nodes: tuple[NodeInfo, ...]
+    holdings: Holdings
+    note: str = ""
+
+    @property
+    def taken(self) -> list[Piece]:
+        """The accelerators that somebody has, wholly or in part."""
+        return sorted(self.holdings.by_piece)
+
+
+def live_hardware(num_nodes: int | None, address: str | None) -> LiveHardware:
+    """The hardware of the live cluster as a job with `num_nodes` would get it."""
     from roost.runtime.discover import first_nodes, make_topology
-    from roost.runtime.look import look_at_nodes
+    from roost.runtime.look import look_at_holdings
 
-    nodes = look_at_nodes(address)
+    nodes, holdings = look_at_holdings(address)
     if num_nodes is not None and len(nodes) < num_nodes:
         raise ClusterError(
             f"num_nodes is {num_nodes}, but the cluster has {counted(len(nodes), 'node')} now: "
@@ -33,7 +54,38 @@ def live_topology(num_nodes: int | None, address: str | None) -> tuple[Topology,
             hint="wait for the others, or plan on --cluster or --inventory",
         )
     used, notice = first_nodes(nodes, num_nodes)
-    return make_topology(used), f"note: {notice}" if notice else ""
+    note = f"note: {notice}" if notice else ""
+    return LiveHardware(topology=make_topology(used), nodes=used, holdings=holdings, note=note)
+
+
+def start_check(plan: Plan, live: LiveHardware) -> Text:
+    """Whether a plan would start now, and who is in its way."""
+    from roost.placement.nearest import nearest_fit
+
+    wanted = sorted(piece for piece in plan.occupants() if piece.kind == ACCELERATOR)
+    text = Text()
+    in_the_way = [piece for piece in wanted if live.holdings.of(piece)]
+    unsure = sorted({piece.node_rank for piece in wanted} & set(live.holdings.somewhere))
+    if not in_the_way and not unsure:
+        text.append("this plan would start now: its accelerators are free", style="green")
+        return text
+    if in_the_way:
+        text.append(f"this plan would not start now: {counted(len(in_the_way), 'accelerator')} of it taken\n", "red")
+    else:
+        text.append("this plan may not start now\n", style="yellow")
+    for piece in in_the_way[:_MOST_LINES]:
+        text.append(f"  {piece}  {said(live.holdings.of(piece))}\n")
+    if len(in_the_way) > _MOST_LINES:
+        text.append(f"  and {len(in_the_way) - _MOST_LINES} more\n")
+    for rank in unsure:
+        held = said([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
+        text.append(f"  node {rank}: {held}; which is not known\n")
+    components = {component.name: component.placements for component in plan.components}
+    fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
+    if fit:
+        text.append("  this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items()))
+    text.rstrip()
+    return text
 
 
 def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
@@ -74,12 +126,38 @@ def status_text(status: ClusterStatus) -> Text:
             text.append(
                 f"  {said(item.missing_managers)} died: close the job's Cluster and start it anew\n", style="red"
             )
+    if accelerators:
+        text.append("accelerators\n", style="bold")
+    for node in status.nodes:
+        text.append(_holdings_text(node, status.holdings))
     if status.leftovers:
         text.append(f"left over from jobs that have ended ({len(status.leftovers)})\n", style="bold yellow")
         for left in status.leftovers:
             text.append(f"  pid {left.pid} on {left.node}, of {left.job}: {left.command[:80]}\n")
         text.append("  end them with kill, on their node\n", style="dim")
     text.rstrip()
+    return text
+
+
+def _holdings_text(node: NodeInfo, holdings: Holdings) -> Text:
+    """Who has the accelerators of a node, those in a row with the same holder on one line."""
+    from roost.runtime.holdings import pieces_on
+
+    text = Text()
+    lines: list[tuple[list[int], str]] = []
+    for piece in pieces_on(node):
+        held = holdings.of(piece)
+        who = said([f"{item}{f': {said(item.users)}' if item.users else ''}" for item in held]) or "free"
+        if lines and lines[-1][1] == who:
+            lines[-1][0].append(piece.local_rank)
+        else:
+            lines.append(([piece.local_rank], who))
+    if lines:
+        text.append(f"  {node}\n")
+    for ranks, who in lines:
+        text.append(f"    {format_ranks(ranks):<6} {who}\n", style="" if who != "free" else "dim")
+    for item in holdings.somewhere.get(node.rank, ()):
+        text.append(f"    of these {item.amount:g} {item.holder}\n", style="yellow")
     return text
 
 

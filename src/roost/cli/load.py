@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roost.errors import ConfigError, RoostError, said
 from roost.placement.config import read_job_draft
@@ -13,6 +14,9 @@ from roost.placement.files import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, l
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
 from roost.placement.topology import Topology
+
+if TYPE_CHECKING:
+    from roost.cli.live import LiveHardware
 
 _DEFAULT_ACCELERATORS = 8
 
@@ -41,6 +45,11 @@ class Flags:
 
 def load_plan(path: Path, flags: Flags) -> Plan:
     """The plan of a job, or a saved plan; for that one the flags have nothing to say."""
+    return load_live_plan(path, flags)[0]
+
+
+def load_live_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
+    """The same, and the live cluster that it was planned on, where it was."""
     path = _stdin(path)
     text = load_text(path, limit=PLAN_FILE_LIMIT)
     if not _is_saved_plan(text):
@@ -49,7 +58,7 @@ def load_plan(path: Path, flags: Flags) -> Plan:
         raise ConfigError(
             f"{path} is a plan that was saved, with its hardware in it", hint=f"leave out {', '.join(flags.given())}"
         )
-    return _saved_plan(path, text)
+    return _saved_plan(path, text), None
 
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
@@ -65,7 +74,7 @@ def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
         )
     hardware = next((plan.topology for plan in saved if plan is not None), None)
     one, other = (
-        plan or _plan_job(path, text, flags, hardware)
+        plan or _plan_job(path, text, flags, hardware)[0]
         for plan, path, text in zip(saved, (before, after), texts, strict=True)
     )
     return one, other
@@ -101,30 +110,31 @@ def _saved_plan(path: Path, text: str) -> Plan:
         raise ConfigError(problems) from None
 
 
-def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> Plan:
+def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
     draft = read_job_draft(parse_text(text, name=str(path)))
-    topology = _topology(flags, draft.job.cluster.num_nodes, hardware)
-    return make_plan(draft, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+    topology, live = _topology(flags, draft.job.cluster.num_nodes, hardware)
+    plan = make_plan(draft, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+    return plan, live
 
 
-def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> Topology:
+def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> tuple[Topology, LiveHardware | None]:
     hardware_flags = [name for name in flags.given() if name in ("--cluster", "--inventory", "--live")]
     if len(hardware_flags) > 1:
         raise ConfigError(f"{said(hardware_flags)} describe the hardware, each in its way", hint="give one of them")
     if flags.live:
-        from roost.cli.live import live_topology
+        from roost.cli.live import live_hardware
 
-        topology, note = live_topology(num_nodes, address=None)
-        if note:
-            tell(note)
-        return topology
+        live = live_hardware(num_nodes, address=None)
+        if live.note:
+            tell(live.note)
+        return live.topology, live
     if flags.cluster is not None:
-        return Topology.from_shorthand(flags.cluster)
+        return Topology.from_shorthand(flags.cluster), None
     if flags.inventory is not None:
-        return Topology.from_file(flags.inventory)
+        return Topology.from_file(flags.inventory), None
     if hardware is not None:
-        return hardware
+        return hardware, None
     assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
     tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
-    return Topology.from_shorthand(assumed)
+    return Topology.from_shorthand(assumed), None

@@ -119,10 +119,10 @@ def _plan(
     no_isolate: Shared = False,
 ) -> None:
     """Show which worker sits on which hardware."""
-    from roost.cli.load import load_plan
+    from roost.cli.load import load_live_plan
     from roost.render.grid import make_grid
 
-    plan = load_plan(job, _flags(cluster, inventory, live, placement, no_isolate))
+    plan, hardware = load_live_plan(job, _flags(cluster, inventory, live, placement, no_isolate))
     names = component or plan.names
     if form is Format.JSON:
         _write(plan.to_json(only=component) + "\n", out)
@@ -131,7 +131,8 @@ def _plan(
 
         _print(show.table(plan.only(names)), out)
     else:
-        grid = make_grid(plan, title=job.name, fold=not all_nodes, only=names)
+        taken = hardware.taken if hardware else ()
+        grid = make_grid(plan, title=job.name, fold=not all_nodes, only=names, taken=taken)
         if form is Format.SVG:
             from roost.render.svg import draw_svg
 
@@ -142,6 +143,10 @@ def _plan(
             _write(draw_html(plan, grid), out)
         else:
             _draw(grid, out)
+            if hardware is not None and out is None:
+                from roost.cli.live import start_check
+
+                _print(start_check(plan, hardware))
             _print_warnings(plan)
 
 
@@ -318,6 +323,9 @@ def _run(
         str | None, typer.Option("--run-dir", metavar="DIR", help="The run's folder, for the workers' logs.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show what workers print.")] = False,
+    no_reserve: Annotated[
+        bool, typer.Option("--no-reserve", help="Do not tell Ray that the accelerators are taken.")
+    ] = False,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
 ) -> None:
@@ -339,6 +347,7 @@ def _run(
         address=address,
         run_dir=run_dir,
         quiet=quiet or None,
+        reserve=not no_reserve,
     )
 
 

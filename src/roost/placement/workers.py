@@ -13,7 +13,7 @@ from roost.placement.reading import Notes, describe, known_hint, read_fields, re
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OPTIONS = ("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts")
+_OPTIONS = ("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts", "share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class WorkerConfig:
     env_vars: dict[str, str] = field(default_factory=dict)
     max_concurrency: int | None = None
     restarts: int = 0
+    share: float | None = None
+    """The part of each of its accelerators that a worker uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     for key, minimum in (("max_concurrency", 1), ("restarts", 0)):
         if key in fields:
             options[key] = read_int(fields[key], notes, f"{what}: {key}", minimum=minimum)
+    if "share" in fields:
+        options["share"] = _read_share(fields["share"], notes, what)
     for key, kind in (("args", "list"), ("kwargs", "mapping"), ("env_vars", "mapping")):
         if key in fields and fields[key].kind != kind:
             notes.config(fields[key], f"{what}: {key} has to be a {kind}, and this is {describe(fields[key])}")
@@ -101,6 +105,19 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     return WorkerConfig(
         component=name, target=target, **{key: item for key, item in options.items() if item is not None}
     )
+
+
+def _read_share(value: Value, notes: Notes, what: str) -> float | None:
+    try:
+        share = float(str(value.scalar)) if value.kind == "scalar" else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        notes.config(
+            value, f"{what}: share is {describe(value)}", hint="it is a part of an accelerator, above 0 and at most 1"
+        )
+        return None
+    return share
 
 
 def _read_env_vars(value: Value, notes: Notes, what: str) -> dict[str, str]:

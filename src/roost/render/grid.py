@@ -15,7 +15,7 @@ from itertools import groupby
 
 from roost.errors import counted
 from roost.placement.hardware import ACCELERATOR, BARE_NODE
-from roost.placement.plan import ComponentPlan, Plan
+from roost.placement.plan import ComponentPlan, Piece, Plan
 from roost.placement.ranks import format_ranks, runs_of
 from roost.placement.topology import Node
 
@@ -57,17 +57,24 @@ class Strip:
     lanes: tuple[tuple[Block, ...], ...]
     others: tuple[int, ...] = ()
     """Cells that only components use which are not shown."""
+    taken: tuple[int, ...] = ()
+    """Cells that somebody else has now."""
+
+    def label(self, cell: int) -> str:
+        """The number of a cell, and a mark where it is taken."""
+        return f"{cell} !" if cell in self.taken else str(cell)
 
     def empty(self) -> dict[int, str]:
         """The cells with no block over them, and what to say of each."""
         used = {cell for lane in self.lanes for block in lane for cell in block.cells}
-        others = set(self.others)
-        return {cell: "other" if cell in others else "idle" for cell in range(self.cells) if cell not in used}
+        said = dict.fromkeys(range(self.cells), "idle") | dict.fromkeys(self.taken, "taken")
+        said |= dict.fromkeys(self.others, "other")
+        return {cell: text for cell, text in said.items() if cell not in used}
 
     def shape(self) -> object:
         """What must be the same for two strips to look alike: everything but the ranks."""
         lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
-        return self.kind, self.title, self.cells, self.others, lanes
+        return self.kind, self.title, self.cells, self.others, self.taken, lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +119,19 @@ class Grid:
     legend: tuple[Entry, ...]
 
 
-def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[str] | None = None) -> Grid:
-    """The picture of a plan, or of some of its components; `fold=False` gives every node a row of its own."""
+def make_grid(
+    plan: Plan,
+    *,
+    title: str = "",
+    fold: bool = True,
+    only: Iterable[str] | None = None,
+    taken: Iterable[Piece] = (),
+) -> Grid:
+    """The picture of a plan, or of some of its components.
+
+    `fold=False` gives every node a row of its own; `taken` is the hardware that somebody else has now.
+    """
+    held = set(taken)
     shown = {component.name for component in plan.components} if only is None else {*plan.only(only).names}
     blocks = _blocks_by_node(plan)
     hidden = {index for index, component in enumerate(plan.components) if component.name not in shown}
@@ -122,7 +140,7 @@ def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[
             first=rank,
             last=rank,
             name=node.name or node.address or "",
-            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden)),
+            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden, held)),
         )
         for rank, node in enumerate(plan.topology.nodes)
     ]
@@ -132,6 +150,8 @@ def make_grid(plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[
     if plan.components:
         workers = sum(component.world_size for component in plan.components if component.name in shown)
         parts += [counted(workers, "worker"), plan.mode.value, f"plan {plan.hash[:8]}"]
+    if held:
+        parts.append(f"! {len(held)} taken by others")
     legend = tuple(
         Entry(
             name=component.name,
@@ -203,12 +223,15 @@ def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
     return found
 
 
-def _strips(plan: Plan, rank: int, node: Node, blocks: _NodeBlocks, hidden: set[int]) -> Iterable[Strip]:
+def _strips(
+    plan: Plan, rank: int, node: Node, blocks: _NodeBlocks, hidden: set[int], held: set[Piece]
+) -> Iterable[Strip]:
     def strip(kind: str, title: str, cells: int) -> Strip:
         found = blocks.get(kind, [])
         others = {cell for block in found if block.component in hidden for cell in block.cells}
         lanes = _lanes([block for block in found if block.component not in hidden])
-        return Strip(kind=kind, title=title, cells=cells, lanes=lanes, others=tuple(sorted(others)))
+        taken = tuple(cell for cell in range(cells) if held and Piece(rank, kind, cell) in held)
+        return Strip(kind=kind, title=title, cells=cells, lanes=lanes, others=tuple(sorted(others)), taken=taken)
 
     if node.accelerators:
         yield strip(ACCELERATOR, _accelerators_title(node), len(node.accelerators))

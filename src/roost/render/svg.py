@@ -105,7 +105,7 @@ class _Drawing:
             height = max(len(strip.lanes), 1) * _LANE + 4
             if strip.cells > 1:
                 for cell in range(start, stop):
-                    self._text(self._x(cell, start) + 4, str(cell), "soft", self._y + 10)
+                    self._text(self._x(cell, start) + 4, strip.label(cell), "soft", self._y + 10)
             top = self._y + 14
             span = _NODE_CELLS if strip.kind == BARE_NODE else 1
             for cell in range(start, stop):

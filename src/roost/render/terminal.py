@@ -125,7 +125,7 @@ class _Drawing:
         """The numbers of the cells in a line; a node that stands for itself has none."""
         width = self._cells(strip)[1]
         bare = strip.kind == BARE_NODE
-        return Text("" if bare else "".join(f" {index}".ljust(width) for index in shown), style="dim")
+        return Text("" if bare else "".join(f" {strip.label(index)}".ljust(width) for index in shown), style="dim")
 
     def _strip(self, strip: Strip) -> Iterator[Text]:
         empty = strip.empty()

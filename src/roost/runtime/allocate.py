@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ConfigError, NameTaken
 from roost.placement.hardware import visible_devices
@@ -74,7 +75,13 @@ def start_actor(
     late, early = split_environment(environment)
     packed = pack((cls, tuple(arguments), dict(keywords)))
     return start_process(
-        ray.remote(make_shell(cls)), worker_name, namespace, node, {"env_vars": early} if early else {}, packed, late
+        ray.remote(make_shell(cls)),
+        worker_name,
+        namespace,
+        {"env_vars": early} if early else {},
+        packed,
+        late,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False),
     )
 
 

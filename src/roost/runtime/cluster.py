@@ -16,6 +16,7 @@ import getpass
 import logging
 import math
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -31,6 +32,8 @@ from ray.util import list_named_actors
 from roost.errors import ClusterError, ConfigError, NameTaken, counted, said
 from roost.placement.config import ClusterConfig, read_cluster_section
 from roost.placement.groups import MAX_NODES, NodeGroup
+from roost.placement.nearest import Components
+from roost.placement.plan import Piece, Plan
 from roost.placement.topology import Topology
 from roost.runtime import allocate as allocation
 from roost.runtime import connection, discover
@@ -41,6 +44,8 @@ from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeMana
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease, check_port_range
 from roost.runtime.progress import Screen
+from roost.runtime.reservation import Reservation, plan_accelerators, plan_components
+from roost.runtime.reserve import RESERVE_SECONDS, Reserver
 from roost.runtime.runs import own_run_dir
 from roost.runtime.watch import Watch
 
@@ -452,6 +457,32 @@ class Cluster(metaclass=_OnePerProcess):
         self._allocated[worker_name] = handle
         allocation.register(self._worker_manager, worker_name, seat)
         return handle
+
+    def reserve(
+        self, plan: Plan, *, shares: Mapping[str, float] | None = None, timeout: float = RESERVE_SECONDS
+    ) -> Reservation:
+        """Reserve every accelerator of a plan, all or none; groups that are launched on them afterwards share them.
+
+        `shares` says for components what part of an accelerator a worker uses, and is checked to add up. Where
+        accelerators are somebody else's they are waited for until `timeout`.
+        """
+        self.check_open()
+        for component in plan.components:
+            plan.get_strategy(component.name).get_placement(self)
+        # Each group declares its share when it is launched.
+        pieces = dict.fromkeys(plan_accelerators(plan, shares or {}))
+        return self.reserve_accelerators("plan", pieces, plan_components(plan), timeout=timeout)
+
+    def reserve_accelerators(
+        self, name: str, shares: Mapping[Piece, float | None], components: Components, *, timeout: float
+    ) -> Reservation:
+        """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
+        user = f"{name}#{secrets.token_hex(4)}"
+        if not shares:
+            return Reservation(self, user, ())
+        owner = (ray.get_runtime_context().get_actor_name() or None) if self._is_worker else None
+        slots = Reserver(self).reserve(user, shares, timeout=timeout, components=components, owner=owner)
+        return Reservation(self, user, slots)
 
     def keep_group(self, name: str, close: Callable[[], None]) -> None:
         """Close a group with this Cluster, at the latest."""

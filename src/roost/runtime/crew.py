@@ -6,8 +6,9 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -23,6 +24,8 @@ from roost.runtime.job_site import JobSite, describe_failure
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
 from roost.runtime.packing import pack, pack_call
+from roost.runtime.reservation import Reservation, accelerators_of
+from roost.runtime.reserve import RESERVE_SECONDS
 from roost.runtime.result import CallResult
 from roost.runtime.runs import put_aside
 from roost.runtime.seats import Seat
@@ -69,6 +72,11 @@ class Crew:
     def identity(self, rank: int) -> WorkerIdentity:
         """Who a rank is."""
         return self._record.identities[rank]
+
+    def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
+        """The actors behind some ranks."""
+        self.check_open()
+        return self._ready_handles(ranks)
 
     def alive(self) -> list[int]:
         """The ranks whose workers are alive now."""
@@ -156,6 +164,8 @@ class Recipe:
     options: Mapping[str, Any]
     timeout: float
     restarts: int
+    reserve: bool
+    share: float | None
 
 
 class OwnCrew(Crew):
@@ -170,6 +180,7 @@ class OwnCrew(Crew):
         self._stopped = threading.Event()
         self._site = JobSite(cluster, {seat.address: seat.identity for seat in seats}, self._stopped)
         self._watcher: threading.Thread | None = None
+        self._reservation: Reservation | None = None
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
 
@@ -179,6 +190,7 @@ class OwnCrew(Crew):
     def launch(self) -> None:
         """Start all of them; what was started is stopped if that fails."""
         try:
+            self._reserve()
             members = self._start(self._seats, is_restart=False)
         except BaseException:
             self.close()
@@ -187,6 +199,26 @@ class OwnCrew(Crew):
         if self._recipe.restarts:
             self._watcher = threading.Thread(target=self._watch, name=f"roost-{self.name}", daemon=True)
             self._watcher.start()
+
+    def _reserve(self) -> None:
+        """Let Ray know what is taken, before anything is started there."""
+        if not self._recipe.reserve:
+            return
+        pieces = {seat.address: accelerators_of(seat.identity.placement) for seat in self._seats}
+        share, workers = self._recipe.share, Counter(piece for own in pieces.values() for piece in own)
+        shares = {piece: None if share is None else share * count for piece, count in workers.items()}
+        self._reservation = self._cluster.reserve_accelerators(
+            self.name,
+            shares,
+            {self.name: [seat.identity.placement for seat in self._seats]},
+            timeout=min(self._recipe.timeout, RESERVE_SECONDS),
+        )
+        slots = {slot.piece: slot for slot in self._reservation.slots}
+        self._site.slots = self._reservation.slots
+        self._seats = [
+            replace(seat, slots=tuple(slots[piece] for piece in pieces[seat.address]), share=share)
+            for seat in self._seats
+        ]
 
     def restart(self, rank: int) -> None:
         """Start a rank whose worker is dead anew, in its place."""
@@ -217,6 +249,8 @@ class OwnCrew(Crew):
                 self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
                 with contextlib.suppress(RoostError):
                     self._site.release_ports()
+                if self._reservation is not None:
+                    self._reservation.close()
                 if self._is_kept:
                     with contextlib.suppress(RoostError):
                         self._cluster.worker_manager.remove_group(self.name)

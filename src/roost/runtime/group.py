@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import ray
+from ray.actor import ActorHandle
 
 from roost.errors import ConfigError, clipped, counted
 from roost.placement.placement import PlacementStrategy
@@ -28,6 +29,7 @@ from roost.runtime.identity import current_identity
 from roost.runtime.ledgers import GroupRecord
 from roost.runtime.managers import JOB_VARIABLE
 from roost.runtime.packing import pack, ship
+from roost.runtime.reservation import check_share
 from roost.runtime.result import CallResult
 from roost.runtime.runs import check_group_name
 from roost.runtime.seats import make_seats, place_group
@@ -73,6 +75,8 @@ class GroupDraft:
         max_concurrency: int | None = None,
         timeout: float = LAUNCH_SECONDS,
         restarts: int = 0,
+        reserve: bool = True,
+        share: float | None = None,
     ) -> WorkerGroup:
         """Start one worker for each placement, all at once, and wait until every one is ready.
 
@@ -83,9 +87,11 @@ class GroupDraft:
         - `max_concurrency`: how many calls a worker serves at once.
         - `timeout`: seconds until all have to be ready.
         - `restarts`: how often each rank is restarted in its place when its worker dies.
+        - `reserve`: let Ray know that the accelerators are taken; without it other jobs may get them too.
+        - `share`: the part of each of its accelerators that a worker uses; those of all workers on one are at most 1.
         """
         _check_cluster(cluster)
-        _check_options(max_concurrency, timeout, restarts)
+        _check_options(max_concurrency, timeout, restarts, reserve, share)
         full_name = _full_name(name, self._cls)
         placements = place_group(cluster.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
         marks = {JOB_VARIABLE: f"{cluster.job.id}/{full_name}"}
@@ -104,6 +110,8 @@ class GroupDraft:
             options={} if max_concurrency is None else {"max_concurrency": max_concurrency},
             timeout=timeout,
             restarts=restarts,
+            reserve=reserve,
+            share=share,
         )
         crew = OwnCrew(cluster, record, seats, recipe)
         crew.launch()
@@ -145,6 +153,11 @@ class WorkerGroup:
         return cls(Crew(cluster, record), range(len(record.identities)))
 
     @property
+    def cluster(self) -> Cluster:
+        """The job's Cluster, as this process sees it."""
+        return self._crew.cluster
+
+    @property
     def name(self) -> str:
         """The group's name."""
         return self._crew.name
@@ -163,6 +176,11 @@ class WorkerGroup:
     def placements(self) -> list[Placement]:
         """Where these workers sit."""
         return [self._crew.identity(rank).placement for rank in self._ranks]
+
+    @property
+    def actor_handles(self) -> list[ActorHandle[Any]]:
+        """The actors of Ray behind these workers, in rank order."""
+        return self._crew.handles(self._ranks)
 
     @property
     def alive(self) -> list[int]:
@@ -299,13 +317,18 @@ def _full_name(name: str | None, cls: type) -> str:
     return parent.address if name is None else f"{parent.address}:{check_group_name(name)}"
 
 
-def _check_options(max_concurrency: int | None, timeout: float, restarts: int) -> None:
+def _check_options(
+    max_concurrency: int | None, timeout: float, restarts: int, reserve: bool, share: float | None
+) -> None:
     if max_concurrency is not None and (type(max_concurrency) is not int or max_concurrency < 1):
         raise ConfigError(f"max_concurrency is {max_concurrency!r}: it is a whole number, at least 1")
     if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
         raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
     if type(restarts) is not int or restarts < 0:
         raise ConfigError(f"restarts is {restarts!r}: it is a whole number, at least 0")
+    if share is not None and not reserve:
+        raise ConfigError("share says how reserved accelerators are shared, and reserve is False")
+    check_share(share, "share")
 
 
 def _said_ranks(ranks: Sequence[int]) -> str:

@@ -39,6 +39,7 @@ def run_job(
     address: str | None = None,
     run_dir: str | None = None,
     quiet: bool | None = None,
+    reserve: bool = True,
 ) -> Any:
     """Launch what a job's file says and call its entry point with a `Job`; gives what that gives.
 
@@ -55,6 +56,10 @@ def run_job(
             Cluster(cluster_cfg=config["cluster"], address=address, run_dir=run_dir, quiet=quiet)
         )
         plan = make_plan(draft, cluster, placement=placement, isolate_accelerator=isolate_accelerator)
+        if reserve:
+            # All that the job needs, before any of it is started.
+            shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
+            undo.enter_context(cluster.reserve(plan, shares=shares))
         groups = {
             worker.component: undo.enter_context(
                 group.launch(
@@ -64,6 +69,8 @@ def run_job(
                     env_vars=worker.env_vars,
                     max_concurrency=worker.max_concurrency,
                     restarts=worker.restarts,
+                    reserve=reserve,
+                    share=worker.share if reserve else None,
                 )
             )
             for worker, group in drafts

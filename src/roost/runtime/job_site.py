@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 from ray.exceptions import ActorUnavailableError
 from ray.util import list_named_actors
 
-from roost.errors import ClusterError
+from roost.errors import ClusterError, said
 from roost.runtime import logs
+from roost.runtime.bundles import lost_groups
 from roost.runtime.discover import live_nodes
 from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.identity import WorkerIdentity
 from roost.runtime.ports import PortLease
 from roost.runtime.run_dir import RunDir, log_file
 from roost.runtime.shell import Master, Report
+from roost.runtime.slots import Slot
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
@@ -61,6 +63,8 @@ class JobSite:
         self._cluster = cluster
         self._identities = identities
         self._stopped = stopped
+        self.slots: tuple[Slot, ...] = ()
+        """What is reserved for the group."""
         self._proposed: list[PortLease] = []
         self._port: PortLease | None = None
 
@@ -99,6 +103,19 @@ class JobSite:
 
     def describe(self, error: BaseException, address: str) -> Failure:
         return describe_failure(self._cluster, self._identities[address], error)
+
+    def lost_reservation(self) -> str | None:
+        lost = lost_groups(slot.group for slot in self.slots)
+        pieces = [slot.piece for slot in self.slots if slot.group in lost]
+        if not pieces:
+            return None
+        alive = {node.ray_id for node in live_nodes()}
+        nodes = {rank: self._cluster.nodes[rank] for rank in sorted({piece.node_rank for piece in pieces})}
+        gone = [str(node) for node in nodes.values() if node.ray_id not in alive]
+        if gone:
+            return f"{said(gone)} {'is' if len(gone) == 1 else 'are'} gone, and what was reserved there"
+        what = [f"accelerator {piece.local_rank} of {nodes[piece.node_rank]}" for piece in sorted(pieces)]
+        return f"{said(what)} {'is' if len(what) == 1 else 'are'} not reserved any more: somebody gave it back"
 
     def note_report(self, address: str, report: Report) -> None:
         if not report.log.is_shared:

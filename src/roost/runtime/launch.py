@@ -10,9 +10,8 @@ from typing import Any, Protocol
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, WrongPlace, said
+from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace, said
 from roost.runtime.failures import Failure, make_error
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.progress import LaunchBoard, LaunchView, Phase
@@ -22,6 +21,7 @@ from roost.runtime.shell import Master, Report
 
 _TICK_SECONDS = 0.2
 _GRACE_SECONDS = 1.0
+_LOOK_EVERY_SECONDS = 1.0
 _OVERDUE = 0.8
 """The part of the time after which a worker that is not ready is asked where it is."""
 
@@ -55,6 +55,9 @@ class LaunchSite(Protocol):
     def describe(self, error: BaseException, address: str) -> Failure:
         """What an error of Ray says of a worker."""
 
+    def lost_reservation(self) -> str | None:
+        """What of the reservation is not the job's any more, in words."""
+
     def note_report(self, address: str, report: Report) -> None:
         """A worker has said for the first time where it is."""
 
@@ -63,21 +66,15 @@ class LaunchSite(Protocol):
 
 
 def start_process(
-    remote: Any, name: str, namespace: str, node: NodeInfo, runtime_env: Mapping[str, Any], *args: Any, **options: Any
+    remote: Any, name: str, namespace: str, runtime_env: Mapping[str, Any], *args: Any, **options: Any
 ) -> ActorHandle[Any]:
-    """Start an actor on a node, and nowhere else; NameTaken where the name is in use."""
+    """Start an actor where the options say; NameTaken where the name is in use."""
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
+    # Which accelerator it sees is said by its variable: Ray's own count would choose another.
+    options = {"num_cpus": 0, "num_gpus": 0, **options}
     try:
-        handle: ActorHandle[Any] = remote.options(
-            name=name,
-            namespace=namespace,
-            # Which accelerator it sees is said by its variable: Ray's own count would choose another.
-            num_cpus=0,
-            num_gpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False),
-            **options,
-        ).remote(*args)
+        handle: ActorHandle[Any] = remote.options(name=name, namespace=namespace, **options).remote(*args)
     except ValueError as error:
         if "already" not in str(error):
             raise
@@ -105,6 +102,7 @@ class Launch:
         self._checked: list[str] = []
         self._master: Master | None = None
         self._told: set[str] = set()
+        self._looked_at = self._began
         self.board = LaunchBoard(list(self._seats), self._began)
 
     @property
@@ -120,7 +118,7 @@ class Launch:
                 runtime_env["env_vars"] = seat.early_variables
             if seat.interpreter is not None:
                 runtime_env["py_executable"] = seat.interpreter
-            self._handles[address] = start_process(remote, address, namespace, seat.node, runtime_env, **options)
+            self._handles[address] = start_process(remote, address, namespace, runtime_env, **seat.schedule, **options)
 
     def run(
         self,
@@ -146,6 +144,8 @@ class Launch:
                 self._take(call)
             view.update()
             self._tell_overdue(view)
+            if self._pending:
+                self._check_reservation()
             if self._pending and time.monotonic() >= self._deadline:
                 raise self._timed_out()
             if self._pending and site.is_closing:
@@ -160,6 +160,7 @@ class Launch:
         try:
             report: Report = ray.get(call)
         except RayError as error:
+            self._check_reservation(at_once=True)
             raise self._failed(error, address) from None
         now = time.monotonic()
         self._reports[address] = report
@@ -189,6 +190,15 @@ class Launch:
             self._pending[construct] = address
             self.board.advance(address, Phase.CONSTRUCTING, now)
         self._checked.clear()
+
+    def _check_reservation(self, *, at_once: bool = False) -> None:
+        """Ray waits for ever for a place that is not the job's any more."""
+        now = time.monotonic()
+        if at_once or now - self._looked_at >= _LOOK_EVERY_SECONDS:
+            self._looked_at = now
+            lost = self._site.lost_reservation()
+            if lost is not None:
+                raise ReservationLost(f"{said(self.board.late)} cannot be started: {lost}", hint="launch it again")
 
     def _check(self, address: str, report: Report) -> None:
         found = differences(self._seats[address], report, self._nodes)

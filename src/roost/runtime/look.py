@@ -14,6 +14,7 @@ from ray.util import list_named_actors
 
 from roost.errors import RoostError
 from roost.runtime import connection, discover
+from roost.runtime.holdings import Holdings, find_holdings, pieces_on
 from roost.runtime.jobs import get_job
 from roost.runtime.managers import JOB_VARIABLE, MANAGER_NAMES, JobInfo, WorkerManager
 from roost.runtime.node_info import NodeInfo
@@ -57,6 +58,7 @@ class ClusterStatus:
     nodes: tuple[NodeInfo, ...]
     jobs: tuple[JobStatus, ...]
     leftovers: tuple[Leftover, ...]
+    holdings: Holdings
 
     def to_dict(self) -> dict[str, Any]:
         """The status as JSON can say it."""
@@ -72,8 +74,28 @@ class ClusterStatus:
                 }
                 for item in self.jobs
             ],
+            "accelerators": [
+                {
+                    "node_rank": piece.node_rank,
+                    "local_rank": piece.local_rank,
+                    "holders": [asdict(item) for item in self.holdings.of(piece)],
+                }
+                for node in self.nodes
+                for piece in pieces_on(node)
+            ],
+            "held_somewhere": [
+                {"node_rank": rank, **asdict(item)} for rank, held in self.holdings.somewhere.items() for item in held
+            ],
             "leftovers": [asdict(item) for item in self.leftovers],
         }
+
+
+def look_at_holdings(address: str | None = None, timeout: float = 60) -> tuple[tuple[NodeInfo, ...], Holdings]:
+    """The nodes of a cluster, and who has which accelerator now."""
+    deadline = time.monotonic() + timeout
+    with _guest(address):
+        nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
+        return nodes, find_holdings(nodes)
 
 
 def look_at_nodes(address: str | None = None, timeout: float = 60) -> tuple[NodeInfo, ...]:
@@ -92,7 +114,11 @@ def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStat
         # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
         alive = {f"{found.address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
         return ClusterStatus(
-            address=found.address, nodes=nodes, jobs=jobs, leftovers=_leftovers(nodes, found.address, alive, deadline)
+            address=found.address,
+            nodes=nodes,
+            jobs=jobs,
+            leftovers=_leftovers(nodes, found.address, alive, deadline),
+            holdings=find_holdings(nodes),
         )
 
 

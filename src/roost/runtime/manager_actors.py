@@ -11,10 +11,13 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ClusterError, ConfigError, NameTaken, RoostError
 from roost.placement.groups import NodeGroup
+from roost.placement.plan import Piece
+from roost.runtime.bundles import remove_groups
 from roost.runtime.discover import remote_function
 from roost.runtime.ledgers import (
     CollectiveGroup,
@@ -30,6 +33,7 @@ from roost.runtime.node_info import NodeInfo
 from roost.runtime.port_trial import taken_ports
 from roost.runtime.ports import Block, PortLease, PortLedger, lease_range
 from roost.runtime.processes import die_with_parent
+from roost.runtime.slots import HeldSlot, Slot, SlotLedger
 
 _WATCH_SECONDS = 0.5
 _TRY_SECONDS = 30.0
@@ -139,7 +143,7 @@ class CollectiveManagerActor(_ManagerActor):
 
 
 class NodeManagerActor(_ManagerActor):
-    """The shell around nodes and the port ledger."""
+    """The shell around nodes, the port ledger, and what the job has reserved."""
 
     def __init__(
         self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
@@ -151,6 +155,7 @@ class NodeManagerActor(_ManagerActor):
         self._port_range = ports
         ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
+        self._slots = SlotLedger()
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
         self._trying: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -209,7 +214,7 @@ class NodeManagerActor(_ManagerActor):
             self.roll.expect({holder} & await self.living())
         if not self._watching:
             self._watching = True
-            self._start(self.watch(lambda: self._ledger.holders, self._bury))
+            self._start(self.watch(lambda: self._ledger.holders | self._slots.owners, self._bury))
 
     async def release_ports(self, leases: list[PortLease]) -> None:
         for lease in leases:
@@ -218,6 +223,25 @@ class NodeManagerActor(_ManagerActor):
 
     async def count_leased_ports(self) -> int:
         return self._ledger.held
+
+    async def ask_slots(self, user: str, shares: dict[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
+        return self._slots.ask(user, shares)
+
+    async def take_slots(
+        self, user: str, shares: dict[Piece, float | None], new: list[Slot], owner: str | None
+    ) -> list[Piece]:
+        if owner is not None:
+            await self._watch_holder(owner)
+        return self._slots.take(user, shares, new, owner)
+
+    async def let_go_slots(self, user: str) -> list[PlacementGroup]:
+        return self._slots.let_go(user)
+
+    async def drop_slots(self, groups: list[PlacementGroup]) -> None:
+        self._slots.drop(groups)
+
+    async def get_slots(self) -> list[HeldSlot]:
+        return self._slots.held
 
     def _start(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -277,6 +301,7 @@ class NodeManagerActor(_ManagerActor):
     def _bury(self, missing: set[str]) -> None:
         for name in missing:
             self._ledger.release_holder(name)
+            remove_groups(self._slots.let_go_of_owner(name))
 
 
 def _lease(node: NodeInfo, block: Block, holder: str | None) -> PortLease:

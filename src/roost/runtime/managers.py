@@ -16,9 +16,11 @@ from typing import Any, ClassVar, Self
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
 
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.placement.groups import NodeGroup
+from roost.placement.plan import Piece
 from roost.placement.topology import Topology
 from roost.runtime.bootstrap import WORKER_MANAGER
 from roost.runtime.discover import make_topology
@@ -26,6 +28,7 @@ from roost.runtime.ledgers import CollectiveGroup, GroupRecord, WorkerRecord
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease
 from roost.runtime.run_dir import RunDir
+from roost.runtime.slots import HeldSlot, Slot
 
 CALL_SECONDS = 60.0
 JOB_VARIABLE = "ROOST_JOB"
@@ -194,7 +197,7 @@ class CollectiveManager(Manager):
 
 
 class NodeManager(Manager):
-    """Tells the layout of the nodes, the master address and port, and leases ports."""
+    """Tells the layout of the nodes, the master address and port, leases ports, and knows what is reserved."""
 
     NAME = "NodeManager"
 
@@ -250,6 +253,32 @@ class NodeManager(Manager):
     def release_ports(self, leases: Sequence[PortLease]) -> None:
         """Give leases back."""
         self._call("release_ports", list(leases))
+
+    def ask_slots(self, user: str, shares: Mapping[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
+        """Which of these accelerators the job has reserved already, and which not."""
+        found: tuple[list[Slot], list[Piece]] = self._call("ask_slots", user, dict(shares))
+        return found
+
+    def take_slots(
+        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], owner: str | None = None
+    ) -> list[Piece]:
+        """Use accelerators, new ones among them; gives those that are not there any more, and then nothing is done."""
+        found: list[Piece] = self._call("take_slots", user, dict(shares), list(new), owner)
+        return found
+
+    def let_go_slots(self, user: str) -> list[PlacementGroup]:
+        """A user is done; gives the placement groups that nobody in the job needs any more."""
+        found: list[PlacementGroup] = self._call("let_go_slots", user)
+        return found
+
+    def drop_slots(self, groups: Sequence[PlacementGroup]) -> None:
+        """These placement groups are gone."""
+        self._call("drop_slots", list(groups))
+
+    def get_slots(self) -> list[HeldSlot]:
+        """All that the job has reserved, and who uses it."""
+        found: list[HeldSlot] = self._call("get_slots")
+        return found
 
     def count_leased_ports(self) -> int:
         """How many ports are leased now."""

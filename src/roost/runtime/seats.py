@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ConfigError, said
 from roost.placement.environ import worker_environment, worker_interpreter
@@ -12,11 +15,14 @@ from roost.placement.hardware import visible_devices
 from roost.placement.placement import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.placement.spot import Placement
 from roost.placement.topology import Topology
+from roost.runtime.bundles import schedule_in, take_share
 from roost.runtime.environment import check_variables, join_environments, split_environment
+from roost.runtime.holdings import resource_of
 from roost.runtime.identity import WorkerIdentity
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.run_dir import RunDir
 from roost.runtime.shell import Report, Setup
+from roost.runtime.slots import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,18 @@ class Seat:
     watched_variable: str | None
     visible: str | None
     """What the watched variable has to say."""
+    slots: tuple[Slot, ...] = ()
+    """What was reserved for it: its process is in the first of them."""
+    share: float | None = None
+    """The part of its accelerators that it declared to use."""
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """The options by which Ray puts its process in its place, and what it takes there in Ray's accounts."""
+        if not self.slots:
+            return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=self.node.ray_id, soft=False)}
+        taken = {} if self.share is None else take_share(resource_of(self.node), self.share)
+        return {"scheduling_strategy": schedule_in(self.slots[0].group, self.slots[0].bundle), **taken}
 
     @property
     def address(self) -> str:

@@ -26,6 +26,11 @@ def has_token_authentication(version: str) -> bool:
     return _numbers(version) >= (2, 52)
 
 
+def has_bundle_labels(version: str) -> bool:
+    """Whether a bundle of a placement group can be tied to a node by its label; older ones take no notice of it."""
+    return _numbers(version) >= (2, 49)
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     """`2.47.0rc1` as (2, 47, 0)."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -1,0 +1,313 @@
+"""The flags of a train/rollout job, checked, and the same layout as `cluster.component_placement`. Pure.
+
+>>> from roost import Topology
+>>> flags = TrainRolloutFlags(actor_num_nodes=1, actor_num_gpus_per_node=4, rollout_num_gpus=2)
+>>> flags_to_config(flags, Topology.from_shorthand("2x4"))["cluster"]["component_placement"]
+{'actor': '0-3:0-3', 'rollout': '4-5:0-1'}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from itertools import groupby
+from typing import Any
+
+from roost.errors import ConfigError, Problem, counted, said
+from roost.placement.plan import Plan
+from roost.placement.planner import make_plan
+from roost.placement.ranks import format_ranks
+from roost.placement.reading import nearest
+from roost.placement.topology import Topology
+
+TRAIN = "actor"
+ROLLOUT = "rollout"
+_SECTION = "train_rollout"
+_MOST = 1_000_000
+
+
+class Mode(StrEnum):
+    """How training and rollout share the accelerators."""
+
+    TRAIN_ONLY = "debug_train_only"
+    ROLLOUT_ONLY = "debug_rollout_only"
+    COLOCATE = "colocate"
+    """The same accelerators for both."""
+    DISAGGREGATED = "dis-agg"
+    """Each has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRolloutFlags:
+    """What the command line of a train/rollout job says, by the documents' names."""
+
+    actor_num_nodes: int = 1
+    actor_num_gpus_per_node: int = 8
+    rollout_num_gpus: int | None = None
+    """With `colocate` it is that of the training, and need not be said."""
+    rollout_num_gpus_per_engine: int = 1
+    colocate: bool = False
+    debug_train_only: bool = False
+    debug_rollout_only: bool = False
+    num_gpus_per_actor: float = 0.8
+    """The part of an accelerator that a training actor takes."""
+    num_gpus_per_engine: float = 0.2
+    """The part of each of its accelerators that an engine takes."""
+    dp_attention_size: int = 1
+    """How many ranks the data-parallel attention of an engine has: so many ports in a row."""
+
+    def __post_init__(self) -> None:
+        problems = [*_check_counts(self), *_check_shares(self), *_check_modes(self)]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def mode(self) -> Mode:
+        """What the flags amount to; the first that is set decides, in the documents' order."""
+        if self.debug_train_only:
+            return Mode.TRAIN_ONLY
+        if self.debug_rollout_only:
+            return Mode.ROLLOUT_ONLY
+        return Mode.COLOCATE if self.colocate else Mode.DISAGGREGATED
+
+    @property
+    def train_num_gpus(self) -> int:
+        """How many accelerators the training has."""
+        return 0 if self.mode is Mode.ROLLOUT_ONLY else self.actor_num_nodes * self.actor_num_gpus_per_node
+
+    @property
+    def engines_num_gpus(self) -> int:
+        """How many accelerators the engines have."""
+        if self.mode is Mode.TRAIN_ONLY:
+            return 0
+        if self.mode is Mode.COLOCATE and self.rollout_num_gpus is None:
+            return self.train_num_gpus
+        return self.rollout_num_gpus or 0
+
+    @property
+    def num_gpus(self) -> int:
+        """How many accelerators the job needs in all."""
+        if self.mode is Mode.DISAGGREGATED:
+            return self.train_num_gpus + self.engines_num_gpus
+        return max(self.train_num_gpus, self.engines_num_gpus)
+
+    @property
+    def rollout_offset(self) -> int:
+        """Where the engines' accelerators begin."""
+        return self.train_num_gpus if self.mode is Mode.DISAGGREGATED else 0
+
+    @property
+    def num_engines(self) -> int:
+        """How many engines there are."""
+        return self.engines_num_gpus // self.rollout_num_gpus_per_engine
+
+
+def read_flags(args: object) -> TrainRolloutFlags:
+    """Flags from a namespace, a dict, a config or any object that has them; those that are missing have defaults.
+
+    What is not a flag of ours is the job's own, and is left alone.
+    """
+    if isinstance(args, TrainRolloutFlags):
+        return args
+    names = [field.name for field in fields(TrainRolloutFlags)]
+    if isinstance(args, Mapping):
+        found = {name: args[name] for name in names if name in args}
+    elif args is None or isinstance(args, str | bytes | int | float):
+        raise ConfigError(f"{args!r} has no flags", hint="give the parsed arguments, or a dict")
+    else:
+        found = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    given = {name: value for name, value in found.items() if value is not None}
+    return TrainRolloutFlags(**given)
+
+
+def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[list[list[int]]]:
+    """The engines' slots: for each engine, for each of its nodes, the places in `nodes` that are its own.
+
+    `nodes` says for each slot on which node it is, as measured.
+
+    >>> engine_parts(4, 4, [0, 0, 1, 1])
+    [[[0, 1], [2, 3]]]
+    >>> engine_parts(6, 2, [0, 1, 1, 1, 1, 1])
+    [[[0], [1]], [[2, 3]], [[4, 5]]]
+    """
+    engines = []
+    for first in range(0, num_gpus - per_engine + 1, per_engine):
+        own = range(first, first + per_engine)
+        engines.append([list(run) for _, run in groupby(own, key=lambda place: nodes[place])])
+    return engines
+
+
+def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
+    """The job's config with the same layout: `cluster.component_placement`, and what a placement cannot say."""
+    flags = read_flags(args)
+    nodes = [rank for rank, node in enumerate(topology.nodes) for _ in node.accelerators]
+    if flags.num_gpus > len(nodes):
+        raise ConfigError(
+            f"the flags ask for {counted(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
+            hint=f"{_sum_of(flags)}: lower one of them, or plan on more nodes",
+        )
+    placement: dict[str, str] = {}
+    if flags.train_num_gpus:
+        last = flags.train_num_gpus - 1
+        placement[TRAIN] = f"{format_ranks(range(last + 1))}:{format_ranks(range(last + 1))}"
+    if flags.engines_num_gpus:
+        offset = flags.rollout_offset
+        parts = [
+            [place + offset for place in part]
+            for engine in engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
+            for part in engine
+        ]
+        placement[ROLLOUT] = _segments(parts)
+    cluster = {"num_nodes": len(topology.nodes), "component_placement": placement}
+    return {"cluster": cluster, _SECTION: _extra(flags)}
+
+
+def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
+    """The flags that a config stands for; ConfigError where its placement is none that flags can say."""
+    plan = make_plan(config, topology)
+    strangers = [name for name in plan.names if name not in (TRAIN, ROLLOUT)]
+    if strangers:
+        raise ConfigError(
+            f"flags know of {TRAIN!r} and {ROLLOUT!r} only, and the config places {said(strangers)} too",
+            hint="place it with component_placement and launch it beside them",
+        )
+    section = config.get(_SECTION) or {}
+    known = [field.name for field in fields(TrainRolloutFlags)]
+    for name in section:
+        if name not in known:
+            close = nearest(str(name), known)
+            raise ConfigError(
+                f"{_SECTION}: there is no flag {name!r}", hint=f"did you mean {close!r}?" if close else ""
+            )
+    flags = TrainRolloutFlags(**{**_counts(plan), **section})
+    again = make_plan(flags_to_config(flags, topology), topology)
+    for name in plan.names:
+        if name not in again.names or plan.component(name).placements != again.component(name).placements:
+            raise ConfigError(
+                f"component {name!r} is not placed as flags would place it",
+                hint=f"flags would say {flags_to_config(flags, topology)['cluster']['component_placement']}",
+            )
+    return flags
+
+
+def make_flags_plan(args: object, topology: Topology) -> Plan:
+    """The plan that the flags stand for, on some hardware."""
+    return make_plan(flags_to_config(args, topology), topology)
+
+
+def _counts(plan: Plan) -> dict[str, Any]:
+    """The flags that a plan shows by itself."""
+    ranks = {name: plan.component(name).hardware_ranks for name in plan.names}
+    found: dict[str, Any] = {}
+    if TRAIN in ranks:
+        nodes = [placement.cluster_node_rank for placement in plan.component(TRAIN).placements]
+        sizes = {nodes.count(node) for node in nodes}
+        num_nodes = len(set(nodes)) if len(sizes) == 1 else 1
+        found |= {"actor_num_nodes": num_nodes, "actor_num_gpus_per_node": len(nodes) // num_nodes}
+    if ROLLOUT in ranks:
+        found["rollout_num_gpus"] = len(ranks[ROLLOUT])
+        found["rollout_num_gpus_per_engine"] = len(plan.component(ROLLOUT).placements[0].local_hardware_ranks)
+    found["debug_train_only"] = ROLLOUT not in ranks
+    found["debug_rollout_only"] = TRAIN not in ranks
+    found["colocate"] = len(ranks) == 2 and set(ranks[ROLLOUT]) <= set(ranks[TRAIN])
+    if found["colocate"] and len(ranks[ROLLOUT]) == len(ranks[TRAIN]):
+        # As many as the training has is what it means by itself.
+        found["rollout_num_gpus"] = None
+    return found
+
+
+def _extra(flags: TrainRolloutFlags) -> dict[str, Any]:
+    """What a placement does not show: all that is not as it would be read back."""
+    names = ["rollout_num_gpus_per_engine", "num_gpus_per_actor", "num_gpus_per_engine", "dp_attention_size"]
+    if flags.mode is not Mode.ROLLOUT_ONLY:
+        names += ["actor_num_nodes", "actor_num_gpus_per_node"]
+    return {name: getattr(flags, name) for name in names}
+
+
+def _segments(parts: Sequence[Sequence[int]]) -> str:
+    """Processes with their consecutive ranks as a placement, those of one size in a row as one segment."""
+    out: list[str] = []
+    process = 0
+    for _, run in groupby(parts, key=len):
+        found = list(run)
+        ranks = [rank for part in found for rank in part]
+        out.append(f"{format_ranks(ranks)}:{format_ranks(range(process, process + len(found)))}")
+        process += len(found)
+    return ",".join(out)
+
+
+def _check_counts(flags: TrainRolloutFlags) -> list[Problem]:
+    problems = []
+    for name in (
+        "actor_num_nodes",
+        "actor_num_gpus_per_node",
+        "rollout_num_gpus",
+        "rollout_num_gpus_per_engine",
+        "dp_attention_size",
+    ):
+        value = getattr(flags, name)
+        if value is None and name == "rollout_num_gpus":
+            continue
+        if type(value) is not int or not 1 <= value <= _MOST:
+            problems.append(Problem(message=f"{name} is {value!r}: it is a whole number, at least 1"))
+    for name in ("colocate", "debug_train_only", "debug_rollout_only"):
+        if type(getattr(flags, name)) is not bool:
+            problems.append(Problem(message=f"{name} is {getattr(flags, name)!r}: it is true or false"))
+    return problems
+
+
+def _check_shares(flags: TrainRolloutFlags) -> list[Problem]:
+    problems = []
+    for name in ("num_gpus_per_actor", "num_gpus_per_engine"):
+        value = getattr(flags, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            problems.append(Problem(message=f"{name} is {value!r}: it is a part of an accelerator, above 0, at most 1"))
+    if problems or flags.mode is not Mode.COLOCATE:
+        return problems
+    total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
+    if total > 1 + 1e-6:
+        problems.append(
+            Problem(
+                message=f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
+                f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}",
+                hint="they add up to 1 at most: 0.8 and 0.2 are the defaults",
+            )
+        )
+    return problems
+
+
+def _check_modes(flags: TrainRolloutFlags) -> list[Problem]:
+    if not all(type(getattr(flags, name)) is int for name in ("actor_num_nodes", "rollout_num_gpus_per_engine")):
+        return []
+    problems = []
+    if flags.debug_train_only and flags.debug_rollout_only:
+        message = "debug_train_only and debug_rollout_only exclude one another"
+        problems.append(Problem(message=message, hint="leave one of them out"))
+    if flags.mode in (Mode.DISAGGREGATED, Mode.ROLLOUT_ONLY) and flags.rollout_num_gpus is None:
+        message = "rollout_num_gpus is missing: how many accelerators the engines have"
+        problems.append(Problem(message=message, hint="with colocate they have those of the training"))
+        return problems
+    if problems or flags.mode is Mode.TRAIN_ONLY or type(flags.engines_num_gpus) is not int:
+        return problems
+    if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
+        message = (
+            f"with colocate the engines are on the training's {counted(flags.train_num_gpus, 'accelerator')}, "
+            f"and rollout_num_gpus is {flags.engines_num_gpus}"
+        )
+        problems.append(Problem(message=message, hint="leave rollout_num_gpus out, or leave colocate out"))
+    if flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
+        message = (
+            f"{counted(flags.engines_num_gpus, 'accelerator')} of the engines cannot be shared out to engines of "
+            f"{flags.rollout_num_gpus_per_engine}"
+        )
+        problems.append(Problem(message=message, hint="rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"))
+    return problems
+
+
+def _sum_of(flags: TrainRolloutFlags) -> str:
+    train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
+    rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
+    if flags.mode is Mode.DISAGGREGATED:
+        return f"{train} + {rollout}"
+    return rollout if flags.mode is Mode.ROLLOUT_ONLY else train

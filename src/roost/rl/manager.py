@@ -1,0 +1,265 @@
+"""`RolloutManager`: the engines, the router in front of them, a data buffer and a lock, for all processes of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from ray.util import list_named_actors
+
+from roost.errors import CallTimedOut, ClusterError
+from roost.placement.placement import NodePlacementStrategy
+from roost.rl.data_buffer import BufferStats, DataBuffer
+from roost.rl.engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
+from roost.rl.fair_lock import LockState
+from roost.rl.placement_groups import BundleGroup
+from roost.rl.router import EngineState, Router
+from roost.runtime.cluster import Cluster
+from roost.runtime.group import LAUNCH_SECONDS, WorkerGroup
+from roost.runtime.identity import current_identity
+from roost.runtime.worker import Worker
+
+MANAGER = "rollout_manager"
+CALL_SECONDS = 60.0
+_MAX_CALLS = 256
+_MAX_TRIES = 5
+_LOOK_SECONDS = 0.5
+_GRACE_SECONDS = 5.0
+
+
+class ManagerWorker(Worker):
+    """The process behind a RolloutManager: router, data buffer and lock. It takes no CPU in Ray's accounts."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self._buffer: DataBuffer[Any] = DataBuffer(capacity)
+        self._lock = LockState()
+        self._lock_changed = threading.Condition()
+        self._router = self._start_router()
+
+    def _start_router(self) -> Router:
+        for _ in range(_MAX_TRIES):
+            lease = self.cluster.lease_ports(self.node_rank)
+            router = Router(lease.address, lease.port)
+            try:
+                router.start()
+                return router
+            except OSError as error:
+                # A stranger was quicker: the next lease finds that port in use.
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                self.cluster.release_ports(lease)
+        raise ClusterError(f"no port for the router could be had in {_MAX_TRIES} tries")
+
+    def router_url(self) -> str:
+        """Where requests go."""
+        return self._router.url
+
+    def join(self, urls: list[str]) -> None:
+        """Engines to send requests to."""
+        for url in urls:
+            self._router.join(url)
+
+    def leave(self, urls: list[str]) -> None:
+        """Engines to send no requests to any more."""
+        for url in urls:
+            self._router.leave(url)
+
+    def engine_states(self) -> list[EngineState]:
+        """How the engines are, as the router sees them."""
+        return list(self._router.pool.states())
+
+    def put(self, samples: list[Any], version: int, timeout: float) -> None:
+        """Add samples."""
+        self._buffer.put(samples, version, timeout)
+
+    def get(self, count: int, timeout: float, min_version: int | None) -> list[Any]:
+        """Take samples."""
+        return self._buffer.get(count, timeout, min_version)
+
+    def buffer_stats(self) -> BufferStats:
+        """How full the buffer is."""
+        return self._buffer.stats()
+
+    def acquire(self, holder: str, timeout: float) -> None:
+        """Have the lock, in turn; CallTimedOut says who has it."""
+        deadline = time.monotonic() + timeout
+        with self._lock_changed:
+            while not self._lock.ask(holder, time.monotonic()):
+                self._bury_dead()
+                if self._lock.holder == holder:
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    who = self._lock.describe(time.monotonic())
+                    self._lock.give_up(holder)
+                    raise CallTimedOut(f"{holder} did not get the lock in {timeout:g} s: it is {who}")
+                self._lock_changed.wait(min(left, _LOOK_SECONDS))
+
+    def release(self, holder: str) -> None:
+        """Give the lock back."""
+        with self._lock_changed:
+            self._lock.release(holder)
+            self._lock_changed.notify_all()
+
+    def lock_holder(self) -> str | None:
+        """Who has the lock."""
+        with self._lock_changed:
+            return self._lock.holder
+
+    def _bury_dead(self) -> None:
+        """Whoever died has the lock no longer, nor its place in the queue. A driver ends with its whole job."""
+        known = {name for name in (self._lock.holder, *self._lock.waiting) if name and not name.startswith(_DRIVER)}
+        dead = known - set(list_named_actors())
+        if dead:
+            self.log_warning(f"{', '.join(sorted(dead))} died, and has the lock no longer")
+            self._lock.bury(dead)
+            self._lock_changed.notify_all()
+
+
+_DRIVER = "driver "
+
+
+class RolloutManager:
+    """The rollout side of a job. It can be sent to workers: there it reaches the same engines, buffer and lock.
+
+    - `args`, `engine_cls`, `pg` and the rest: as in `create_rollout_engines`.
+    - `buffer_size`: how many samples the data buffer holds.
+    """
+
+    def __init__(
+        self,
+        args: object,
+        engine_cls: type,
+        pg: BundleGroup,
+        *,
+        cluster: Cluster | None = None,
+        name: str = MANAGER,
+        buffer_size: int = 4096,
+        engine_args: Sequence[Any] = (),
+        engine_kwargs: Mapping[str, Any] | None = None,
+        env_vars: Mapping[str, str] | None = None,
+        timeout: float = LAUNCH_SECONDS,
+        health_timeout: float = HEALTH_SECONDS,
+    ) -> None:
+        cluster = cluster or Cluster()
+        self._group: WorkerGroup = ManagerWorker.create_group(buffer_size).launch(
+            cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
+        )
+        try:
+            self.engines: RolloutEngines = create_rollout_engines(
+                args,
+                engine_cls,
+                pg,
+                cluster=cluster,
+                engine_args=engine_args,
+                engine_kwargs=engine_kwargs,
+                env_vars=env_vars,
+                timeout=timeout,
+                health_timeout=health_timeout,
+            )
+            try:
+                self._call("join", self.engines.urls)
+                self.router_url: str = self._call("router_url")
+            except BaseException:
+                self.engines.close()
+                raise
+        except BaseException:
+            self._group.close()
+            raise
+
+    def _call(self, method: str, *args: Any, timeout: float = CALL_SECONDS) -> Any:
+        return self._group.call(method, *args).wait(timeout)[0]
+
+    def generate(self, request: Mapping[str, Any], timeout: float = 600.0) -> Any:
+        """Send a request through the router, to the engine that is least busy."""
+        body = json.dumps(dict(request)).encode()
+        sent = urllib.request.Request(  # noqa: S310 - our own router's address
+            f"{self.router_url}/generate", data=body, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(sent, timeout=timeout) as answer:  # noqa: S310 - the same
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")[:2000]
+            raise ClusterError(f"the router at {self.router_url} answered {error.code}: {text}") from None
+        except (TimeoutError, OSError) as error:
+            raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}") from None
+
+    def engine_states(self) -> list[EngineState]:
+        """How the engines are, as the router sees them: healthy, busy, served, and why not."""
+        found: list[EngineState] = self._call("engine_states")
+        return found
+
+    def restart_engine(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
+        """Start an engine that died anew in its place; the router sends to it again."""
+        before = self.engines.urls[engine_rank]
+        self._call("leave", [before])
+        self.engines.restart(engine_rank, timeout)
+        self._call("join", [self.engines.urls[engine_rank]])
+
+    def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
+        """Give new weights to every engine, under the lock."""
+        with self.lock(timeout):
+            self.engines.update_weights(weights, version).wait(timeout)
+
+    def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
+        """Add samples to the data buffer, which were made by that version of the weights; waits while it is full."""
+        self._call("put", list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
+
+    def get(self, count: int, timeout: float = CALL_SECONDS, min_version: int | None = None) -> list[Any]:
+        """Take the oldest samples; those of an older version than `min_version` are dropped."""
+        found: list[Any] = self._call("get", count, timeout, min_version, timeout=timeout + _GRACE_SECONDS)
+        return found
+
+    def buffer_stats(self) -> BufferStats:
+        """How full the data buffer is."""
+        found: BufferStats = self._call("buffer_stats")
+        return found
+
+    @contextlib.contextmanager
+    def lock(self, timeout: float = CALL_SECONDS) -> Iterator[None]:
+        """Have the job's lock for a `with` block; one whose holder died is free again."""
+        holder = _holder()
+        self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+        try:
+            yield
+        finally:
+            self._call("release", holder)
+
+    def lock_holder(self) -> str | None:
+        """Who has the lock."""
+        found: str | None = self._call("lock_holder")
+        return found
+
+    def close(self) -> None:
+        """Stop the engines, the router and the rest."""
+        self.engines.close()
+        self._group.close()
+
+    def __enter__(self) -> RolloutManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _holder() -> str:
+    """Who this process is to the lock: a worker of the job by its address, else a driver."""
+    identity = current_identity()
+    thread = threading.get_ident()
+    if identity is not None:
+        return identity.address
+    return f"{_DRIVER}{socket.gethostname()}:{os.getpid()}:{thread}"

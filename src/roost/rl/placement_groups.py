@@ -1,0 +1,89 @@
+"""`create_placement_groups`: one placement group for training and rollout, with its bundles in a stable order."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+
+from ray.util.placement_group import PlacementGroup
+
+from roost.errors import ConfigError, counted
+from roost.placement.placement import FlexiblePlacementStrategy
+from roost.rl.flags import ROLLOUT, TRAIN, read_flags
+from roost.runtime.cluster import Cluster
+from roost.runtime.reservation import Reservation
+from roost.runtime.reserve import RESERVE_SECONDS, Reserver
+from roost.runtime.slots import Slot
+
+BundleGroup = tuple[PlacementGroup, list[int]]
+
+
+class PlacementGroups(dict[str, BundleGroup]):
+    """`actor` and `rollout`, each a placement group and its bundle indices in order. `close()` gives all back."""
+
+    def __init__(self, reservation: Reservation, groups: dict[str, BundleGroup]) -> None:
+        super().__init__(groups)
+        self.reservation = reservation
+
+    def close(self) -> None:
+        """Give the accelerators back, unless a group still uses them."""
+        self.reservation.close()
+
+    def __enter__(self) -> PlacementGroups:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def create_placement_groups(
+    args: object, cluster: Cluster | None = None, *, timeout: float = RESERVE_SECONDS
+) -> PlacementGroups:
+    """Reserve what the flags ask for: bundles of one accelerator and one CPU, ordered by node and accelerator.
+
+    The first accelerators of the cluster are taken, as a plan would; where some of them are somebody else's, whichever
+    are free. The indices of `rollout` begin where those of the training end, or with them where both share.
+    """
+    flags = read_flags(args)
+    cluster = cluster or Cluster()
+    if flags.num_gpus > cluster.num_accelerators:
+        raise ConfigError(
+            f"the flags ask for {counted(flags.num_gpus, 'accelerator')} ({flags.mode}), "
+            f"and the cluster has {cluster.num_accelerators}",
+            hint="lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate",
+        )
+    user = f"{flags.mode}#{secrets.token_hex(4)}"
+    slots = Reserver(cluster).reserve_any(user, flags.num_gpus, timeout=timeout)
+    group, indices = slots[0].group, [slot.bundle for slot in slots]
+    return PlacementGroups(
+        Reservation(cluster, user, slots),
+        {TRAIN: (group, indices), ROLLOUT: (group, indices[flags.rollout_offset :])},
+    )
+
+
+def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
+    """The first slots of a bundle group, as they were measured; ConfigError where they are none of the job's."""
+    group, indices = bundles
+    if count > len(indices):
+        raise ConfigError(
+            f"{counted(count, 'accelerator')} are wanted, and the bundle group has {len(indices)}",
+            hint="make it from the same flags: create_placement_groups(args)",
+        )
+    known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
+    found = [known.get((group, index)) for index in indices[:count]]
+    if not all(found):
+        raise ConfigError(
+            "the placement group is none that this job has reserved", hint="make it with create_placement_groups(args)"
+        )
+    return [slot for slot in found if slot is not None]
+
+
+def strategy_of(cluster: Cluster, processes: Sequence[Sequence[Slot]]) -> FlexiblePlacementStrategy:
+    """One process for each list of slots, in order."""
+    space = cluster.topology.space()
+    return FlexiblePlacementStrategy(
+        [[space.rank_of(slot.piece.node_rank, slot.piece.local_rank) for slot in slots] for slots in processes]
+    )

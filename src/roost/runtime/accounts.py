@@ -1,0 +1,167 @@
+"""What Ray's head has in its books: which actor and which placement group has which part of which accelerator.
+
+Ray's public way to ask is its state API, which needs the dashboard and does not tell which accelerator an actor has.
+The books themselves do; there is no public door to them, so this one module goes through a private one, and nothing
+but explanations depends on it: whoever cannot be named here is "somebody".
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import ray
+from ray.util import placement_group_table
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_ALIVE = 2
+"""The number that Ray has for an actor that is alive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayJob:
+    """A driver that is or was connected to Ray."""
+
+    id: str
+    pid: int
+    address: str
+    entrypoint: str
+
+    def __str__(self) -> str:
+        what = f": {self.entrypoint}" if self.entrypoint else ""
+        return f"Ray job {self.id} (pid {self.pid} on {self.address}{what})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorEntry:
+    """An actor that has accelerators of its own, or a part of some."""
+
+    name: str
+    class_name: str
+    pid: int
+    ray_job: str
+    ray_id: str
+    """Its node."""
+    amounts: Mapping[str, Mapping[int, float]]
+    """By resource: how much of which accelerator, by its index on the node."""
+    group_id: str
+    """Its placement group, or nothing."""
+
+    def __str__(self) -> str:
+        who = f"actor {self.name!r} ({self.class_name}" if self.name else f"an actor ({self.class_name}"
+        return f"{who}, pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEntry:
+    """A placement group that is there: what it took, on which nodes."""
+
+    id: str
+    name: str
+    bundles: tuple[tuple[str, Mapping[str, float]], ...]
+    """The node and the resources of each bundle."""
+
+    @property
+    def ray_job(self) -> str:
+        """The Ray job that made it: the end of its id."""
+        return self.id[-8:]
+
+    def __str__(self) -> str:
+        return f"placement group {self.name!r}" if self.name else f"placement group {self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Ray's books at one moment."""
+
+    actors: tuple[ActorEntry, ...] = ()
+    groups: tuple[GroupEntry, ...] = ()
+    jobs: Mapping[str, RayJob] = field(default_factory=dict)
+    free: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What is free on each node, as far as the head knows."""
+
+
+def read_accounts() -> Accounts:
+    """Read the books; what this Ray does not let us see is empty."""
+    return Accounts(
+        actors=_tried("its actors", _read_actors, ()),
+        groups=_tried("its placement groups", _read_groups, ()),
+        jobs=_tried("its jobs", _read_jobs, {}),
+        free=_tried("what is free", _read_free, {}),
+    )
+
+
+def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
+    try:
+        return read()
+    except Exception as error:
+        # A private door: whatever is behind it in another version, the user is told less and nothing breaks.
+        log.debug("Ray %s does not tell %s: %s: %s", ray.__version__, what, type(error).__name__, error)
+        return nothing
+
+
+def _state() -> Any:
+    # A public call first: it opens the connection to the head that the private module keeps.
+    ray.nodes()  # type: ignore[no-untyped-call]
+    return importlib.import_module("ray._private.state")
+
+
+def _read_actors() -> tuple[ActorEntry, ...]:
+    state = _state().state
+    # The attribute lost its underscore the other way round between Ray 2.47 and 2.60.
+    accessor = getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+    table = importlib.import_module("ray.core.generated.gcs_pb2").ActorTableData
+    found = (table.FromString(raw) for raw in accessor.get_actor_table(None, None))
+    return tuple(_actor(entry) for entry in found if entry.state == _ALIVE)
+
+
+def _actor(entry: Any) -> ActorEntry:
+    amounts: dict[str, dict[int, float]] = {}
+    for resource in entry.resource_mapping:
+        # In a placement group GPU is called GPU_group_<id>, and GPU_group_<bundle>_<id> once more.
+        name, _, rest = resource.name.partition("_group_")
+        if rest.count("_"):
+            continue
+        amounts[name] = {int(item.index): float(item.quantity) for item in resource.resource_ids}
+    node = entry.address.node_id if hasattr(entry.address, "node_id") else entry.address.raylet_id
+    return ActorEntry(
+        name=entry.name,
+        class_name=entry.class_name,
+        pid=int(entry.pid),
+        ray_job=entry.job_id.hex(),
+        ray_id=node.hex(),
+        amounts=amounts,
+        group_id=entry.placement_group_id.hex(),
+    )
+
+
+def _read_groups() -> tuple[GroupEntry, ...]:
+    found = []
+    for group_id, entry in placement_group_table().items():
+        if entry["state"] != "REMOVED":
+            nodes = entry["bundles_to_node_id"]
+            bundles = tuple((nodes.get(index, ""), resources) for index, resources in entry["bundles"].items())
+            found.append(GroupEntry(id=group_id, name=entry["name"], bundles=bundles))
+    return tuple(found)
+
+
+def _read_jobs() -> dict[str, RayJob]:
+    return {
+        entry["JobID"]: RayJob(
+            id=entry["JobID"],
+            pid=int(entry.get("DriverPid", 0)),
+            address=entry.get("DriverIPAddress", ""),
+            entrypoint=entry.get("Entrypoint", ""),
+        )
+        for entry in _state().jobs()
+    }
+
+
+def _read_free() -> dict[str, Mapping[str, float]]:
+    return dict(_state().available_resources_per_node())

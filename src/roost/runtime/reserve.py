@@ -1,0 +1,336 @@
+"""Reserving exactly the accelerators of a plan: all of them or none, held by placement groups, found out by probing.
+
+Ray hands out whichever accelerators of a node are free, the first ones first. Where a plan wants all of a node's, or
+its first ones, one placement group on that node is asked for and probed. Where that is not what came, or others were
+planned, every free accelerator of the node is taken by a placement group of its own, probed, and those that were not
+planned are given back at once. Nothing is held while waiting: two jobs that want the same never block one another.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from roost.errors import AcceleratorsTaken, ClusterError, counted, said
+from roost.placement.nearest import Components, nearest_fit
+from roost.placement.plan import Piece
+from roost.runtime.bundles import (
+    Ask,
+    Bundle,
+    Pin,
+    choose_pin,
+    lost_groups,
+    make_group,
+    probe,
+    remove_groups,
+    settle,
+)
+from roost.runtime.discover import live_nodes
+from roost.runtime.holdings import Holdings, find_holdings, pieces_on, resource_of
+from roost.runtime.node_info import NodeInfo
+from roost.runtime.slots import Slot, name_of
+
+if TYPE_CHECKING:
+    from roost.runtime.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+RESERVE_SECONDS = 60.0
+# Ray notices within about a second that something was given back: less would call free what is taken.
+_LEAST_SECONDS = 2.0
+_PROBE_SECONDS = 120.0
+_PAUSE_SECONDS = (0.1, 0.6)
+_SAY_EVERY_SECONDS = 10.0
+
+Shares = Mapping[Piece, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What could not be had in one try."""
+
+    missing: frozenset[Piece]
+    seen_free: frozenset[Piece] = frozenset()
+    """Accelerators that were free, for certain."""
+    is_certain: bool = True
+    """Whether it is known which are missing; if not, the next try finds out."""
+
+
+class Reserver:
+    """Reserves accelerators for one job."""
+
+    def __init__(self, cluster: Cluster, pin: Pin | None = None) -> None:
+        self._cluster = cluster
+        self._pin = pin or choose_pin(ray.__version__)
+        self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
+
+    def reserve(
+        self, user: str, shares: Shares, *, timeout: float, components: Components, owner: str | None = None
+    ) -> list[Slot]:
+        """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
+        began = time.monotonic()
+        deadline = began + max(timeout, _LEAST_SECONDS)
+        said_at, apart = 0.0, set[int]()
+        while True:
+            there, missing = self._ask(user, shares)
+            new = self._take(missing, apart) if missing else []
+            if isinstance(new, Shortage):
+                now = time.monotonic()
+                if new.is_certain and now >= deadline:
+                    raise self._taken(user, new, components, now - began)
+                if new.is_certain and now - said_at >= _SAY_EVERY_SECONDS:
+                    said_at = now
+                    self._say_waiting(user, new)
+                if new.is_certain:
+                    time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+                continue
+            try:
+                gone = self._cluster.node_manager.take_slots(user, dict(shares), new, owner)
+            except BaseException:
+                remove_groups({slot.group for slot in new})
+                raise
+            if not gone:
+                return [*there, *new]
+            # What another part of the job had when we asked was given back meanwhile.
+            remove_groups({slot.group for slot in new})
+            if time.monotonic() >= deadline:
+                raise ClusterError(f"what the job has reserved changes all the time: {name_of(user)!r} gave up")
+
+    def reserve_any(self, user: str, count: int, *, timeout: float) -> list[Slot]:
+        """Slots in one placement group for so many accelerators: the first of the cluster, else whichever are free."""
+        nodes = [node for node in self._cluster.nodes if node.accelerators]
+        order = [(node, piece) for node in nodes for piece in pieces_on(node)]
+        resource = resource_of(nodes[0])
+        first = [node for node, _ in order if resource_of(node) == resource][:count]
+        ask = Ask(resource=resource, count=count, cpus=1)
+        began = time.monotonic()
+        deadline = began + max(timeout, _LEAST_SECONDS)
+        said_at = 0.0
+        while True:
+            for wanted in (first, None):
+                group = make_group(ask, self._cluster.namespace, wanted, self._pin)
+                try:
+                    slots = self._any_slots(group, resource)
+                    if slots and not self._keep(user, slots):
+                        return slots
+                except BaseException:
+                    remove_groups([group])
+                    raise
+                remove_groups([group])
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._too_few(count, now - began)
+            if now - said_at >= _SAY_EVERY_SECONDS:
+                said_at = now
+                self._cluster.screen.line(f"{name_of(user)}: waiting for {counted(count, 'free accelerator')}")
+            time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+
+    def _keep(self, user: str, slots: Sequence[Slot]) -> list[Piece]:
+        return self._cluster.node_manager.take_slots(user, dict.fromkeys(slot.piece for slot in slots), slots)
+
+    def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
+        """What a placement group got, in order; none where Ray could not place it."""
+        bundles = settle([group]).get(group, [])
+        by_id = {node.ray_id: node for node in self._cluster.nodes}
+        strangers = [bundle for bundle in bundles if bundle.ray_id not in by_id]
+        if strangers:
+            raise ClusterError(
+                f"Ray placed {counted(len(strangers), 'bundle')} on a node that is not of this Cluster",
+                hint=f"it has {counted(len(by_id), 'node')}: make it with all of them",
+            )
+        devices = probe(bundles, resource, _PROBE_SECONDS)
+        slots = []
+        for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
+            own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
+            slots += self._slots(by_id[ray_id], own, pieces_on(by_id[ray_id]), devices)
+        return sorted(slots, key=lambda slot: slot.piece)
+
+    def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
+        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        free = holdings.free_pieces(nodes)
+        taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
+        shown = [f"  {self._describe(piece, holdings)}" for piece in taken[:8]]
+        more = [f"  and {len(taken) - 8} more"] if len(taken) > 8 else []
+        cpus = "; each needs a CPU too" if len(free) >= count else ""
+        first = f"{counted(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free{cpus}:"
+        return AcceleratorsTaken("\n".join([first, *shown, *more]), hint=_say_fit(None, free, nodes))
+
+    def _ask(self, user: str, shares: Shares) -> tuple[list[Slot], list[Piece]]:
+        """What the job has already of it, and what not; ClusterError at once where a node is gone."""
+        manager = self._cluster.node_manager
+        there, missing = manager.ask_slots(user, dict(shares))
+        lost = lost_groups(slot.group for slot in there)
+        if lost:
+            manager.drop_slots(list(lost))
+            there, missing = manager.ask_slots(user, dict(shares))
+        if missing:
+            alive = {node.ray_id for node in live_nodes()}
+            gone = [self._cluster.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
+            gone = [node for node in gone if node.ray_id not in alive]
+            if gone:
+                raise ClusterError(
+                    f"accelerators cannot be reserved on {said([str(node) for node in gone])}: "
+                    f"{'it is' if len(gone) == 1 else 'they are'} gone",
+                    hint="plan on the nodes that are there: make a new Cluster",
+                )
+        return there, missing
+
+    def _take(self, pieces: Sequence[Piece], apart: set[int]) -> list[Slot] | Shortage:
+        """One try; `apart` has the nodes whose accelerators have to be told apart one by one, and grows."""
+        wanted: dict[int, list[Piece]] = {}
+        for piece in sorted(pieces):
+            wanted.setdefault(piece.node_rank, []).append(piece)
+        made: set[PlacementGroup] = set()
+        try:
+            found = self._try(wanted, apart, made)
+        except BaseException:
+            remove_groups(made)
+            raise
+        if isinstance(found, Shortage):
+            remove_groups(made)
+            return found
+        remove_groups(made - {slot.group for slot in found})
+        return found
+
+    def _try(
+        self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup]
+    ) -> list[Slot] | Shortage:
+        nodes = self._cluster.nodes
+        for rank, pieces in wanted.items():
+            if [piece.local_rank for piece in pieces] != list(range(len(pieces))):
+                apart.add(rank)
+        placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made)
+        bundles: dict[str, list[Bundle]] = {}
+        for rank in wanted:
+            bundles.setdefault(resource_of(nodes[rank]), []).extend(placed[rank])
+        devices: dict[Bundle, str | None] = {}
+        for resource, found in bundles.items():
+            devices.update(probe(found, resource, _PROBE_SECONDS))
+        slots: list[Slot] = []
+        missing: set[Piece] = set()
+        seen: set[Piece] = set()
+        is_certain = True
+        for rank, pieces in wanted.items():
+            got = {slot.piece: slot for slot in self._slots(nodes[rank], placed[rank], pieces, devices)}
+            lacking = set(pieces) - set(got)
+            missing |= lacking
+            slots += [got[piece] for piece in pieces if piece in got]
+            if rank in apart:
+                seen |= set(got)
+            elif lacking:
+                # Which of them are taken is found out one by one.
+                apart.add(rank)
+                is_certain = False
+        if missing:
+            return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
+        return slots
+
+    def _place(self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup]) -> dict[int, list[Bundle]]:
+        """Ask for all nodes at once: one placement group on each, or one for each accelerator where they are apart."""
+        groups: dict[PlacementGroup, tuple[int, Ask]] = {}
+
+        def make(rank: int, ask: Ask) -> None:
+            group = make_group(ask, self._cluster.namespace, [self._cluster.nodes[rank]] * ask.count, self._pin)
+            made.add(group)
+            groups[group] = (rank, ask)
+
+        for rank, count in counts.items():
+            node = self._cluster.nodes[rank]
+            cpus = 1 if node.cpus >= node.num_accelerators else 0
+            ask = Ask(resource=resource_of(node), count=1 if rank in apart else count, cpus=cpus)
+            for _ in range(self._tries(node) if rank in apart else 1):
+                make(rank, ask)
+        placed = settle(groups)
+        # Those for which there was no CPU left may be had without.
+        for group, (rank, ask) in [item for item in groups.items() if item[0] not in placed]:
+            if ask.cpus:
+                remove_groups([group])
+                made.discard(group)
+                del groups[group]
+                make(rank, replace(ask, cpus=0))
+        placed.update(settle([group for group in groups if group not in placed]))
+        out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
+        for group, bundles in placed.items():
+            rank = groups[group][0]
+            # Nodes that share an address cannot be told apart by it: what came from another one does not count.
+            out[rank] += [bundle for bundle in bundles if bundle.ray_id == self._cluster.nodes[rank].ray_id]
+        return out
+
+    def _tries(self, node: NodeInfo) -> int:
+        """How many placement groups it takes to have every free accelerator of a node in one."""
+        if self._pin is Pin.LABEL:
+            return node.num_accelerators
+        return sum(other.num_accelerators for other in self._cluster.nodes if other.address == node.address)
+
+    def _slots(
+        self, node: NodeInfo, bundles: Sequence[Bundle], pieces: Sequence[Piece], devices: Mapping[Bundle, str | None]
+    ) -> list[Slot]:
+        """Which accelerator each bundle is; where Ray has no ids for them, the planned ones in order."""
+        names = [item.device for item in node.accelerators]
+        unknown = iter(pieces)
+        out = []
+        for bundle in bundles:
+            device = devices[bundle]
+            if device is None:
+                piece = next(unknown, None)
+                if piece is None:
+                    continue
+                device = names[piece.local_rank]
+            elif device in names:
+                piece = pieces_on(node)[names.index(device)]
+            else:
+                raise ClusterError(
+                    f"Ray gave accelerator {device!r} on {node}, which offers {said(names)}",
+                    hint="the node was started anew with other devices: make a new Cluster",
+                )
+            out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
+        return out
+
+    def _say_waiting(self, user: str, shortage: Shortage) -> None:
+        holdings = find_holdings(self._cluster.nodes)
+        first = min(shortage.missing)
+        more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
+        self._cluster.screen.line(
+            f"{name_of(user)}: waiting for {self._describe(first, holdings)}{more}",
+        )
+
+    def _describe(self, piece: Piece, holdings: Holdings) -> str:
+        node = self._cluster.nodes[piece.node_rank]
+        who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
+        return f"accelerator {piece.local_rank} of {node}, {said(who) or 'taken by somebody'}"
+
+    def _taken(self, user: str, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
+        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        missing = sorted(shortage.missing)
+        shown = [f"  {self._describe(piece, holdings)}" for piece in missing[:8]]
+        more = [f"  and {len(missing) - 8} more"] if len(missing) > 8 else []
+        free = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
+        fit = nearest_fit(self._cluster.topology, components, free - shortage.missing)
+        return AcceleratorsTaken(
+            "\n".join(
+                [
+                    f"{counted(len(missing), 'accelerator')} for {name_of(user)!r} could not be had in {waited:.0f} s:",
+                    *shown,
+                    *more,
+                ]
+            ),
+            hint=_say_fit(fit, free - shortage.missing, nodes),
+        )
+
+
+def _say_fit(fit: Mapping[str, str] | None, free: set[Piece], nodes: Sequence[NodeInfo]) -> str:
+    if fit:
+        return "this would fit now: " + ", ".join(f"{name}: {text}" for name, text in fit.items())
+    on_nodes = [
+        f"{said([piece.local_rank for piece in sorted(free) if piece.node_rank == node.rank], most=16)} of {node}"
+        for node in nodes
+        if any(piece.node_rank == node.rank for piece in free)
+    ]
+    return f"free now is {'; '.join(on_nodes) or 'none'}: plan with fewer, or wait; `roost status` shows who has what"

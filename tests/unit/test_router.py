@@ -1,0 +1,1049 @@
+"""The router: real engines behind real sockets, and an answer to every request whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from roost.errors import ClusterError, ConfigError
+from roost.rl.engine import EngineSpec
+from roost.rl.http_server import MOST_BODY_BYTES
+from roost.rl.numpy_engine import NumpyEngine
+from roost.rl.router import EnginePool, EngineState, Router, check_engine_url
+from waiting import wait_until
+
+LONG = 60.0
+REQUEST = {"observations": [[1.0, 0.0, -1.0, 0.5]], "seed": 1}
+
+
+def free_port(address="127.0.0.1"):
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
+        tried.bind((address, 0))
+        return tried.getsockname()[1]
+
+
+def connect(url):
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    return http.client.HTTPConnection(host.strip("[]"), int(port), timeout=LONG)
+
+
+def exchange(connection, method, path, body=None):
+    connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
+    response = connection.getresponse()
+    return response, response.read()
+
+
+def ask(url, method, path, body=None):
+    with contextlib.closing(connect(url)) as connection:
+        response, read = exchange(connection, method, path, body)
+        return response.status, json.loads(read)
+
+
+def generate(router, body=REQUEST):
+    """The status, the answer, and the engine that gave it."""
+    with contextlib.closing(connect(router.url)) as connection:
+        response, read = exchange(connection, "POST", "/generate", body)
+        return response.status, json.loads(read), response.getheader("X-Roost-Engine")
+
+
+def state(router, url):
+    return next((state for state in router.pool.states() if state.url == url), None)
+
+
+def is_healthy(router, *urls):
+    return all(one is not None and one.healthy for one in (state(router, url) for url in urls))
+
+
+class Held(NumpyEngine):
+    """An engine that answers when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def generate(self, request):
+        answer = super().generate(request)
+        self.asked.set()
+        assert self.go.wait(LONG)
+        return answer
+
+
+class OddEngine:
+    """A server that does to a request, and to a question for its health, what a test wants."""
+
+    def __init__(self, on_generate=None, on_health=None, is_reading=True):
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                (on_health or OddEngine.well)(self)
+
+            def do_POST(self):
+                if is_reading:
+                    self.rfile.read(int(self.headers["Content-Length"]))
+                on_generate(self)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.handle_error = lambda *_: None
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    @staticmethod
+    def well(handler):
+        OddEngine.say(handler, 200, b"well")
+
+    @staticmethod
+    def say(handler, status, body, content_type="text/plain"):
+        handler.send_response(status)
+        handler.send_header("Content-Type", content_type)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def stop(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def engine():
+    """Starts engines, and stops them after the test."""
+    engines = []
+
+    def started(engine=None):
+        engine = engine or NumpyEngine()
+        engines.append(engine)
+        while isinstance(engine, NumpyEngine) and engine.spec is None:
+            spec = EngineSpec(
+                engine_rank=len(engines) - 1,
+                num_engines=9,
+                node_rank=0,
+                num_nodes=1,
+                cluster_node_rank=0,
+                address="127.0.0.1",
+                devices=(),
+                num_devices=0,
+                port=free_port(),
+                nccl_port=0,
+                dist_init_addr="",
+                dp_attention_ports=(),
+            )
+            with contextlib.suppress(OSError):
+                engine.start(spec)
+                engine.url = spec.url
+        return engine
+
+    yield started
+    for engine in engines:
+        if isinstance(engine, Held):
+            engine.go.set()
+        engine.stop()
+
+
+@pytest.fixture
+def router():
+    """Starts routers whose engines are healthy, and stops them after the test."""
+    routers = []
+
+    def started(*engines, is_waiting=True, **options):
+        router = Router("127.0.0.1", 0, **{"check_seconds": 0.02, "wait_seconds": 0.1, **options})
+        routers.append(router)
+        router.start()
+        for engine in engines:
+            router.join(engine.url)
+        if is_waiting:
+            wait_until(lambda: is_healthy(router, *(engine.url for engine in engines)), "all engines are healthy")
+        return router
+
+    yield started
+    for router in routers:
+        router.stop()
+
+
+@pytest.fixture
+def aside():
+    """Threads that run beside the test."""
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        yield pool
+
+
+# The decision
+
+
+def healthy_pool(*urls):
+    pool = EnginePool()
+    for url in urls:
+        pool.join(url)
+        pool.mark(url, True)
+    return pool
+
+
+def urls_of(pool):
+    return [state.url for state in pool.states()]
+
+
+def test_a_new_engine_gets_nothing_before_it_is_healthy():
+    pool = EnginePool()
+    pool.join("a")
+    assert pool.pick() is None
+    assert pool.states() == [
+        EngineState(url="a", healthy=False, busy=0, served=0, failed=0, is_leaving=False, why="not checked yet")
+    ]
+    pool.mark("a", True)
+    assert pool.pick() == "a"
+    assert pool.states() == [EngineState(url="a", healthy=True, busy=1, served=0, failed=0, is_leaving=False, why="")]
+
+
+def test_idle_engines_take_turns():
+    pool = healthy_pool("a", "b", "c")
+    picked = []
+    for _ in range(7):
+        picked.append(pool.pick())
+        pool.done(picked[-1])
+    assert picked == ["a", "b", "c", "a", "b", "c", "a"]
+
+
+def test_the_least_busy_engine_is_picked():
+    pool = healthy_pool("a", "b", "c")
+    assert [pool.pick() for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
+    pool.done("b")
+    pool.done("b")
+    pool.done("c")
+    assert [pool.pick() for _ in range(3)] == ["b", "c", "b"]
+
+
+def test_engines_that_were_tried_are_passed_over():
+    pool = healthy_pool("a", "b")
+    assert pool.pick({"a"}) == "b"
+    assert pool.pick({"a"}) == "b"
+    assert pool.pick({"a", "b"}) is None
+    assert pool.has_more({"a"})
+    assert not pool.has_more({"a", "b"})
+
+
+def test_an_unhealthy_engine_is_passed_over_until_it_is_well_again():
+    pool = healthy_pool("a", "b")
+    pool.mark("a", False, "it broke")
+    assert [pool.pick(), pool.pick()] == ["b", "b"]
+    assert pool.states()[0].why == "it broke"
+    assert pool.has_more({"b"}), "it may be healthy again"
+    pool.mark("a", True)
+    assert pool.pick() == "a"
+    assert pool.states()[0].why == ""
+
+
+def test_done_counts_what_was_served_and_what_failed():
+    pool = healthy_pool("a")
+    for served in (True, False, True):
+        pool.pick()
+        pool.done("a", served=served)
+    assert (pool.states()[0].served, pool.states()[0].failed, pool.states()[0].busy) == (2, 1, 0)
+    for url in ("a", "unknown"):
+        with pytest.raises(ConfigError, match="serves no request"):
+            pool.done(url)
+
+
+def test_an_engine_that_leaves_ends_what_it_has_and_gets_nothing_new():
+    pool = healthy_pool("a", "b")
+    assert [pool.pick(), pool.pick(), pool.pick()] == ["a", "b", "a"]
+    assert pool.leave("a")
+    assert [pool.pick(), pool.pick()] == ["b", "b"]
+    assert pool.states()[0].is_leaving
+    pool.done("a")
+    assert urls_of(pool) == ["a", "b"]
+    pool.done("a")
+    assert urls_of(pool) == ["b"]
+    assert not pool.leave("a")
+
+
+def test_an_idle_engine_that_leaves_is_gone_at_once():
+    pool = healthy_pool("a")
+    assert pool.leave("a")
+    assert urls_of(pool) == []
+    pool.mark("a", True)
+    assert urls_of(pool) == [], "a check that comes late brings nothing back"
+
+
+def test_an_engine_that_comes_back_while_it_leaves_is_checked_anew_and_keeps_its_requests():
+    pool = healthy_pool("a")
+    pool.pick()
+    pool.leave("a")
+    pool.join("a")
+    assert pool.pick() is None
+    assert (pool.states()[0].busy, pool.states()[0].why) == (1, "not checked yet")
+    pool.mark("a", True)
+    pool.done("a")
+    assert urls_of(pool) == ["a"]
+
+
+def test_joining_again_changes_nothing():
+    pool = healthy_pool("a")
+    pool.pick()
+    pool.join("a")
+    assert (pool.states()[0].healthy, pool.states()[0].busy) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pool: pool.join("b"),
+        lambda pool: pool.leave("a"),
+        lambda pool: pool.mark("a", False),
+        EnginePool.wake,
+    ],
+)
+def test_who_waits_for_a_change_is_woken_by_it(aside, change):
+    pool = healthy_pool("a")
+    seen = pool.changes
+    waiting = aside.submit(pool.wait_for_change, seen, LONG)
+    pool.mark("a", True)
+    assert pool.changes == seen, "that is no news"
+    change(pool)
+    waiting.result(LONG)
+    assert pool.changes != seen
+
+
+class Pools(RuleBasedStateMachine):
+    """Any order of what can happen to a pool, beside a plain model of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = EnginePool()
+        self.busy, self.healthy, self.leaving = {}, set(), set()
+
+    @rule(url=st.sampled_from("abcd"))
+    def join(self, url):
+        self.pool.join(url)
+        self.busy.setdefault(url, 0)
+        if url in self.leaving:
+            self.leaving.discard(url)
+            self.healthy.discard(url)
+
+    @rule(url=st.sampled_from("abcd"))
+    def leave(self, url):
+        assert self.pool.leave(url) == (url in self.busy)
+        if url in self.busy:
+            self.leaving.add(url)
+            self.forget(url)
+
+    @rule(url=st.sampled_from("abcd"), healthy=st.booleans())
+    def mark(self, url, healthy):
+        self.pool.mark(url, healthy)
+        if url in self.busy:
+            (self.healthy.add if healthy else self.healthy.discard)(url)
+
+    @rule(excluding=st.sets(st.sampled_from("abcd"), max_size=2))
+    def pick(self, excluding):
+        able = (self.healthy - self.leaving) - excluding
+        url = self.pool.pick(excluding)
+        if url is None:
+            assert not able
+        else:
+            assert url in able
+            assert self.busy[url] == min(self.busy[one] for one in able)
+            self.busy[url] += 1
+
+    @rule(url=st.sampled_from("abcd"))
+    def done(self, url):
+        if self.busy.get(url):
+            self.pool.done(url)
+            self.busy[url] -= 1
+            self.forget(url)
+
+    def forget(self, url):
+        if url in self.leaving and not self.busy[url]:
+            del self.busy[url]
+            self.leaving.discard(url)
+            self.healthy.discard(url)
+
+    @invariant()
+    def they_agree(self):
+        states = self.pool.states()
+        assert {state.url: state.busy for state in states} == self.busy
+        assert {state.url for state in states if state.healthy} == self.healthy
+        assert {state.url for state in states if state.is_leaving} == self.leaving
+
+
+TestPools = Pools.TestCase
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.7:20300", "http://localhost:1", "http://[::1]:65535", "http://a-b.c:80"]
+)
+def test_the_url_of_an_engine_is_its_host_and_port(url):
+    assert check_engine_url(url) == url
+
+
+BAD_URLS = [
+    "10.0.0.7:20300",
+    "https://10.0.0.7:20300",
+    "http://10.0.0.7",
+    "http://10.0.0.7:0",
+    "http://10.0.0.7:65536",
+    "http://10.0.0.7:20300/",
+    "http://10.0.0.7:20300/x",
+    "http://10.0.0.7:20300\n",
+    "http://me@10.0.0.7:20300",
+    "http://::1:20300",
+    "http://:20300",
+    "",
+    None,
+    7,
+    ["http://10.0.0.7:20300"],
+]
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_what_is_no_url_of_an_engine_is_refused(url):
+    with pytest.raises(ConfigError, match="it is http://host:port"):
+        check_engine_url(url)
+    with pytest.raises(ConfigError, match="it is http://host:port"):
+        Router("127.0.0.1", 0).join(url)
+
+
+# Requests
+
+
+def test_a_request_is_answered_by_an_engine_and_the_header_names_it(engine, router):
+    one = engine()
+    status, answer, by = generate(router(one))
+    assert (status, by) == (200, one.url)
+    assert answer == one.generate(REQUEST)
+
+
+def test_idle_engines_take_turns_over_http(engine, router):
+    engines = [engine() for _ in range(3)]
+    behind = router(*engines)
+    assert [generate(behind)[1]["engine"] for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_busy_engine_is_passed_over(engine, router, aside):
+    held, other = engine(Held()), engine()
+    behind = router(held, other)
+    first = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    assert [generate(behind)[2] for _ in range(3)] == [other.url] * 3
+    held.go.set()
+    assert first.result(LONG)[2] == held.url
+
+
+def test_several_requests_go_over_one_connection(engine, router):
+    behind = router(engine())
+    with contextlib.closing(connect(behind.url)) as connection:
+        connection.connect()
+        line = connection.sock
+        for _ in range(3):
+            assert exchange(connection, "POST", "/generate", REQUEST)[0].status == 200
+            assert exchange(connection, "GET", "/nothing")[0].status == 404
+        assert connection.sock is line
+
+
+def test_a_body_goes_through_unchanged_both_ways_with_its_content_type(engine, router):
+    seen = []
+
+    def odd(handler):
+        seen.append((handler.path, handler.headers["Content-Type"]))
+        OddEngine.say(handler, 201, bytes(range(256)), "application/x-odd; a=b")
+
+    behind = router(engine(OddEngine(odd)))
+    with contextlib.closing(connect(behind.url)) as connection:
+        connection.request("POST", "/generate", b"\x00\xff", {"Content-Type": "text/x-mine"})
+        response = connection.getresponse()
+        assert (response.status, response.read()) == (201, bytes(range(256)))
+        assert response.getheader("Content-Type") == "application/x-odd; a=b"
+    assert seen == [("/generate", "text/x-mine")]
+
+
+@pytest.mark.parametrize("status", [400, 404, 429, 500, 502])
+def test_an_error_that_an_engine_answers_is_an_answer(engine, router, status):
+    odd = engine(OddEngine(lambda handler: OddEngine.say(handler, status, b'{"error": "no"}')))
+    other = engine()
+    behind = router(odd, other)
+    assert generate(behind) == (status, {"error": "no"}, odd.url)
+    assert state(behind, odd.url).served == 1
+    assert is_healthy(behind, odd.url)
+    assert state(behind, other.url).served == 0, "nobody else was asked"
+
+
+def test_a_bad_request_is_refused_by_the_engine_itself(engine, router):
+    status, answer, by = generate(router(one := engine()), {"observations": "none"})
+    assert (status, by) == (400, one.url)
+    assert "observations" in answer["error"]
+
+
+def test_an_engine_without_room_has_its_request_served_elsewhere(engine, router):
+    full, other = engine(), engine()
+    behind = router(full, other)
+    full.offload()
+    assert [generate(behind)[2] for _ in range(4)] == [other.url] * 4
+    assert is_healthy(behind, full.url)
+    assert state(behind, full.url).failed >= 1
+    full.onload()
+    assert full.url in {generate(behind)[2] for _ in range(2)}
+
+
+def test_if_no_engine_has_room_each_is_named_with_what_it_said(engine, router):
+    engines = [engine(), engine()]
+    behind = router(*engines)
+    for one in engines:
+        one.offload()
+    status, answer, by = generate(behind)
+    assert (status, by) == (503, None)
+    assert answer["error"] == "none of 2 engines could serve the request"
+    assert answer["engines"] == [{"url": one.url, "why": 'answered 503: {"error": "offloaded"}'} for one in engines]
+
+
+# Failures
+
+
+def test_an_engine_killed_in_the_middle_of_a_request_has_it_served_elsewhere(engine, router, aside):
+    held, other = engine(Held()), engine()
+    behind = router(held, other, check_seconds=LONG)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    url = held.url
+    killing = aside.submit(held.stop, 0.0)
+    status, _, by = asked.result(LONG)
+    assert (status, by) == (200, other.url)
+    dead = state(behind, url)
+    assert (dead.healthy, dead.failed, dead.busy) == (False, 1, 0), "known at once, without a check"
+    assert "the connection broke" in dead.why
+    held.go.set()
+    killing.result(LONG)
+
+
+def test_an_engine_that_cannot_be_reached_is_known_at_once_and_named(engine, router):
+    gone = engine()
+    behind = router(gone, check_seconds=LONG)
+    gone.stop()
+    status, answer, by = generate(behind)
+    assert (status, by) == (503, None)
+    assert answer["error"] == "none of 1 engine could serve the request"
+    assert [one["url"] for one in answer["engines"]] == [gone.url]
+    assert "could not be reached" in answer["engines"][0]["why"]
+    assert not is_healthy(behind, gone.url)
+
+
+def break_at_once(handler):
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
+
+
+def break_in_the_head(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-")
+    break_at_once(handler)
+
+
+def break_in_the_body(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    break_at_once(handler)
+
+
+def break_in_a_chunk(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n50\r\nxx")
+    break_at_once(handler)
+
+
+def talk_nonsense(handler):
+    handler.wfile.write(b"hello\r\n\r\n")
+    break_at_once(handler)
+
+
+@pytest.mark.parametrize("how", [break_at_once, break_in_the_head, break_in_the_body, break_in_a_chunk, talk_nonsense])
+def test_half_an_answer_is_never_passed_on(engine, router, how):
+    odd, other = engine(OddEngine(how)), engine()
+    behind = router(odd, other, check_seconds=LONG)
+    status, answer, by = generate(behind)
+    assert (status, by) == (200, other.url)
+    assert answer == other.generate(REQUEST)
+    assert not is_healthy(behind, odd.url)
+
+
+def test_an_answer_in_chunks_is_read_to_its_end(engine, router):
+    def in_chunks(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n[1, \r\n2\r\n2]\r\n0\r\n\r\n")
+
+    assert generate(router(one := engine(OddEngine(in_chunks)))) == (200, [1, 2], one.url)
+
+
+def test_an_engine_that_refuses_before_it_has_read_all_is_understood(engine, router):
+    def refuse(handler):
+        OddEngine.say(handler, 413, b'{"error": "too much"}')
+        handler.close_connection = True
+
+    early = engine(OddEngine(refuse, is_reading=False))
+    behind = router(early)
+    assert generate(behind, b" " * 8_000_000) == (413, {"error": "too much"}, early.url)
+    assert state(behind, early.url).failed == 0
+
+
+def test_an_engine_that_takes_too_long_is_said_to_and_nobody_else_is_asked(engine, router):
+    slow, other = engine(Held()), engine()
+    behind = router(slow, other, request_timeout=0.2)
+    status, answer, by = generate(behind)
+    assert (status, by) == (504, slow.url)
+    assert answer == {"error": f"engine {slow.url} had not answered after 0.2 s", "engine": slow.url}
+    assert state(behind, slow.url).failed == 1
+    assert state(behind, other.url).served == 0
+
+
+def test_an_engine_that_answers_drop_by_drop_takes_too_long_as_well(engine, router):
+    over = threading.Event()
+
+    def trickle(handler):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        while not over.wait(0.02):
+            handler.wfile.write(b" ")
+
+    behind = router(engine(OddEngine(trickle)), request_timeout=0.2)
+    status, answer, _ = generate(behind)
+    over.set()
+    assert status == 504
+    assert "had not answered after 0.2 s" in answer["error"]
+
+
+def test_engines_may_die_under_load_and_every_request_is_answered(engine, router, aside):
+    engines = [engine() for _ in range(3)]
+    behind = router(*engines, wait_seconds=LONG)
+    urls = [one.url for one in engines]
+    died, revived = threading.Event(), threading.Event()
+
+    def keep_asking(number):
+        answers = []
+        for turn in range(40):
+            if number == 0 and turn == 10:
+                engines[1].stop(0.0)
+                died.set()
+            answers.append(generate(behind))
+        return answers
+
+    def revive():
+        assert died.wait(LONG)
+        spec = engines[0].spec
+        engines[0].stop(0.0)
+        engines[0].start(spec)
+        revived.set()
+
+    asking = [aside.submit(keep_asking, number) for number in range(8)]
+    reviving = aside.submit(revive)
+    answers = [answer for one in asking for answer in one.result(LONG)]
+    reviving.result(LONG)
+    assert [status for status, _, _ in answers] == [200] * 320
+    assert {by for _, _, by in answers} <= set(urls)
+    wait_until(lambda: is_healthy(behind, urls[0], urls[2]) and not is_healthy(behind, urls[1]), "health is known")
+    states = behind.pool.states()
+    assert sum(one.served for one in states) == 320
+    assert sum(one.busy for one in states) == 0
+
+
+def test_many_clients_at_once_are_all_served(engine, router, aside):
+    engines = [engine(Held()), engine(Held())]
+    behind = router(*engines)
+    asked = [aside.submit(generate, behind) for _ in range(24)]
+    wait_until(lambda: [one.busy for one in behind.pool.states()] == [12, 12], "all are at an engine, half at each")
+    for one in engines:
+        one.go.set()
+    assert [one.result(LONG)[0] for one in asked] == [200] * 24
+
+
+def test_a_client_that_goes_away_disturbs_nobody(engine, router, capfd):
+    held = engine(Held())
+    behind = router(held)
+    connection = connect(behind.url)
+    connection.request("POST", "/generate", json.dumps(REQUEST))
+    assert held.asked.wait(LONG)
+    # The connection is reset, not only closed: the router's answer cannot be written.
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    connection.close()
+    half = socket.create_connection(("127.0.0.1", int(behind.url.rpartition(":")[2])), timeout=LONG)
+    half.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+    half.close()
+    held.go.set()
+    wait_until(lambda: state(behind, held.url).busy == 0, "the request is over")
+    assert generate(behind)[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+# Health
+
+
+def test_an_engine_is_not_used_before_it_has_answered_and_makes_no_other_one_wait(engine, router):
+    go = threading.Event()
+
+    def hang(handler):
+        go.wait(LONG)
+        OddEngine.well(handler)
+
+    hanging, other = engine(OddEngine(on_health=hang)), engine()
+    behind = router(hanging, other, is_waiting=False, health_timeout=LONG)
+    try:
+        wait_until(lambda: is_healthy(behind, other.url), "the other one is checked")
+        assert generate(behind)[2] == other.url
+        assert (state(behind, hanging.url).healthy, state(behind, hanging.url).why) == (False, "not checked yet")
+    finally:
+        go.set()
+    wait_until(lambda: is_healthy(behind, hanging.url), "it has answered")
+
+
+def test_an_engine_that_hangs_is_unhealthy_and_well_again_by_itself(engine, router):
+    go = threading.Event()
+    go.set()
+
+    def maybe_hang(handler):
+        go.wait(LONG)
+        OddEngine.well(handler)
+
+    one = engine(OddEngine(on_health=maybe_hang))
+    behind = router(one, health_timeout=0.2)
+    go.clear()
+    try:
+        wait_until(lambda: not is_healthy(behind, one.url), "it hangs")
+        assert state(behind, one.url).why == "/health had not answered after 0.2 s"
+    finally:
+        go.set()
+    wait_until(lambda: is_healthy(behind, one.url), "it is well again")
+
+
+def test_an_engine_that_says_it_is_not_well_is_unhealthy(engine, router):
+    one = engine(NumpyEngine(start_seconds=3600))
+    behind = router(one, is_waiting=False)
+    wait_until(lambda: state(behind, one.url).why == "/health answered 503", "it is checked")
+    status, answer, _ = generate(behind)
+    assert status == 503
+    assert answer["engines"] == [{"url": one.url, "why": "/health answered 503"}]
+
+
+def test_an_engine_that_dies_and_comes_back_is_healthy_again_by_itself(engine, router):
+    one = engine()
+    behind = router(one)
+    spec = one.spec
+    one.stop()
+    wait_until(lambda: not is_healthy(behind, one.url), "it is dead")
+    assert "could not be reached" in state(behind, one.url).why
+    one.start(spec)
+    wait_until(lambda: is_healthy(behind, one.url), "it is back")
+    assert generate(behind)[0] == 200
+
+
+def seen_waiting(router):
+    """An event for when a request waits for an engine."""
+    waits, wait_for_change = threading.Event(), router.pool.wait_for_change
+
+    def watched(seen, seconds):
+        waits.set()
+        wait_for_change(seen, seconds)
+
+    router.pool.wait_for_change = watched
+    return waits
+
+
+def test_a_request_waits_for_an_engine_to_join(engine, router, aside):
+    behind = router(wait_seconds=LONG)
+    waits = seen_waiting(behind)
+    asked = aside.submit(generate, behind)
+    assert waits.wait(LONG)
+    one = engine()
+    behind.join(one.url)
+    assert asked.result(LONG)[2] == one.url
+
+
+def test_a_request_whose_engine_died_waits_for_another_one_that_may_get_well(engine, router, aside):
+    held, other = engine(Held()), engine()
+    behind = router(held, other, wait_seconds=LONG)
+    spec = other.spec
+    other.stop()
+    wait_until(lambda: not is_healthy(behind, other.url), "the other one is dead")
+    waits = seen_waiting(behind)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    killing = aside.submit(held.stop, 0.0)
+    assert waits.wait(LONG)
+    other.start(spec)
+    assert asked.result(LONG)[2] == other.url
+    held.go.set()
+    killing.result(LONG)
+
+
+def test_without_any_engine_a_request_is_refused_after_a_while(router):
+    assert generate(router()) == (503, {"error": "no engine has joined", "engines": []}, None)
+
+
+# Joining and leaving
+
+
+def test_engines_join_and_leave_over_http(engine, router):
+    one = engine()
+    behind = router()
+    assert ask(behind.url, "GET", "/health") == (503, {"healthy": 0, "engines": 0})
+    assert ask(behind.url, "GET", "/engines") == (200, [])
+    assert ask(behind.url, "POST", "/engines", {"url": one.url}) == (200, {"url": one.url})
+    wait_until(lambda: ask(behind.url, "GET", "/health") == (200, {"healthy": 1, "engines": 1}), "it is healthy")
+    generate(behind)
+    expected = {"url": one.url, "healthy": True, "busy": 0, "served": 1, "failed": 0, "is_leaving": False, "why": ""}
+    assert ask(behind.url, "GET", "/engines") == (200, [expected])
+    assert ask(behind.url, "DELETE", "/engines", {"url": one.url}) == (200, {"url": one.url})
+    assert ask(behind.url, "GET", "/engines") == (200, [])
+    status, answer = ask(behind.url, "DELETE", "/engines", {"url": one.url})
+    assert (status, answer) == (404, {"error": f"engine {one.url} is not known"})
+    assert ask(behind.url, "GET", "/health")[0] == 503
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_what_is_no_engine_can_neither_join_nor_leave(router, method):
+    behind = router()
+    for url in BAD_URLS:
+        status, answer = ask(behind.url, method, "/engines", {"url": url})
+        assert status == 400
+        assert "http://host:port" in answer["error"]
+    for body in (b"", b"{", b"[]", b"{}", b'"http://10.0.0.7:20300"'):
+        status, answer = ask(behind.url, method, "/engines", body)
+        assert status == 400
+        assert "body is" in answer["error"]
+    assert behind.pool.states() == []
+
+
+def test_an_engine_that_leaves_ends_its_requests_and_is_gone_then(engine, router, aside):
+    held, other = engine(Held()), engine()
+    behind = router(held, other)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    assert behind.leave(held.url)
+    assert [generate(behind)[2] for _ in range(3)] == [other.url] * 3
+    assert (state(behind, held.url).busy, state(behind, held.url).is_leaving) == (1, True)
+    held.go.set()
+    assert asked.result(LONG)[2] == held.url
+    wait_until(lambda: state(behind, held.url) is None, "it is gone")
+    assert not behind.leave(held.url)
+
+
+def test_an_engine_that_left_is_no_longer_asked_for_its_health(engine, router):
+    def watching():
+        return [thread for thread in threading.enumerate() if thread.name == f"roost router watches {one.url}"]
+
+    one = engine()
+    behind = router(one, check_seconds=LONG)
+    assert len(watching()) == 1
+    behind.leave(one.url)
+    wait_until(lambda: not watching(), "nobody watches it")
+    behind.join(one.url)
+    wait_until(lambda: is_healthy(behind, one.url), "it is back")
+    assert generate(behind)[2] == one.url
+
+
+def test_engines_that_joined_before_the_start_are_checked_with_it(engine):
+    one = engine()
+    behind = Router("127.0.0.1", 0)
+    behind.join(one.url)
+    assert state(behind, one.url).why == "not checked yet"
+    behind.start()
+    try:
+        wait_until(lambda: is_healthy(behind, one.url), "it is checked")
+    finally:
+        behind.stop()
+
+
+# The server
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/"), ("GET", "/generate"), ("POST", "/health"), ("PUT", "/engines"), ("POST", "/generate/x")],
+)
+def test_everything_else_is_not_found(router, method, path):
+    assert ask(router().url, method, path) == (404, {"error": f"there is no {method} {path}"})
+
+
+def test_a_question_mark_and_what_follows_does_not_matter(router):
+    assert ask(router().url, "GET", "/engines?a=b") == (200, [])
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(engine, router):
+    behind = router(one := engine(), most_body_bytes=1000)
+    status, answer, by = generate(behind, b"x" * 8_000_000)
+    assert (status, by) == (413, None)
+    assert answer == {"error": "the body has 8000000 bytes, and 1000 are the most"}
+    assert generate(behind, b" " * 990)[0] == 400, "that one came to the engine"
+    assert (state(behind, one.url).served, MOST_BODY_BYTES) == (1, 64 * 1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "message"),
+    [
+        (b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411, "Content-Length"),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "Content-Length is '-1'"),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n", 400, "Content-Length is 'ten'"),
+        (b"POST /generate HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 413, "are the most"),
+        (b"nonsense\r\n\r\n", 400, "nonsense"),
+        (b"GET / HTTP/9.0\r\n\r\n", 505, "9.0"),
+        (b"BREW / HTTP/1.1\r\n\r\n", 501, "BREW"),
+    ],
+)
+def test_a_request_that_is_none_gets_an_answer_in_json_too(router, head, status, message):
+    port = int(router().url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
+        line.sendall(head)
+        line.shutdown(socket.SHUT_WR)
+        response = http.client.HTTPResponse(line)
+        response.begin()
+        body = json.loads(response.read())
+        assert response.status == status
+        assert message in body["error"]
+        response.close()
+
+
+def test_a_mistake_in_the_router_itself_is_an_answer_and_is_seen(router, monkeypatch, capfd):
+    behind = router()
+    monkeypatch.setattr(behind.pool, "states", lambda: 1 / 0)
+    assert ask(behind.url, "GET", "/engines") == (500, {"error": "ZeroDivisionError: division by zero"})
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_two_routers_cannot_share_a_port(router):
+    first = router()
+    second = Router("127.0.0.1", int(first.url.rpartition(":")[2]))
+    with pytest.raises(OSError, match="in use") as raised:
+        second.start()
+    assert raised.value.errno == errno.EADDRINUSE
+    second.stop()
+    assert ask(first.url, "GET", "/engines") == (200, [])
+
+
+def test_the_port_of_a_router_that_ended_can_be_had_at_once(router):
+    first = router()
+    assert ask(first.url, "GET", "/engines") == (200, [])
+    first.stop()
+    again = Router("127.0.0.1", int(first.url.rpartition(":")[2]))
+    again.start()
+    try:
+        assert again.url == first.url
+        assert ask(again.url, "GET", "/engines") == (200, [])
+    finally:
+        again.stop()
+
+
+def test_it_listens_at_its_own_address_only(router):
+    port = int(router().url.rpartition(":")[2])
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=LONG)
+
+
+def test_it_listens_on_ipv6_too():
+    try:
+        port = free_port("::1")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    behind = Router("::1", port)
+    assert behind.url == f"http://[::1]:{port}"
+    behind.start()
+    try:
+        behind.join(behind.url)
+        wait_until(lambda: state(behind, behind.url).why == "/health answered 503", "it reaches itself there")
+        assert ask(behind.url, "GET", "/health") == (503, {"healthy": 0, "engines": 1})
+    finally:
+        behind.stop()
+
+
+# The end
+
+
+def test_stopping_twice_ends_every_thread(engine, router):
+    behind = router(engine(), engine(), check_seconds=LONG)
+
+    def threads():
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("roost router")]
+
+    with contextlib.closing(connect(behind.url)) as connection:
+        exchange(connection, "GET", "/health")
+        assert len(threads()) == 4, "one that listens, one for the connection, one for each engine"
+        behind.stop()
+        behind.stop()
+        wait_until(lambda: not threads(), "no thread is left")
+        assert connection.sock.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        ask(behind.url, "GET", "/health")
+    with pytest.raises(ClusterError, match="a router is started once"):
+        behind.start()
+
+
+def test_a_router_is_started_once(router):
+    with pytest.raises(ClusterError, match="a router is started once"):
+        router().start()
+
+
+def test_a_router_that_was_never_started_can_be_stopped():
+    behind = Router("127.0.0.1", 0)
+    behind.stop()
+    behind.stop()
+    with pytest.raises(ClusterError, match="a router is started once"):
+        behind.start()
+
+
+def test_stopping_lets_a_request_finish(engine, router, aside):
+    held = engine(Held())
+    behind = router(held)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    stopping = aside.submit(behind.stop, LONG)
+
+    def refuses():
+        try:
+            connect(behind.url).connect()
+        except ConnectionError:
+            return True
+        return False
+
+    wait_until(refuses, "it takes no more requests")
+    held.go.set()
+    assert asked.result(LONG)[0] == 200
+    stopping.result(LONG)
+
+
+def test_a_request_that_cannot_finish_is_told_that_the_router_stops(engine, router, aside):
+    held = engine(Held())
+    behind = router(held)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    behind.stop(0.0)
+    status, answer, _ = asked.result(LONG)
+    assert (status, answer["error"]) == (503, "the router is stopping")
+    assert [one["url"] for one in answer["engines"]] == [held.url]
+
+
+def test_a_request_that_waits_for_an_engine_is_told_at_once_that_the_router_stops(router, aside):
+    behind = router(wait_seconds=3600)
+    waits = seen_waiting(behind)
+    asked = aside.submit(generate, behind)
+    assert waits.wait(LONG)
+    behind.stop(LONG)
+    status, answer, _ = asked.result(LONG)
+    assert (status, answer["error"]) == (503, "the router is stopping")
+
+
+def test_stopping_does_not_wait_for_an_engine_that_hangs(engine, router):
+    asked, go = threading.Event(), threading.Event()
+
+    def hang(handler):
+        asked.set()
+        go.wait(LONG)
+        OddEngine.well(handler)
+
+    behind = router(engine(OddEngine(on_health=hang)), is_waiting=False, health_timeout=3600)
+    assert asked.wait(LONG)
+    behind.stop()
+    go.set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("roost router")]
