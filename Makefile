@@ -44,6 +44,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/cluster.py
 	@$(BIN)/python bench/groups.py
+	@$(BIN)/python bench/reserve.py
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from roost import Cluster, NodePlacementStrategy, Worker
 
 AT_IMPORT = dict(os.environ)
@@ -231,6 +233,36 @@ class Performer(Worker):
 
     def close_children(self) -> None:
         self.children.close()
+
+    def start_child_task(self) -> tuple[str, str, list[str]]:
+        """Where a task of this worker's runs that wants an accelerator and a CPU."""
+        return ray.get(_child_task.remote(), timeout=60)
+
+
+@ray.remote(num_gpus=1, num_cpus=1)
+def _child_task() -> tuple[str, str, list[str]]:
+    group = ray.util.get_current_placement_group()
+    context = ray.get_runtime_context()
+    return group.id.hex(), context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+
+class Claimant(Worker):
+    """A worker that lays claim to its accelerator by a file that nobody else may have made."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.claim = Path(folder) / f"claims-{self.node_rank}-{self.devices[0]}"
+        self.folder = folder
+
+    def check(self) -> None:
+        try:
+            self.claim.touch(exist_ok=False)
+        except FileExistsError:
+            (Path(self.folder) / f"clash-{self.claim.name}").touch()
+            raise
+        # Long enough for another one to come, if it could.
+        time.sleep(0.2)
+        self.claim.unlink()
 
 
 class Talker(Worker):

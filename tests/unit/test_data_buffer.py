@@ -119,7 +119,10 @@ def test_a_large_get_is_not_overtaken_by_small_ones(aside):
     waits_in(buffer._getters, 1, "the large get waits")
     small = aside.submit(buffer.get, 1, LONG)
     waits_in(buffer._getters, 2, "the small get waits behind it")
-    for number in range(4):
+    buffer.put([0], version=0)
+    with pytest.raises(CallTimedOut, match="1 of 4 places are taken"):
+        buffer.get(1, timeout=0)
+    for number in range(1, 4):
         buffer.put([number], version=0)
     assert large.result(LONG) == [0, 1, 2]
     assert small.result(LONG) == [3]

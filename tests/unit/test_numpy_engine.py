@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import http.client
 import json
+import secrets
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +43,17 @@ def spec(**changes):
 
 
 def free_port(address="127.0.0.1"):
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
-        tried.bind((address, 0))
-        return tried.getsockname()[1]
+    """A port below those that the kernel hands out by itself, so that no connection takes it meanwhile."""
+    while True:
+        port = 20000 + secrets.randbelow(10000)
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
+            try:
+                tried.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
 
 
 def ask(where, method, path, body=None):

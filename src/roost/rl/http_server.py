@@ -214,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection: requests one after the other, each answered with what its route says."""
 
     protocol_version = "HTTP/1.1"
+    # Of a request whose version cannot be read; with http.server's own, 0.9, the answer would have no status.
+    default_request_version = "HTTP/1.0"
     server_version = "roost"
     sys_version = ""
     disable_nagle_algorithm = True

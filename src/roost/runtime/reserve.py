@@ -77,18 +77,20 @@ class Reserver:
         """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
         began = time.monotonic()
         deadline = began + max(timeout, _LEAST_SECONDS)
-        said_at, apart = 0.0, set[int]()
+        said_at, short, apart = 0.0, False, set[int]()
         while True:
             there, missing = self._ask(user, shares)
-            new = self._take(missing, apart) if missing else []
+            # A try takes for a moment what others may want: not while it is known to be in vain.
+            held = self._held(missing) if short else None
+            new = held or (self._take(missing, apart) if missing else [])
             if isinstance(new, Shortage):
-                now = time.monotonic()
-                if new.is_certain and now >= deadline:
+                short, now = new.is_certain, time.monotonic()
+                if short and now >= deadline:
                     raise self._taken(user, new, components, now - began)
-                if new.is_certain and now - said_at >= _SAY_EVERY_SECONDS:
+                if short and now - said_at >= _SAY_EVERY_SECONDS:
                     said_at = now
                     self._say_waiting(user, new)
-                if new.is_certain:
+                if short:
                     time.sleep(self._random.uniform(*_PAUSE_SECONDS))
                 continue
             try:
@@ -131,6 +133,12 @@ class Reserver:
                 said_at = now
                 self._cluster.screen.line(f"{name_of(user)}: waiting for {counted(count, 'free accelerator')}")
             time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+
+    def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
+        """Those that somebody else is known to have."""
+        holdings = find_holdings(self._cluster.nodes)
+        held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
+        return Shortage(missing=frozenset(held)) if held else None
 
     def _keep(self, user: str, slots: Sequence[Slot]) -> list[Piece]:
         return self._cluster.node_manager.take_slots(user, dict.fromkeys(slot.piece for slot in slots), slots)
@@ -257,10 +265,13 @@ class Reserver:
                 make(rank, replace(ask, cpus=0))
         placed.update(settle([group for group in groups if group not in placed]))
         out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
+        rank_of = {self._cluster.nodes[rank].ray_id: rank for rank in counts}
         for group, bundles in placed.items():
-            rank = groups[group][0]
-            # Nodes that share an address cannot be told apart by it: what came from another one does not count.
-            out[rank] += [bundle for bundle in bundles if bundle.ray_id == self._cluster.nodes[rank].ray_id]
+            # Nodes that share an address cannot be told apart by it: one accelerator counts where it is, and several
+            # only where they were asked for.
+            landed = {rank_of.get(bundle.ray_id) for bundle in bundles}
+            if landed == {groups[group][0]} or (len(bundles) == 1 and landed <= apart):
+                out[rank_of[bundles[0].ray_id]] += bundles
         return out
 
     def _tries(self, node: NodeInfo) -> int:

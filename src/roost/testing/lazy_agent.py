@@ -29,7 +29,8 @@ class LazyAgent:
         self._command = [word for word in shlex.split(command) if not word.startswith(_PORT_FLAG)]
         # The agent ends when its parent is not the raylet: here it is a child of the keeper.
         self._environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
-        self._listener = socket.create_server((address, port))
+        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=self._family)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -48,7 +49,7 @@ class LazyAgent:
 
     def _start(self) -> tuple[str, int]:
         """Start the agent and wait until it listens."""
-        with socket.create_server((self._address, 0)) as free:
+        with socket.create_server((self._address, 0), family=self._family) as free:
             port = free.getsockname()[1]
         subprocess.Popen(  # noqa: S603 - Ray's own command
             [*self._command, f"{_PORT_FLAG}={port}"],
