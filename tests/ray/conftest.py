@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.testing import LocalCluster
-from waiting import take_signals
+from waiting import take_signals, wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -81,6 +82,14 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
     """A `Cluster` that tests in a row use one after the other, and none of them closes."""
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
+
+
+@pytest.fixture
+def free_cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """The shared Cluster with nothing reserved, before and after."""
+    wait_until(lambda: all_is_free(shared_cluster), "everything is free before the test")
+    yield shared_cluster
+    wait_until(lambda: all_is_free(shared_cluster), "everything was given back")
 
 
 Keep = Callable[[str, Callable[[], WorkerGroup]], WorkerGroup]

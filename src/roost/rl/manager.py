@@ -102,14 +102,14 @@ class ManagerWorker(Worker):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     who = self._lock.describe(time.monotonic())
-                    self._lock.give_up(holder)
+                    self._lock.give_up(holder, time.monotonic())
                     raise CallTimedOut(f"{holder} did not get the lock in {timeout:g} s: it is {who}")
                 self._lock_changed.wait(min(left, _LOOK_SECONDS))
 
     def release(self, holder: str) -> None:
         """Give the lock back."""
         with self._lock_changed:
-            self._lock.release(holder)
+            self._lock.release(holder, time.monotonic())
             self._lock_changed.notify_all()
 
     def lock_holder(self) -> str | None:
@@ -123,7 +123,7 @@ class ManagerWorker(Worker):
         dead = known - set(list_named_actors())
         if dead:
             self.log_warning(f"{', '.join(sorted(dead))} died, and has the lock no longer")
-            self._lock.bury(dead)
+            self._lock.bury(dead, time.monotonic())
             self._lock_changed.notify_all()
 
 
