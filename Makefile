@@ -1,16 +1,20 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
+#   make test-ray-floor   the same with the oldest Ray that Roost works with
 #   make demo    see what Roost does  make golden  write the golden files anew, after looking at the change
 #   make bench   measure              make format  let ruff format the code
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+# Another Ray than the newest, such as ray==2.47.1; and the oldest that there is a target for.
+RAY    ?=
+FLOOR_RAY ?= 2.47.1
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
-.PHONY: demo test check lint tests ray golden bench format clean
+.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean
 
 demo: $(VENV)/.installed
 	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
@@ -36,6 +40,9 @@ ray: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/alone
 	@$(BIN)/pytest -n 2 --dist loadfile tests/ray
 
+test-ray-floor:
+	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray
+
 golden: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
 
@@ -51,7 +58,7 @@ format: $(VENV)/.installed-dev
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-floor build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
@@ -60,13 +67,13 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "== installing Roost into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . $(RAY)
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools for tests into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(RAY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' 2>/dev/null || \
 		echo "   no $(TORCH) to be had: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
 	@touch $@

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 NODES = 4
-ROUNDS = {8: 5, 32: 3, 128: 1}
-SUBSET_ROUNDS = 5
+ROUNDS = {8: 3, 32: 3, 128: 1}
+SUBSET_ROUNDS = 3
 SUBSET = (3, 5)
 JUDGED, LIMIT = 32, 0.4
 SECONDS = 300

@@ -21,6 +21,7 @@ from roost.render.grid import PALETTE, ink, make_grid, short_names
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal, to_ascii
+from roost.rl import make_flags_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = Path(__file__).parent / "files"
@@ -124,6 +125,15 @@ def test_text_reads_on_every_colour():
 def test_the_picture_of_the_readme_is_the_picture_of_its_job(golden):
     plan = plan_of("job")
     golden(ROOT / "docs" / "images" / "map.svg", draw_svg(plan, make_grid(plan, title="job.yaml")))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "flags"),
+    [("colocate", "1x8:H100", {"colocate": True}), ("dis-agg", "2x8:H100", {"rollout_num_gpus": 8})],
+)
+def test_the_pictures_of_train_and_rollout_are_those_of_their_flags(name, shape, flags, golden):
+    plan = make_flags_plan({**flags, "rollout_num_gpus_per_engine": 2}, Topology.from_shorthand(shape))
+    golden(ROOT / "docs" / "images" / f"{name}.svg", draw_svg(plan, make_grid(plan, title=f"{name}.yaml")))
 
 
 def test_runs_of_three_nodes_fold_and_runs_of_two_do_not():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -47,6 +48,15 @@ def test_the_walk_through_the_cluster():
         "a worker attached to 'roost': 8 accelerators",
         "another process attached to 'roost': 2 nodes",
     ]
+
+
+def test_a_policy_is_trained_while_engines_serve_in_both_modes():
+    lines = run("train_rollout.py")
+    risen = [line for line in lines if "mean reward" in line and "->" in line]
+    assert len(risen) == 2, "colocate and dis-agg"
+    for line in risen:
+        before, after = map(float, re.search(r"([0-9.]+) -> ([0-9.]+)", line).groups())
+        assert after > before + 0.2, line
 
 
 def test_the_demo_runs(tmp_path):

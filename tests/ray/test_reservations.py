@@ -27,6 +27,7 @@ from roost import (
     make_plan,
 )
 from roost.placement.plan import Piece
+from roost.rl import NumpyEngine, RolloutManager, create_placement_groups
 from roost.runtime.bundles import Pin
 from roost.runtime.holdings import find_holdings
 from roost.runtime.reservation import Reservation
@@ -265,10 +266,10 @@ from workers import Claimant
 
 def main():
     choose = random.Random({seed})
-    cluster = Cluster(num_nodes=4, free_cluster=True)
+    cluster = Cluster(num_nodes=4, quiet=True)
     had = 0
     for _ in range({rounds}):
-        ranks = sorted(choose.sample(range(3, 9), choose.randint(1, 3)))
+        ranks = sorted(choose.sample(range(3, 9), choose.randint(1, 2)))
         strategy = FlexiblePlacementStrategy([[rank] for rank in ranks])
         try:
             with Claimant.create_group({folder!r}).launch(cluster, strategy, name="claim", timeout=120) as group:
@@ -281,12 +282,12 @@ def main():
 
 main()
 """
-    drivers = [driver(code.format(seed=seed, rounds=6, folder=str(tmp_path))) for seed in range(4)]
+    drivers = [driver(code.format(seed=seed, rounds=5, folder=str(tmp_path))) for seed in range(4)]
     outcomes = [item.finish() for item in drivers]
     for said, complaints in outcomes:
         assert re.search(r"^had \d+$", said, re.MULTILINE), complaints
     had = sum(int(re.search(r"had (\d+)", said)[1]) for said, _ in outcomes)
-    assert had >= 12, "most of them had their turn"
+    assert had >= 10, "most of them had their turn"
     claims = list(Path(tmp_path).glob("claims-*"))
     assert not list(Path(tmp_path).glob("clash-*")), "nobody met another one"
     assert claims == [], "and all left"
@@ -349,6 +350,14 @@ def test_a_node_with_an_ipv6_address():
         with Performer.create_group().launch(cluster, FlexiblePlacementStrategy([[1], [3]]), name="six") as group:
             assert group.environment().wait(60)[1]["CUDA_VISIBLE_DEVICES"] == "1"
             assert group[1].who().wait(60)[0]["node_rank"] == 1
+        args = {"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 2, "debug_rollout_only": True}
+        with (
+            create_placement_groups(args) as groups,
+            RolloutManager(args, NumpyEngine, groups["rollout"]) as manager,
+        ):
+            assert manager.engines.specs[1].url.startswith(f"http://[{address}]:")
+            assert manager.engines.specs[1].dist_init_addr.startswith(f"[{address}]:")
+            assert {manager.generate({"observations": [[1.0] * 4]})["engine"] for _ in range(2)} == {0, 1}
 
 
 def _own_ipv6() -> str | None:

@@ -14,7 +14,6 @@ import contextlib
 import functools
 import getpass
 import logging
-import math
 import os
 import secrets
 import socket
@@ -30,8 +29,7 @@ from ray.actor import ActorHandle
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, NameTaken, counted, said
-from roost.placement.config import ClusterConfig, read_cluster_section
-from roost.placement.groups import MAX_NODES, NodeGroup
+from roost.placement.groups import NodeGroup
 from roost.placement.nearest import Components
 from roost.placement.plan import Piece, Plan
 from roost.placement.topology import Topology
@@ -42,16 +40,16 @@ from roost.runtime.log_show import FoundLog, LogShow
 from roost.runtime.manager_actors import start_managers
 from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
 from roost.runtime.node_info import NodeInfo
-from roost.runtime.ports import PortLease, check_port_range
+from roost.runtime.ports import PortLease
 from roost.runtime.progress import Screen
 from roost.runtime.reservation import Reservation, plan_accelerators, plan_components
 from roost.runtime.reserve import RESERVE_SECONDS, Reserver
 from roost.runtime.runs import own_run_dir
 from roost.runtime.watch import Watch
+from roost.runtime.wish import TIMEOUT_SECONDS, Wish
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_SECONDS = 180.0
 _CLOSE_SECONDS = 10.0
 _MAX_TRIES = 100
 
@@ -66,42 +64,9 @@ class _OnePerProcess(type):
             current = Cluster._current
             # A fork has the object of its parent, and not its connection.
             if current is not None and current._pid == os.getpid():
-                current._check_same(_Wish(*args, **kwargs))
+                current._check_same(Wish(*args, **kwargs))
                 return current
             return super().__call__(*args, **kwargs)
-
-
-class _Wish:
-    """What a caller of `Cluster(…)` asks for, checked."""
-
-    def __init__(
-        self,
-        num_nodes: int | None = None,
-        cluster_cfg: Mapping[str, Any] | None = None,
-        *,
-        address: str | None = None,
-        namespace: str | None = None,
-        timeout: float = _TIMEOUT_SECONDS,
-        port_range: tuple[int, int] | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        quiet: bool | None = None,
-    ) -> None:
-        self.run_dir = run_dir
-        self.quiet = quiet
-        self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
-        self.num_nodes = _check_num_nodes(num_nodes, self.config)
-        self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
-        self.address = address
-        self.namespace = namespace
-        if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
-            raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-        self.timeout = float(timeout)
-        self.port_range = check_port_range(port_range)
-
-    @property
-    def attaches(self) -> bool:
-        """Whether the caller wants a job that is there, and not one of its own."""
-        return self.num_nodes is None and self.config is None
 
 
 class _on_the_cluster:  # noqa: N801 - a decorator
@@ -149,12 +114,12 @@ class Cluster(metaclass=_OnePerProcess):
         *,
         address: str | None = None,
         namespace: str | None = None,
-        timeout: float = _TIMEOUT_SECONDS,
+        timeout: float = TIMEOUT_SECONDS,
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
     ) -> None:
-        wish = _Wish(
+        wish = Wish(
             num_nodes,
             cluster_cfg,
             address=address,
@@ -193,7 +158,7 @@ class Cluster(metaclass=_OnePerProcess):
             self.close()
             raise
 
-    def _open(self, wish: _Wish, deadline: float) -> None:
+    def _open(self, wish: Wish, deadline: float) -> None:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = wish.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
@@ -216,7 +181,7 @@ class Cluster(metaclass=_OnePerProcess):
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
-    def _connect(self, wish: _Wish, namespace: str, *, may_start: bool) -> None:
+    def _connect(self, wish: Wish, namespace: str, *, may_start: bool) -> None:
         made = connection.connect(wish.address, namespace, may_start=may_start)
         self._undo.callback(connection.disconnect, made)
         self._connection = made
@@ -224,7 +189,7 @@ class Cluster(metaclass=_OnePerProcess):
         if made.started_ray:
             self._undo.enter_context(connection.ended_before_sigterm(self.close))
 
-    def _find_nodes(self, wish: _Wish, deadline: float) -> None:
+    def _find_nodes(self, wish: Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
         nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
         if notice:
@@ -235,7 +200,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._groups = wish.groups
         self._port_range = wish.port_range
 
-    def _start_managers(self, namespace: str, wish: _Wish, deadline: float) -> None:
+    def _start_managers(self, namespace: str, wish: Wish, deadline: float) -> None:
         self._job = JobInfo(
             cluster=self._address,
             namespace=namespace,
@@ -258,7 +223,7 @@ class Cluster(metaclass=_OnePerProcess):
         connection.prepare_disconnect()
         self._master_port = self._node_manager.get_view(_seconds_until(deadline)).master_port
 
-    def _connect_and_attach(self, wish: _Wish, deadline: float) -> None:
+    def _connect_and_attach(self, wish: Wish, deadline: float) -> None:
         # A look around first, from a namespace of nobody: which jobs are there?
         self._connect(wish, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
         namespace = find_job(wish.namespace)
@@ -280,7 +245,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._logs = LogShow(self._job.run_dir, self._screen, None)
         self._undo.callback(self._close_groups)
 
-    def _check_same(self, wish: _Wish) -> None:
+    def _check_same(self, wish: Wish) -> None:
         """Refuse a wish that this Cluster does not fulfil."""
         contradictions = []
         if wish.num_nodes is not None and wish.num_nodes != self.num_nodes:
@@ -572,15 +537,6 @@ class Cluster(metaclass=_OnePerProcess):
             has = "only 0" if len(self._nodes) == 1 else f"0-{len(self._nodes) - 1}"
             raise ConfigError(f"there is no node {node_rank!r}: the cluster has {has}")
         return node_rank
-
-
-def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
-    if num_nodes is not None and (type(num_nodes) is not int or not 1 <= num_nodes <= MAX_NODES):
-        raise ConfigError(f"num_nodes is {num_nodes!r}: it is a whole number, at least 1")
-    configured = config.num_nodes if config else None
-    if num_nodes is not None and configured is not None and num_nodes != configured:
-        raise ConfigError(f"num_nodes is {num_nodes}, and cluster_cfg says {configured}", hint="give it in one place")
-    return num_nodes if num_nodes is not None else configured
 
 
 def _seconds_until(deadline: float) -> float:

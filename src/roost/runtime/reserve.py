@@ -47,6 +47,8 @@ RESERVE_SECONDS = 60.0
 _LEAST_SECONDS = 2.0
 _PROBE_SECONDS = 120.0
 _PAUSE_SECONDS = (0.1, 0.6)
+# What was given back a moment ago is not worth a word.
+_SAY_FIRST_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 10.0
 
 Shares = Mapping[Piece, float | None]
@@ -69,6 +71,8 @@ class Reserver:
     def __init__(self, cluster: Cluster, pin: Pin | None = None) -> None:
         self._cluster = cluster
         self._pin = pin or choose_pin(ray.__version__)
+        if self._pin is Pin.ADDRESS:
+            log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
     def reserve(
@@ -77,7 +81,7 @@ class Reserver:
         """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
         began = time.monotonic()
         deadline = began + max(timeout, _LEAST_SECONDS)
-        said_at, short, apart = 0.0, False, set[int]()
+        say_at, short, apart = began + _SAY_FIRST_SECONDS, False, set[int]()
         while True:
             there, missing = self._ask(user, shares)
             # A try takes for a moment what others may want: not while it is known to be in vain.
@@ -87,8 +91,8 @@ class Reserver:
                 short, now = new.is_certain, time.monotonic()
                 if short and now >= deadline:
                     raise self._taken(user, new, components, now - began)
-                if short and now - said_at >= _SAY_EVERY_SECONDS:
-                    said_at = now
+                if short and now >= say_at:
+                    say_at = now + _SAY_EVERY_SECONDS
                     self._say_waiting(user, new)
                 if short:
                     time.sleep(self._random.uniform(*_PAUSE_SECONDS))
@@ -114,7 +118,7 @@ class Reserver:
         ask = Ask(resource=resource, count=count, cpus=1)
         began = time.monotonic()
         deadline = began + max(timeout, _LEAST_SECONDS)
-        said_at = 0.0
+        say_at = began + _SAY_FIRST_SECONDS
         while True:
             for wanted in (first, None):
                 group = make_group(ask, self._cluster.namespace, wanted, self._pin)
@@ -129,8 +133,8 @@ class Reserver:
             now = time.monotonic()
             if now >= deadline:
                 raise self._too_few(count, now - began)
-            if now - said_at >= _SAY_EVERY_SECONDS:
-                said_at = now
+            if now >= say_at:
+                say_at = now + _SAY_EVERY_SECONDS
                 self._cluster.screen.line(f"{name_of(user)}: waiting for {counted(count, 'free accelerator')}")
             time.sleep(self._random.uniform(*_PAUSE_SECONDS))
 
@@ -264,6 +268,11 @@ class Reserver:
                 del groups[group]
                 make(rank, replace(ask, cpus=0))
         placed.update(settle([group for group in groups if group not in placed]))
+        for rank in {groups[group][0] for group in placed if not groups[group][1].cpus}:
+            log.info(
+                "%s has too few CPUs for its accelerators: tasks that workers start there need num_cpus=0",
+                self._cluster.nodes[rank],
+            )
         out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
         rank_of = {self._cluster.nodes[rank].ray_id: rank for rank in counts}
         for group, bundles in placed.items():
@@ -290,6 +299,11 @@ class Reserver:
         for bundle in bundles:
             device = devices[bundle]
             if device is None:
+                log.warning(
+                    "Ray has no ids for %s: as many as planned are reserved on %s, and it cannot be told which",
+                    resource_of(node),
+                    node,
+                )
                 piece = next(unknown, None)
                 if piece is None:
                     continue

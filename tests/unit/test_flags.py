@@ -1,0 +1,169 @@
+"""The flags of a train/rollout job, and the same layout as a placement: both ways, the same plan."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from roost import ConfigError, Topology, make_plan
+from roost.rl import Mode, TrainRolloutFlags, config_to_flags, flags_to_config, make_flags_plan, read_flags, sort_key
+from roost.rl.flags import engine_parts
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[TrainRolloutFlags, Topology]:
+    """Flags, and unequal nodes that they fit on."""
+    nodes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
+    total = sum(nodes)
+    assume(total >= 2)
+    train_nodes = draw(st.integers(1, 3))
+    per_node = draw(st.integers(1, 6))
+    per_engine = draw(st.integers(1, 5))
+    engines = draw(st.integers(1, 4))
+    mode = draw(st.sampled_from(list(Mode)))
+    given_flags = {
+        "actor_num_nodes": train_nodes,
+        "actor_num_gpus_per_node": per_node,
+        "rollout_num_gpus_per_engine": per_engine,
+        "dp_attention_size": draw(st.integers(1, 4)),
+        "num_gpus_per_actor": draw(st.sampled_from([0.8, 0.5])),
+        "colocate": mode is Mode.COLOCATE,
+        "debug_train_only": mode is Mode.TRAIN_ONLY,
+        "debug_rollout_only": mode is Mode.ROLLOUT_ONLY,
+        "rollout_num_gpus": per_engine * engines,
+    }
+    assume(mode is not Mode.COLOCATE or per_engine * engines <= train_nodes * per_node)
+    flags = TrainRolloutFlags(**given_flags)
+    assume(flags.num_gpus <= total)
+    shorthand = ",".join(f"1x{count}" for count in nodes)
+    return flags, Topology.from_shorthand(shorthand)
+
+
+@given(jobs())
+def test_flags_become_yaml_and_come_back_with_the_same_plan(job):
+    flags, topology = job
+    config = flags_to_config(flags, topology)
+    plan = make_plan(config, topology)
+    again = config_to_flags(config, topology)
+    assert make_plan(flags_to_config(again, topology), topology) == plan
+    assert again.mode == flags.mode
+    assert again.num_engines == flags.num_engines
+    assert make_flags_plan(flags, topology) == plan
+    pieces = sorted(plan.occupants())
+    assert len(pieces) == flags.num_gpus, "as many accelerators as the documents count"
+    if flags.mode is Mode.DISAGGREGATED:
+        train = {
+            p
+            for place in plan.component("actor").placements
+            for p in [(place.cluster_node_rank, *place.local_hardware_ranks)]
+        }
+        assert len(train) == flags.train_num_gpus
+        first = plan.component("rollout").hardware_ranks[0]
+        assert first == flags.rollout_offset == flags.train_num_gpus
+    if "rollout" in plan.names:
+        for placement in plan.component("rollout").placements:
+            assert len(placement.local_hardware_ranks) <= flags.rollout_num_gpus_per_engine
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=24), st.integers(1, 6))
+def test_every_slot_belongs_to_one_process_and_no_process_has_two_nodes(nodes, per_engine):
+    nodes = sorted(nodes)
+    engines = engine_parts(len(nodes), per_engine, nodes)
+    places = [place for engine in engines for part in engine for place in part]
+    assert places == list(range(len(nodes) // per_engine * per_engine))
+    for engine in engines:
+        assert sum(map(len, engine)) == per_engine
+        for part in engine:
+            assert len({nodes[place] for place in part}) == 1
+        assert len({nodes[part[0]] for part in engine}) == len(engine), "one process on each of its nodes"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"actor_num_nodes": 2, "actor_num_gpus_per_node": 3, "colocate": True, "lr": 1},
+        argparse.Namespace(actor_num_nodes=2, actor_num_gpus_per_node=3, colocate=True, rollout_num_gpus=None, lr=1),
+        OmegaConf.create({"actor_num_nodes": 2, "actor_num_gpus_per_node": 3, "colocate": True, "lr": 1}),
+        TrainRolloutFlags(actor_num_nodes=2, actor_num_gpus_per_node=3, colocate=True),
+    ],
+    ids=["dict", "namespace", "config", "flags"],
+)
+def test_flags_come_from_whatever_has_them(args):
+    flags = read_flags(args)
+    assert flags.num_gpus == 6
+    assert flags.mode is Mode.COLOCATE
+    assert (flags.num_gpus_per_actor, flags.num_gpus_per_engine) == (0.8, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("given_flags", "message"),
+    [
+        ({"actor_num_nodes": 0}, "actor_num_nodes is 0: it is a whole number, at least 1"),
+        ({"actor_num_nodes": "2"}, "actor_num_nodes is '2'"),
+        ({"rollout_num_gpus": True}, "rollout_num_gpus is True"),
+        ({"colocate": 1}, "colocate is 1: it is true or false"),
+        ({}, "rollout_num_gpus is missing"),
+        ({"debug_rollout_only": True}, "rollout_num_gpus is missing"),
+        ({"debug_rollout_only": True, "debug_train_only": True}, "exclude one another"),
+        ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "3 accelerators of the engines cannot be shared"),
+        ({"colocate": True, "rollout_num_gpus": 16}, "and rollout_num_gpus is 16"),
+        ({"colocate": True, "num_gpus_per_engine": 0.3}, "add up to 1.1"),
+        ({"rollout_num_gpus": 1, "num_gpus_per_actor": 1.5}, "num_gpus_per_actor is 1.5"),
+        ({"rollout_num_gpus": 1, "num_gpus_per_engine": 0}, "num_gpus_per_engine is 0"),
+    ],
+)
+def test_wrong_flags_are_told(given_flags, message):
+    with pytest.raises(ConfigError) as caught:
+        TrainRolloutFlags(**given_flags)
+    assert message in str(caught.value)
+
+
+def test_all_mistakes_of_the_flags_come_at_once():
+    with pytest.raises(ConfigError) as caught:
+        TrainRolloutFlags(actor_num_nodes=-1, num_gpus_per_actor=7, colocate="yes")
+    assert len(caught.value.problems) == 3
+
+
+def test_what_has_no_flags_and_what_flags_cannot_say_is_told():
+    topology = Topology.from_shorthand("2x4")
+    with pytest.raises(ConfigError, match="has no flags"):
+        read_flags("--colocate")
+    with pytest.raises(ConfigError, match="ask for 10 accelerators, and the cluster has 8"):
+        flags_to_config({"actor_num_gpus_per_node": 4, "rollout_num_gpus": 6}, topology)
+    for placement, message in [
+        ({"actor": "0-3", "critic": "4-7"}, "places critic too"),
+        ({"actor": "4-7"}, "is not placed as flags would place it"),
+        ({"actor": "0-3", "rollout": "6-7"}, "is not placed as flags would place it"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            config_to_flags({"cluster": {"num_nodes": 2, "component_placement": placement}}, topology)
+    config = flags_to_config({"actor_num_gpus_per_node": 4, "colocate": True}, topology)
+    config["train_rollout"]["num_gpu_per_actor"] = 0.1
+    with pytest.raises(ConfigError, match="there is no flag 'num_gpu_per_actor'"):
+        config_to_flags(config, topology)
+
+
+def test_the_sort_key_is_that_of_the_documents_and_goes_further(monkeypatch):
+    def key_of(name: str) -> str:
+        if name == "worker-a":
+            return "10.0.0.5"
+        raise OSError(name)
+
+    monkeypatch.setattr("socket.gethostbyname", key_of)
+    found = [
+        (0, "unknown-host", 0),
+        (1, "fe80::1", "0"),
+        (2, "10.0.0.10", "1"),
+        (3, "10.0.0.10", "0"),
+        (4, "10.0.0.9", 10),
+        (5, "10.0.0.9", 9),
+        (6, "[fd00::2]", "0"),
+        (7, "10.0.0.9", "GPU-5f"),
+    ]
+    assert [item[0] for item in sorted(found, key=sort_key)] == [5, 4, 7, 3, 2, 6, 1, 0]
+    shared = [(0, "10.0.0.1", 1, "b"), (1, "10.0.0.1", 0, "b"), (2, "10.0.0.1", 1, "a"), (3, "10.0.0.1", 0, "a")]
+    assert [item[0] for item in sorted(shared, key=sort_key)] == [3, 2, 1, 0], "one node after the other"

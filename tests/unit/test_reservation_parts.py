@@ -1,0 +1,199 @@
+"""What a reservation decides, without Ray: who uses which slot, who holds what, what would fit instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roost import AcceleratorType, FlexiblePlacementStrategy, PlacementError, Topology, make_plan
+from roost.placement.nearest import nearest_fit
+from roost.placement.plan import Piece
+from roost.runtime.accounts import Accounts, ActorEntry, GroupEntry, RayJob
+from roost.runtime.bundles import Ask
+from roost.runtime.holdings import combine
+from roost.runtime.node_info import AcceleratorInfo, NodeInfo
+from roost.runtime.slots import HeldSlot, Slot, SlotLedger
+
+
+@dataclass(frozen=True)
+class Id:
+    text: str
+
+    def hex(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Group:
+    """Stands for a placement group: the ledger only compares them."""
+
+    id: Id
+
+
+def piece(local: int, node: int = 0) -> Piece:
+    return Piece(node, "accelerator", local)
+
+
+def slot(local: int, group: str = "g", node: int = 0) -> Slot:
+    return Slot(piece=piece(local, node), device=str(local), ray_id=f"id{node}", group=Group(Id(group)), bundle=local)
+
+
+def node(rank: int, count: int) -> NodeInfo:
+    return NodeInfo(
+        rank=rank,
+        ray_id=f"id{rank}",
+        address=f"10.0.0.{rank + 1}",
+        name=f"n{rank}",
+        hostname="h",
+        is_head=rank == 0,
+        cpus=8,
+        memory=1,
+        interpreter="python",
+        python="3.11",
+        ray="2.60",
+        network="x",
+        ephemeral_ports=(32768, 60999),
+        accelerators=tuple(AcceleratorInfo(type=AcceleratorType.NVIDIA, device=str(i)) for i in range(count)),
+    )
+
+
+def test_a_slot_is_given_back_when_its_last_user_is_done():
+    ledger = SlotLedger()
+    wanted = {piece(0): None, piece(1): None}
+    assert ledger.ask("plan", wanted) == ([], [piece(0), piece(1)])
+    assert ledger.take("plan", wanted, [slot(0), slot(1)]) == []
+    assert ledger.ask("actor", {piece(1): 0.8}) == ([slot(1)], [])
+    assert ledger.take("actor", {piece(1): 0.8}, []) == []
+    assert ledger.let_go("plan") == [], "the group is in one piece: it stays while one of its slots is used"
+    assert ledger.let_go("actor") == [Group(Id("g"))]
+    assert ledger.held == []
+    assert ledger.let_go("actor") == []
+
+
+def test_what_went_away_between_asking_and_taking_is_told_and_nothing_is_done():
+    ledger = SlotLedger()
+    ledger.take("one", {piece(0): None}, [slot(0, "a")])
+    ledger.let_go("one")
+    assert ledger.take("two", {piece(0): None, piece(1): None}, [slot(1, "b")]) == [piece(0)]
+    assert ledger.held == []
+
+
+def test_what_is_used_on_behalf_of_a_worker_goes_with_it():
+    ledger = SlotLedger()
+    ledger.take("actor", {piece(0): None}, [slot(0, "a")])
+    ledger.take("actor:0:child", {piece(0): None, piece(1): None}, [slot(1, "b")], owner="actor:0")
+    assert ledger.owners == {"actor:0"}
+    assert ledger.let_go_of_owner("actor:0") == [Group(Id("b"))]
+    assert [held.slot.piece for held in ledger.held] == [piece(0)]
+
+
+def test_a_group_that_is_gone_takes_its_slots_along():
+    ledger = SlotLedger()
+    ledger.take("actor", {piece(0): None, piece(1): None}, [slot(0, "a"), slot(1, "b")])
+    ledger.drop([Group(Id("a"))])
+    assert ledger.ask("actor", {piece(0): None, piece(1): None}) == ([slot(1, "b")], [piece(0)])
+
+
+def test_shares_add_up_to_one_at_most():
+    ledger = SlotLedger()
+    ledger.take("actor#1", {piece(0): 0.8}, [slot(0)])
+    ledger.take("rollout#2", {piece(0): 0.2}, [])
+    ledger.take("watcher#3", {piece(0): None}, [])
+    for ask in (ledger.ask, lambda user, shares: ledger.take(user, shares, [])):
+        with pytest.raises(PlacementError, match=r"node 0 add up to 1.1: actor 0.8, rollout 0.2 and more 0.1"):
+            ask("more#4", {piece(0): 0.1})
+    ledger.let_go("rollout#2")
+    assert ledger.take("more#4", {piece(0): 0.1}, []) == []
+
+
+def test_a_bundle_without_a_cpu_asks_for_none():
+    assert Ask(resource="NPU", count=2, cpus=0).bundles == [{"NPU": 1}, {"NPU": 1}]
+    assert Ask(resource="GPU", count=1, cpus=1).bundles == [{"GPU": 1, "CPU": 1}]
+
+
+def test_who_has_what_is_put_together_from_jobs_and_rays_books():
+    nodes = [node(0, 4), node(1, 4), node(2, 0)]
+    accounts = Accounts(
+        actors=(
+            ActorEntry(
+                name="t", class_name="T", pid=5, ray_job="02", ray_id="id1", amounts={"GPU": {3: 0.5}}, group_id=""
+            ),
+            ActorEntry(
+                name="", class_name="U", pid=6, ray_job="09", ray_id="id1", amounts={"GPU": {1: 0.1}}, group_id="pg"
+            ),
+            # In a slot of ours: that is told by the job itself.
+            ActorEntry(
+                name="w", class_name="W", pid=7, ray_job="01", ray_id="id0", amounts={"GPU": {0: 1}}, group_id="g"
+            ),
+            ActorEntry(name="c", class_name="C", pid=8, ray_job="01", ray_id="id2", amounts={}, group_id=""),
+        ),
+        groups=(
+            GroupEntry(id="g", name="roost:x", bundles=(("id0", {"GPU": 1}),)),
+            GroupEntry(id="pg", name="theirs", bundles=(("id1", {"GPU": 1}), ("id1", {"GPU": 1, "CPU": 1}))),
+            GroupEntry(id="cpus", name="", bundles=(("id1", {"CPU": 1}), ("", {"GPU": 1}))),
+        ),
+        jobs={"02": RayJob(id="02", pid=50, address="10.0.0.9", entrypoint="python t.py")},
+        free={"id0": {"GPU": 2.0}, "id1": {"GPU": 1.5}},
+    )
+    reserved = {"roost": [HeldSlot(slot=slot(0), users=(("actor#1", 0.8), ("rollout#2", None)))]}
+    found = combine(nodes, reserved, {"roost": "'roost' (pid 1)"}, accounts)
+    assert str(found.of(piece(0))[0]) == "reserved by job 'roost' (pid 1)"
+    assert found.of(piece(0))[0].users == ("actor", "rollout")
+    assert found.of(piece(0), except_for="roost") == []
+    assert str(found.of(piece(3, 1))[0]) == (
+        "0.5 of it held by actor 't' (T, pid 5) of Ray job 02 (pid 50 on 10.0.0.9: python t.py)"
+    )
+    assert str(found.of(piece(1, 1))[0]) == "held by an actor (U, pid 6) of Ray job 09"
+    assert [(item.amount, item.holder.split(" of Ray")[0]) for item in found.somewhere[1]] == [
+        (1, "held by placement group 'theirs'")
+    ]
+    assert found.somewhere[0][0].amount == 1, "4, of which 2 are free and 1 is named"
+    assert found.free == {0: 2.0, 1: 1.5}
+    assert found.free_pieces(nodes) == set(), "on a node with something unknown nothing is known to be free"
+    empty = combine(nodes, {}, {}, Accounts())
+    assert len(empty.free_pieces(nodes)) == 8
+
+
+PLACEMENTS = [
+    {"actor": "0-3"},
+    {"actor": "0-3", "rollout": "0-3:0-1"},
+    {"actor": "0-1:0-3", "rollout": "2-3:0"},
+    {"actor": "0-1", "rollout": "4-7:0-1"},
+    {"actor": "1,3", "rollout": "6"},
+]
+
+
+@given(st.sampled_from(PLACEMENTS), st.sets(st.integers(0, 11), max_size=12))
+def test_what_is_said_to_fit_can_be_planned_and_uses_free_accelerators_only(placements, free_ranks):
+    topology = Topology.from_shorthand("1x4,1x6,1x2")
+    plan = make_plan({"cluster": {"num_nodes": 3, "component_placement": placements}}, topology)
+    space = topology.space()
+    free = {Piece(spot.node_rank, "accelerator", spot.local_rank) for spot in map(space.locate, free_ranks)}
+    components = {component.name: component.placements for component in plan.components}
+    fit = nearest_fit(topology, components, free)
+    wanted = set(plan.occupants())
+    if wanted <= free:
+        assert fit is not None
+    if fit is None:
+        return
+    again = make_plan({"cluster": {"num_nodes": 3, "component_placement": fit}}, topology)
+    assert set(again.occupants()) <= free
+    assert [component.world_size for component in again.components] == [c.world_size for c in plan.components]
+    sizes = [[len(p.local_hardware_ranks) for p in component.placements] for component in plan.components]
+    assert [[len(p.local_hardware_ranks) for p in component.placements] for component in again.components] == sizes
+    if wanted <= free:
+        assert set(again.occupants()) == wanted, "what fits stays where it is"
+
+
+def test_processes_that_shared_still_do_where_it_would_fit():
+    topology = Topology.from_shorthand("1x4,1x4")
+    actor = FlexiblePlacementStrategy([[0], [1], [2], [3]]).get_placement(topology)
+    rollout = FlexiblePlacementStrategy([[0, 1], [2, 3]]).get_placement(topology)
+    free = {piece(local, 1) for local in range(4)} | {piece(2), piece(3)}
+    assert nearest_fit(topology, {"actor": actor, "rollout": rollout}, free) == {
+        "actor": "2-5:0-3",
+        "rollout": "2-5:0-1",
+    }
