@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from roost import CallTimedOut, Cluster, Worker
+from roost import CallTimedOut, Cluster, ConfigError, Worker
 from roost.rl import NumpyEngine, RayTrainGroup, RolloutManager, TinyPolicy, create_placement_groups, read_flags
 from roost.runtime.practice import read_practice
 from roost.testing import local_cluster
@@ -200,7 +200,7 @@ def run(mode: str, args: argparse.Namespace) -> bool:
     return job.rewards[-1] > job.rewards[0]
 
 
-def main() -> int:
+def main() -> int | str:
     """Read the flags, find or start a cluster, train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=["colocate", "disagg", "both"], default="both")
@@ -212,7 +212,10 @@ def main() -> int:
     place = contextlib.nullcontext() if is_there else local_cluster(f"{args.num_nodes}x4")
     with place, Cluster(num_nodes=args.num_nodes):
         modes = ["colocate", "disagg"] if args.mode == "both" else [args.mode]
-        return 0 if all(run(mode, args) for mode in modes) else 1
+        try:
+            return 0 if all(run(mode, args) for mode in modes) else 1
+        except ConfigError as error:
+            return str(error)  # such as a cluster that is too small
 
 
 if __name__ == "__main__":

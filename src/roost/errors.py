@@ -11,6 +11,8 @@
         ├── PortsExhausted     no free block of ports on a node
         ├── ManagerDied        a manager of the job is gone
         ├── WrongPlace         a worker is not where the plan says, or does not see what it should
+        ├── AcceleratorsTaken  accelerators of the plan are somebody else's at the deadline (also a TimeoutError)
+        ├── ReservationLost    what was reserved is not the job's any more
         ├── LaunchTimedOut     a worker was not ready at the deadline (also a TimeoutError)
         ├── CallTimedOut       a worker had not answered at the deadline (also a TimeoutError)
         ├── WorkerFailed       an exception in a worker that cannot be had here as it was

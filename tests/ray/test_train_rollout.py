@@ -209,13 +209,14 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
                 train.group[1].die_with_lock(manager).wait(60)
             with manager.lock(timeout=30):
                 assert manager.lock_holder().startswith("driver ")
+                manager.update_weights({"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}, version=4)
+                assert manager.lock_holder().startswith("driver "), "whoever has it may take it again"
                 with pytest.raises(CallTimedOut, match=r"driver .* for "):
                     train.group[0].try_lock(manager, 0.3).wait(60)
             assert train.group[0].try_lock(manager, 30).wait(60) == ["actor:0"]
 
 
-@pytest.mark.usefixtures("free_cluster")
-def test_an_engine_that_dies_while_serving_loses_no_request():
+def test_an_engine_that_dies_while_serving_loses_no_request(free_cluster):
     args = flags(rollout_num_gpus=2, debug_rollout_only=True)
     with (
         create_placement_groups(args) as groups,
@@ -234,10 +235,14 @@ def test_an_engine_that_dies_while_serving_loses_no_request():
         assert state.why
         assert manager.engines.health() == [False, True]
         assert manager.generate({"observations": [[1.0] * 4]})["engine"] == 1
-        manager.restart_engine(0)
+        leased = free_cluster.node_manager.count_leased_ports()
+        manager.restart_engine(0, weights={"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}, version=7)
         assert manager.engines.health() == [True, True]
-        wait_until(lambda: all(item.healthy for item in manager.engine_states()), "the router sends to it again")
-        assert {manager.generate({"observations": [[1.0] * 4]})["engine"] for _ in range(4)} == {0, 1}
+        assert all(item.healthy for item in manager.engine_states()), "the router sends to it again"
+        answers = [manager.generate({"observations": [[1.0] * 4]}) for _ in range(4)]
+        assert {(answer["engine"], answer["version"]) for answer in answers} == {(0, 7), (1, 0)}
+        manager.restart_engine(1)
+        assert free_cluster.node_manager.count_leased_ports() <= leased + 4, "the ports of an engine that lives went back"
 
 
 def test_an_engine_that_does_not_become_healthy_is_named_with_its_log(free_cluster):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from roost.errors import ClusterError, LaunchTimedOut, RoostError, counted, said
+from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied, counted, said
 from roost.rl.engine import EngineSpec, check_engine_class
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
@@ -100,10 +100,11 @@ class _Part:
 class RolloutEngines:
     """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
 
-    def __init__(self, group: WorkerGroup, specs: Sequence[EngineSpec]) -> None:
+    def __init__(self, group: WorkerGroup, specs: Sequence[EngineSpec], leases: Mapping[int, PortLease]) -> None:
         self.group = group
         self.specs = list(specs)
         """What each worker of the group was told, by rank."""
+        self._leases = dict(leases)
 
     @property
     def num_engines(self) -> int:
@@ -152,8 +153,9 @@ class RolloutEngines:
                 self.group.restart(rank)
         with contextlib.suppress(RoostError):
             self.group.on(*ranks).stop().wait(timeout)
-        started = _start(self.group, {rank: _as_part(self.specs[rank]) for rank in ranks},
-                         len(self.specs[ranks[0]].dp_attention_ports), timeout)  # fmt: skip
+        parts = {rank: _as_part(self.specs[rank]) for rank in ranks}
+        dp_size = len(self.specs[ranks[0]].dp_attention_ports)
+        started = _start(self.group, parts, dp_size, timeout, self._leases)
         for rank, spec in started.items():
             self.specs[rank] = replace(spec, num_engines=self.num_engines)
 
@@ -192,7 +194,6 @@ def create_rollout_engines(
     engine_args: Sequence[Any] = (),
     engine_kwargs: Mapping[str, Any] | None = None,
     env_vars: Mapping[str, str] | None = None,
-    restarts: int = 0,
     timeout: float = LAUNCH_SECONDS,
     health_timeout: float = HEALTH_SECONDS,
 ) -> RolloutEngines:
@@ -223,21 +224,26 @@ def create_rollout_engines(
         share=flags.num_gpus_per_engine if num_gpus_per_engine is None else num_gpus_per_engine,
         env_vars=env_vars,
         max_concurrency=_MAX_CALLS,
-        restarts=restarts,
         timeout=timeout,
     )
     try:
-        specs = _start(group, dict(enumerate(parts)), flags.dp_attention_size, health_timeout)
+        leases: dict[int, PortLease] = {}
+        specs = _start(group, dict(enumerate(parts)), flags.dp_attention_size, health_timeout, leases)
     except BaseException:
         group.close()
         raise
-    return RolloutEngines(group, [replace(specs[rank], num_engines=len(engines)) for rank in range(len(parts))])
+    told = [replace(specs[rank], num_engines=len(engines)) for rank in range(len(parts))]
+    return RolloutEngines(group, told, leases)
 
 
-def _start(group: WorkerGroup, parts: Mapping[int, _Part], dp_size: int, timeout: float) -> dict[int, EngineSpec]:
-    """Lease ports for these workers and start their engines, anew with others where a stranger was quicker."""
+def _start(
+    group: WorkerGroup, parts: Mapping[int, _Part], dp_size: int, timeout: float, leases: dict[int, PortLease]
+) -> dict[int, EngineSpec]:
+    """Lease ports for these workers and start their engines, anew with others where a stranger was quicker.
+
+    `leases` has what they have of ports, and is kept up to date.
+    """
     deadline = time.monotonic() + timeout
-    leases: dict[int, PortLease] = {}
     specs: dict[int, EngineSpec] = {}
     waiting = sorted({part.engine_rank for part in parts.values()})
     lost: list[int] = []
@@ -335,7 +341,10 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
         node = cluster.nodes[spec.cluster_node_rank]
         lines.append(f"  engine {spec.engine_rank} ({group.name}:{rank} on {node}, {spec.url}){state}, log {path}{end}")
     more = [f"  and {len(ill) - 4} more"] if len(ill) > 4 else []
-    first = f"{counted(len(ill), 'process', 'processes')} of the engines did not become healthy in {timeout:g} s:"
+    who = f"{counted(len(ill), 'process', 'processes')} of the engines"
+    if not set(ill) <= set(group.alive):
+        return WorkerDied("\n".join([f"{who} died or was ill before all could serve:", *lines, *more]))
+    first = f"{who} did not become healthy in {timeout:g} s:"
     return LaunchTimedOut(
         "\n".join([first, *lines, *more]),
         hint="see its log, or give it longer with health_timeout; what was started has been stopped",

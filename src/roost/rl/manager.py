@@ -35,6 +35,7 @@ _MAX_CALLS = 256
 _MAX_TRIES = 5
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 
 
 class ManagerWorker(Worker):
@@ -113,14 +114,15 @@ class ManagerWorker(Worker):
             self._lock_changed.notify_all()
 
     def lock_holder(self) -> str | None:
-        """Who has the lock."""
+        """Who has the lock: a worker's address, or a driver."""
         with self._lock_changed:
-            return self._lock.holder
+            return self._lock.holder and self._lock.holder.partition(_THREAD)[0]
 
     def _bury_dead(self) -> None:
         """Whoever died has the lock no longer, nor its place in the queue. A driver ends with its whole job."""
         known = {name for name in (self._lock.holder, *self._lock.waiting) if name and not name.startswith(_DRIVER)}
-        dead = known - set(list_named_actors())
+        alive = set(list_named_actors())
+        dead = {name for name in known if name.partition(_THREAD)[0] not in alive}
         if dead:
             self.log_warning(f"{', '.join(sorted(dead))} died, and has the lock no longer")
             self._lock.bury(dead, time.monotonic())
@@ -128,6 +130,7 @@ class ManagerWorker(Worker):
 
 
 _DRIVER = "driver "
+_THREAD = " thread "
 
 
 class RolloutManager:
@@ -146,6 +149,7 @@ class RolloutManager:
         cluster: Cluster | None = None,
         name: str = MANAGER,
         buffer_size: int = 4096,
+        num_gpus_per_engine: float | None = None,
         engine_args: Sequence[Any] = (),
         engine_kwargs: Mapping[str, Any] | None = None,
         env_vars: Mapping[str, str] | None = None,
@@ -161,6 +165,7 @@ class RolloutManager:
                 args,
                 engine_cls,
                 pg,
+                num_gpus_per_engine=num_gpus_per_engine,
                 cluster=cluster,
                 engine_args=engine_args,
                 engine_kwargs=engine_kwargs,
@@ -169,8 +174,8 @@ class RolloutManager:
                 health_timeout=health_timeout,
             )
             try:
-                self._call("join", self.engines.urls)
                 self.router_url: str = self._call("router_url")
+                self._join(self.engines.urls)
             except BaseException:
                 self.engines.close()
                 raise
@@ -201,12 +206,24 @@ class RolloutManager:
         found: list[EngineState] = self._call("engine_states")
         return found
 
-    def restart_engine(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
-        """Start an engine that died anew in its place; the router sends to it again."""
-        before = self.engines.urls[engine_rank]
-        self._call("leave", [before])
+    def _join(self, urls: Sequence[str]) -> None:
+        """Let the router send to engines, and wait until it does."""
+        self._call("join", list(urls))
+        deadline = time.monotonic() + CALL_SECONDS
+        while not all(state.healthy for state in self.engine_states() if state.url in urls):
+            if time.monotonic() >= deadline:
+                raise ClusterError(f"the router does not reach {', '.join(urls)}")
+            time.sleep(_POLL_SECONDS)
+
+    def restart_engine(
+        self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
+    ) -> None:
+        """Start an engine that died anew in its place; with the weights that the others have, before it serves."""
+        self._call("leave", [self.engines.urls[engine_rank]])
         self.engines.restart(engine_rank, timeout)
-        self._call("join", [self.engines.urls[engine_rank]])
+        if weights is not None:
+            self.engines.workers_of(engine_rank).update_weights(weights, version).wait(timeout)
+        self._join([self.engines.urls[engine_rank]])
 
     def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
         """Give new weights to every engine, under the lock."""
@@ -229,12 +246,20 @@ class RolloutManager:
 
     @contextlib.contextmanager
     def lock(self, timeout: float = CALL_SECONDS) -> Iterator[None]:
-        """Have the job's lock for a `with` block; one whose holder died is free again."""
+        """Have the job's lock for a `with` block; one whose holder died is free again.
+
+        A thread that has it already goes on having it.
+        """
+        if self._group.name in _own_locks():
+            yield
+            return
         holder = _holder()
         self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+        _own_locks().add(self._group.name)
         try:
             yield
         finally:
+            _own_locks().discard(self._group.name)
             self._call("release", holder)
 
     def lock_holder(self) -> str | None:
@@ -256,10 +281,19 @@ class RolloutManager:
         self.close()
 
 
+_here = threading.local()
+
+
+def _own_locks() -> set[str]:
+    """The managers whose lock this thread has."""
+    if not hasattr(_here, "locks"):
+        _here.locks = set()
+    found: set[str] = _here.locks
+    return found
+
+
 def _holder() -> str:
-    """Who this process is to the lock: a worker of the job by its address, else a driver."""
+    """Who this thread is to the lock: of a worker of the job, by its address, or of the driver."""
     identity = current_identity()
-    thread = threading.get_ident()
-    if identity is not None:
-        return identity.address
-    return f"{_DRIVER}{socket.gethostname()}:{os.getpid()}:{thread}"
+    who = identity.address if identity is not None else f"{_DRIVER}{socket.gethostname()}:{os.getpid()}"
+    return f"{who}{_THREAD}{threading.get_ident()}"

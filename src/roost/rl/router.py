@@ -25,6 +25,7 @@ _NOT_CHECKED = "not checked yet"
 _STOPPING = "the router is stopping"
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _LAST_PORT = 65535
+_MOST_BROKEN = 3
 _READ_BYTES = 1024 * 1024
 # A machine that is gone does not say so: its kernel is asked from time to time while an engine is thinking.
 _SILENCE_SECONDS = 5
@@ -284,10 +285,17 @@ class Router:
 
     def _generate(self, request: Request) -> Answer:
         tried: dict[str, str] = {}
-        while (url := self._pick(tried)) is not None:
+        broken: set[str] = set()
+        # A request that breaks one engine after the other must not break them all.
+        while len(broken) < _MOST_BROKEN and (url := self._pick(tried)) is not None:
             answer: Answer | None = None
             try:
                 answer = self._forward(url, request, tried)
+            except _Broken as error:
+                tried[url] = str(error)
+                broken.add(url)
+                if not self._stopping.is_set():
+                    self.pool.mark(url, False, str(error))
             finally:
                 self.pool.done(url, served=answer is not None and url not in tried)
             if answer is not None:
@@ -313,11 +321,6 @@ class Router:
             reply = self._requests.ask(
                 url, request, connect_seconds=self._health_timeout, seconds=self._request_timeout
             )
-        except _Broken as error:
-            tried[url] = str(error)
-            if not self._stopping.is_set():
-                self.pool.mark(url, False, str(error))
-            return None
         except _Late:
             # It may still be at it: to ask another one would only double the work.
             tried[url] = f"had not answered after {self._request_timeout:g} s"

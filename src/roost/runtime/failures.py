@@ -83,6 +83,8 @@ def describe_death(error: BaseException, log_tail: str = "") -> str:
     text = " ".join(_useful_lines(str(error)))
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return "Ray ended it, since its node was running out of memory"
+    if "placement group was removed" in text or "placement group is removed" in text:
+        return "Ray ended it, since somebody gave back what was reserved for it"
     if found := _EXIT_CODE.search(text):
         return f"its process ended with exit code {found[1]}"
     if crash := _CRASH.findall(log_tail):

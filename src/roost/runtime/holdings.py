@@ -89,9 +89,11 @@ def combine(
     found: dict[Piece, list[Holding]] = {}
     somewhere: dict[int, list[Holding]] = {}
     ours = {held.slot.group.id.hex() for slots in reserved.values() for held in slots}
+    there = {group.id for group in accounts.groups}
     for namespace, slots in reserved.items():
         for held in slots:
-            if held.slot.ray_id in by_id:
+            # A job does not know at once that somebody removed its placement group.
+            if held.slot.ray_id in by_id and (not there or held.slot.group.id.hex() in there):
                 piece = Piece(by_id[held.slot.ray_id].rank, ACCELERATOR, held.slot.piece.local_rank)
                 users = tuple(dict.fromkeys(user.partition("#")[0] for user, _ in held.users))
                 text = f"reserved by job {job_names[namespace]}"

@@ -8,6 +8,7 @@ planned are given back at once. Nothing is held while waiting: two jobs that wan
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import time
@@ -115,12 +116,13 @@ class Reserver:
         order = [(node, piece) for node in nodes for piece in pieces_on(node)]
         resource = resource_of(nodes[0])
         first = [node for node, _ in order if resource_of(node) == resource][:count]
-        ask = Ask(resource=resource, count=count, cpus=1)
+        # Where there is no CPU for each, the accelerators are had without.
+        asks = [Ask(resource=resource, count=count, cpus=cpus) for cpus in (1, 0)]
         began = time.monotonic()
         deadline = began + max(timeout, _LEAST_SECONDS)
         say_at = began + _SAY_FIRST_SECONDS
         while True:
-            for wanted in (first, None):
+            for ask, wanted in itertools.product(asks, (first, None)):
                 group = make_group(ask, self._cluster.namespace, wanted, self._pin)
                 try:
                     slots = self._any_slots(group, resource)
@@ -170,8 +172,7 @@ class Reserver:
         taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
         shown = [f"  {self._describe(piece, holdings)}" for piece in taken[:8]]
         more = [f"  and {len(taken) - 8} more"] if len(taken) > 8 else []
-        cpus = "; each needs a CPU too" if len(free) >= count else ""
-        first = f"{counted(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free{cpus}:"
+        first = f"{counted(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free:"
         return AcceleratorsTaken("\n".join([first, *shown, *more]), hint=_say_fit(None, free, nodes))
 
     def _ask(self, user: str, shares: Shares) -> tuple[list[Slot], list[Piece]]:
