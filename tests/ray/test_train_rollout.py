@@ -242,7 +242,9 @@ def test_an_engine_that_dies_while_serving_loses_no_request(free_cluster):
         answers = [manager.generate({"observations": [[1.0] * 4]}) for _ in range(4)]
         assert {(answer["engine"], answer["version"]) for answer in answers} == {(0, 7), (1, 0)}
         manager.restart_engine(1)
-        assert free_cluster.node_manager.count_leased_ports() <= leased + 4, "the ports of an engine that lives went back"
+        assert free_cluster.node_manager.count_leased_ports() <= leased + 4, (
+            "the ports of an engine that lives went back"
+        )
 
 
 def test_an_engine_that_does_not_become_healthy_is_named_with_its_log(free_cluster):

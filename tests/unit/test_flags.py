@@ -102,7 +102,7 @@ def test_flags_come_from_whatever_has_them(args):
 @pytest.mark.parametrize(
     ("given_flags", "message"),
     [
-        ({"actor_num_nodes": 0}, "actor_num_nodes is 0: it is a whole number, at least 1"),
+        ({"actor_num_nodes": 0}, "actor_num_nodes is 0: it is a whole number, from 1 to 1000000"),
         ({"actor_num_nodes": "2"}, "actor_num_nodes is '2'"),
         ({"rollout_num_gpus": True}, "rollout_num_gpus is True"),
         ({"colocate": 1}, "colocate is 1: it is true or false"),

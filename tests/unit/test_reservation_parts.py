@@ -64,9 +64,10 @@ def test_a_slot_is_given_back_when_its_last_user_is_done():
     ledger = SlotLedger()
     wanted = {piece(0): None, piece(1): None}
     assert ledger.ask("plan", wanted) == ([], [piece(0), piece(1)])
-    assert ledger.take("plan", wanted, [slot(0), slot(1)]) == []
+    ledger.add_drafts("plan", None, [Group(Id("g")), Group(Id("too much"))])
+    assert ledger.take("plan", wanted, [slot(0), slot(1)]) == ([], [Group(Id("too much"))])
     assert ledger.ask("actor", {piece(1): 0.8}) == ([slot(1)], [])
-    assert ledger.take("actor", {piece(1): 0.8}, []) == []
+    assert ledger.take("actor", {piece(1): 0.8}, []) == ([], [])
     assert ledger.let_go("plan") == [], "the group is in one piece: it stays while one of its slots is used"
     assert ledger.let_go("actor") == [Group(Id("g"))]
     assert ledger.held == []
@@ -77,14 +78,28 @@ def test_what_went_away_between_asking_and_taking_is_told_and_nothing_is_done():
     ledger = SlotLedger()
     ledger.take("one", {piece(0): None}, [slot(0, "a")])
     ledger.let_go("one")
-    assert ledger.take("two", {piece(0): None, piece(1): None}, [slot(1, "b")]) == [piece(0)]
+    ledger.add_drafts("two", None, [Group(Id("b"))])
+    gone = ledger.take("two", {piece(0): None, piece(1): None}, [slot(1, "b")])
+    assert gone == ([piece(0)], [Group(Id("b"))])
     assert ledger.held == []
+
+
+def test_what_was_made_for_one_who_gave_up_or_died_is_given_back():
+    ledger = SlotLedger()
+    ledger.add_drafts("one", None, [Group(Id("a")), Group(Id("b"))])
+    ledger.discard_drafts("one", [Group(Id("a"))])
+    assert ledger.let_go("one") == [Group(Id("b"))]
+    ledger.add_drafts("two", "actor:0", [Group(Id("c"))])
+    assert ledger.owners == {"actor:0"}
+    assert ledger.let_go_of_owner("actor:0") == [Group(Id("c"))]
+    assert ledger.owners == set()
 
 
 def test_what_is_used_on_behalf_of_a_worker_goes_with_it():
     ledger = SlotLedger()
     ledger.take("actor", {piece(0): None}, [slot(0, "a")])
-    ledger.take("actor:0:child", {piece(0): None, piece(1): None}, [slot(1, "b")], owner="actor:0")
+    ledger.add_drafts("actor:0:child", "actor:0", [Group(Id("b"))])
+    ledger.take("actor:0:child", {piece(0): None, piece(1): None}, [slot(1, "b")])
     assert ledger.owners == {"actor:0"}
     assert ledger.let_go_of_owner("actor:0") == [Group(Id("b"))]
     assert [held.slot.piece for held in ledger.held] == [piece(0)]
@@ -93,8 +108,11 @@ def test_what_is_used_on_behalf_of_a_worker_goes_with_it():
 def test_a_group_that_is_gone_takes_its_slots_along():
     ledger = SlotLedger()
     ledger.take("actor", {piece(0): None, piece(1): None}, [slot(0, "a"), slot(1, "b")])
-    ledger.drop([Group(Id("a"))])
+    ledger.take("actor", {piece(2): 0.9}, [slot(2, "a")])
+    assert ledger.drop([piece(0)]) == [], "something is left of it"
+    assert ledger.drop([piece(2), piece(3)]) == [Group(Id("a"))]
     assert ledger.ask("actor", {piece(0): None, piece(1): None}) == ([slot(1, "b")], [piece(0)])
+    assert ledger.ask("other", {piece(2): 0.9}) == ([], [piece(2)]), "what is gone is used by nobody"
 
 
 def test_shares_add_up_to_one_at_most():
@@ -106,12 +124,14 @@ def test_shares_add_up_to_one_at_most():
         with pytest.raises(PlacementError, match=r"node 0 add up to 1.1: actor 0.8, rollout 0.2 and more 0.1"):
             ask("more#4", {piece(0): 0.1})
     ledger.let_go("rollout#2")
-    assert ledger.take("more#4", {piece(0): 0.1}, []) == []
+    assert ledger.take("actor#4", {piece(0): 0.1}, []) == ([], [])
+    with pytest.raises(PlacementError, match=r"add up to 1.1: actor 0.8, actor 0.1 and actor 0.2"):
+        ledger.ask("actor#5", {piece(0): 0.2})
 
 
 def test_a_bundle_without_a_cpu_asks_for_none():
-    assert Ask(resource="NPU", count=2, cpus=0).bundles == [{"NPU": 1}, {"NPU": 1}]
-    assert Ask(resource="GPU", count=1, cpus=1).bundles == [{"GPU": 1, "CPU": 1}]
+    assert Ask(resource="NPU", node_ranks=(0, 3), cpus=0).bundles == [{"NPU": 1}, {"NPU": 1}]
+    assert Ask(resource="GPU", node_ranks=(1,), cpus=1).bundles == [{"GPU": 1, "CPU": 1}]
 
 
 def test_who_has_what_is_put_together_from_jobs_and_rays_books():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +25,7 @@ from roost.runtime.worker import Worker
 HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
 _MAX_TRIES = 5
+_STOP_SECONDS = 30.0
 _POLL_SECONDS = (0.05, 1.0)
 _SERVER, _NCCL, _DIST_INIT, _DP_ATTENTION = range(4)
 
@@ -40,13 +41,14 @@ class EngineWorker(Worker):
         """Start it; gives the leased ports that a stranger took meanwhile, in which case it is not started."""
         try:
             self._engine.start(spec)
-        except Exception:
+        except Exception as error:
             with contextlib.suppress(Exception):
                 self._engine.stop()
             taken = taken_ports([(port, 1) for port in own_ports(spec)])
             if not taken:
                 raise
-            self.log_warning(f"port {said(taken)} was taken by somebody else before the engine had it")
+            what = f"{type(error).__name__}: {error}"
+            self.log_warning(f"port {said(taken)} was taken by somebody else before the engine had it: {what}")
             return taken
         return []
 
@@ -92,6 +94,7 @@ class _Part:
     """One process of an engine before it has ports."""
 
     engine_rank: int
+    num_engines: int
     node_rank: int
     num_nodes: int
     num_devices: int
@@ -147,6 +150,7 @@ class RolloutEngines:
     def restart(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
         """Start an engine anew in its place, on new ports: dead workers again, and its server."""
         ranks = self._ranks(engine_rank)
+        self.check_own()
         alive = self.group.alive
         for rank in ranks:
             if rank not in alive:
@@ -155,15 +159,28 @@ class RolloutEngines:
             self.group.on(*ranks).stop().wait(timeout)
         parts = {rank: _as_part(self.specs[rank]) for rank in ranks}
         dp_size = len(self.specs[ranks[0]].dp_attention_ports)
-        started = _start(self.group, parts, dp_size, timeout, self._leases)
+        try:
+            started = _start(self.group, parts, dp_size, timeout, self._leases)
+        except BaseException:
+            with contextlib.suppress(RoostError):
+                self.group.on(*ranks).stop().outcomes(_STOP_SECONDS)
+            raise
         for rank, spec in started.items():
-            self.specs[rank] = replace(spec, num_engines=self.num_engines)
+            self.specs[rank] = spec
+
+    def check_own(self) -> None:
+        """Refuse in a process that only attached to the engines."""
+        if not self.group.is_own:
+            raise ClusterError("engines can only be restarted by the process that started them")
 
     def close(self) -> None:
-        """Stop every engine and end its workers."""
-        with contextlib.suppress(Exception):
-            self.group.stop().outcomes(30)
-        self.group.close()
+        """Stop every engine and end its workers; a process that only attached lets go of them."""
+        try:
+            if self.group.is_own:
+                with contextlib.suppress(Exception):
+                    self.group.stop().outcomes(_STOP_SECONDS)
+        finally:
+            self.group.close()
 
     def __enter__(self) -> RolloutEngines:
         return self
@@ -211,7 +228,13 @@ def create_rollout_engines(
     nodes = [slot.piece.node_rank for slot in slots]
     engines = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)
     parts = [
-        _Part(engine_rank=rank, node_rank=node, num_nodes=len(engine), num_devices=sum(map(len, engine)))
+        _Part(
+            engine_rank=rank,
+            num_engines=len(engines),
+            node_rank=node,
+            num_nodes=len(engine),
+            num_devices=sum(map(len, engine)),
+        )
         for rank, engine in enumerate(engines)
         for node in range(len(engine))
     ]
@@ -232,8 +255,7 @@ def create_rollout_engines(
     except BaseException:
         group.close()
         raise
-    told = [replace(specs[rank], num_engines=len(engines)) for rank in range(len(parts))]
-    return RolloutEngines(group, told, leases)
+    return RolloutEngines(group, [specs[rank] for rank in range(len(parts))], leases)
 
 
 def _start(
@@ -274,7 +296,7 @@ def _lease(
     """A block of ports in a row for each worker on its own node: server, NCCL, and node 0's own beside."""
     cluster = group.cluster
     for rank in ranks:
-        before = leases.pop(rank, None)
+        before = leases.get(rank)
         count = _DP_ATTENTION + dp_size if parts[rank].node_rank == 0 else _DIST_INIT
         node_rank = group.placements[group.ranks.index(rank)].cluster_node_rank
         leases[rank] = cluster.lease_ports(node_rank, count, holder=f"{group.name}:{rank}")
@@ -294,7 +316,7 @@ def _spec(
     attention = lease.ports[_DP_ATTENTION : _DP_ATTENTION + dp_size] if part.node_rank == 0 else ()
     return EngineSpec(
         engine_rank=part.engine_rank,
-        num_engines=len({found.engine_rank for found in parts.values()}),
+        num_engines=part.num_engines,
         node_rank=part.node_rank,
         num_nodes=part.num_nodes,
         cluster_node_rank=placement.cluster_node_rank,
@@ -310,7 +332,11 @@ def _spec(
 
 def _as_part(spec: EngineSpec) -> _Part:
     return _Part(
-        engine_rank=spec.engine_rank, node_rank=spec.node_rank, num_nodes=spec.num_nodes, num_devices=spec.num_devices
+        engine_rank=spec.engine_rank,
+        num_engines=spec.num_engines,
+        node_rank=spec.node_rank,
+        num_nodes=spec.num_nodes,
+        num_devices=spec.num_devices,
     )
 
 
@@ -347,5 +373,5 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
     first = f"{who} did not become healthy in {timeout:g} s:"
     return LaunchTimedOut(
         "\n".join([first, *lines, *more]),
-        hint="see its log, or give it longer with health_timeout; what was started has been stopped",
+        hint="see its log, or give it longer with health_timeout",
     )

@@ -25,6 +25,7 @@ TRAIN = "actor"
 ROLLOUT = "rollout"
 _SECTION = "train_rollout"
 _MOST = 1_000_000
+_MOST_PORTS = 4000
 
 
 class Mode(StrEnum):
@@ -58,7 +59,8 @@ class TrainRolloutFlags:
     """How many ranks the data-parallel attention of an engine has: so many ports in a row."""
 
     def __post_init__(self) -> None:
-        problems = [*_check_counts(self), *_check_shares(self), *_check_modes(self)]
+        # What is no number cannot be added up.
+        problems = [*_check_counts(self), *_check_shares(self)] or _check_modes(self)
         if problems:
             raise ConfigError(problems)
 
@@ -249,8 +251,9 @@ def _check_counts(flags: TrainRolloutFlags) -> list[Problem]:
         value = getattr(flags, name)
         if value is None and name == "rollout_num_gpus":
             continue
-        if type(value) is not int or not 1 <= value <= _MOST:
-            problems.append(Problem(message=f"{name} is {value!r}: it is a whole number, at least 1"))
+        most = _MOST_PORTS if name == "dp_attention_size" else _MOST
+        if type(value) is not int or not 1 <= value <= most:
+            problems.append(Problem(message=f"{name} is {value!r}: it is a whole number, from 1 to {most}"))
     for name in ("colocate", "debug_train_only", "debug_rollout_only"):
         if type(getattr(flags, name)) is not bool:
             problems.append(Problem(message=f"{name} is {getattr(flags, name)!r}: it is true or false"))
@@ -261,8 +264,8 @@ def _check_shares(flags: TrainRolloutFlags) -> list[Problem]:
     problems = []
     for name in ("num_gpus_per_actor", "num_gpus_per_engine"):
         value = getattr(flags, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            problems.append(Problem(message=f"{name} is {value!r}: it is a part of an accelerator, above 0, at most 1"))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0001 <= value <= 1:
+            problems.append(Problem(message=f"{name} is {value!r}: it is a part of an accelerator, from 0.0001 to 1"))
     if problems or flags.mode is not Mode.COLOCATE:
         return problems
     total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
@@ -278,8 +281,6 @@ def _check_shares(flags: TrainRolloutFlags) -> list[Problem]:
 
 
 def _check_modes(flags: TrainRolloutFlags) -> list[Problem]:
-    if not all(type(getattr(flags, name)) is int for name in ("actor_num_nodes", "rollout_num_gpus_per_engine")):
-        return []
     problems = []
     if flags.debug_train_only and flags.debug_rollout_only:
         message = "debug_train_only and debug_rollout_only exclude one another"
@@ -288,7 +289,7 @@ def _check_modes(flags: TrainRolloutFlags) -> list[Problem]:
         message = "rollout_num_gpus is missing: how many accelerators the engines have"
         problems.append(Problem(message=message, hint="with colocate they have those of the training"))
         return problems
-    if problems or flags.mode is Mode.TRAIN_ONLY or type(flags.engines_num_gpus) is not int:
+    if problems or flags.mode is Mode.TRAIN_ONLY:
         return problems
     if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
         message = (

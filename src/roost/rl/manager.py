@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import http.client
 import json
 import os
 import socket
@@ -11,19 +13,22 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import ray
 from ray.util import list_named_actors
 
-from roost.errors import CallTimedOut, ClusterError
+from roost.errors import CallTimedOut, ClusterError, ConfigError
 from roost.placement.placement import NodePlacementStrategy
 from roost.rl.data_buffer import BufferStats, DataBuffer
 from roost.rl.engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
 from roost.rl.fair_lock import LockState
+from roost.rl.flags import ROLLOUT
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.router import EngineState, Router
+from roost.runtime.accounts import living_jobs, name_of_job
 from roost.runtime.cluster import Cluster
 from roost.runtime.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.identity import current_identity
@@ -31,21 +36,23 @@ from roost.runtime.worker import Worker
 
 MANAGER = "rollout_manager"
 CALL_SECONDS = 60.0
-_MAX_CALLS = 256
+_MAX_CALLS = 10_000
 _MAX_TRIES = 5
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 
 
 class ManagerWorker(Worker):
-    """The process behind a RolloutManager: router, data buffer and lock. It takes no CPU in Ray's accounts."""
+    """The process behind a RolloutManager: router, data buffer and lock. It takes no CPU in Ray's accounts.
+
+    Its methods are asynchronous: any number of callers can wait at once.
+    """
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self._buffer: DataBuffer[Any] = DataBuffer(capacity)
         self._lock = LockState()
-        self._lock_changed = threading.Condition()
         self._router = self._start_router()
 
     def _start_router(self) -> Router:
@@ -62,75 +69,97 @@ class ManagerWorker(Worker):
                 self.cluster.release_ports(lease)
         raise ClusterError(f"no port for the router could be had in {_MAX_TRIES} tries")
 
-    def router_url(self) -> str:
+    async def router_url(self) -> str:
         """Where requests go."""
         return self._router.url
 
-    def join(self, urls: list[str]) -> None:
+    async def join(self, urls: list[str]) -> None:
         """Engines to send requests to."""
         for url in urls:
             self._router.join(url)
 
-    def leave(self, urls: list[str]) -> None:
+    async def leave(self, urls: list[str]) -> None:
         """Engines to send no requests to any more."""
         for url in urls:
             self._router.leave(url)
 
-    def engine_states(self) -> list[EngineState]:
+    async def engine_states(self) -> list[EngineState]:
         """How the engines are, as the router sees them."""
         return list(self._router.pool.states())
 
-    def put(self, samples: list[Any], version: int, timeout: float) -> None:
+    async def put(self, samples: list[Any], version: int, timeout: float) -> None:
         """Add samples."""
-        self._buffer.put(samples, version, timeout)
+        await _tried_until(timeout, lambda: self._buffer.put(samples, version, timeout=0))
 
-    def get(self, count: int, timeout: float, min_version: int | None) -> list[Any]:
+    async def get(self, count: int, timeout: float, min_version: int | None) -> list[Any]:
         """Take samples."""
-        return self._buffer.get(count, timeout, min_version)
+        found: list[Any] = await _tried_until(timeout, lambda: self._buffer.get(count, 0, min_version))
+        return found
 
-    def buffer_stats(self) -> BufferStats:
+    async def buffer_stats(self) -> BufferStats:
         """How full the buffer is."""
         return self._buffer.stats()
 
-    def acquire(self, holder: str, timeout: float) -> None:
+    async def acquire(self, holder: str, timeout: float) -> None:
         """Have the lock, in turn; CallTimedOut says who has it."""
         deadline = time.monotonic() + timeout
-        with self._lock_changed:
-            while not self._lock.ask(holder, time.monotonic()):
-                self._bury_dead()
-                if self._lock.holder == holder:
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    who = self._lock.describe(time.monotonic())
-                    self._lock.give_up(holder, time.monotonic())
-                    raise CallTimedOut(f"{holder} did not get the lock in {timeout:g} s: it is {who}")
-                self._lock_changed.wait(min(left, _LOOK_SECONDS))
+        look_at = time.monotonic()
+        while not self._lock.ask(holder, time.monotonic()):
+            now = time.monotonic()
+            if now >= deadline:
+                who = self._lock.describe(now)
+                self._lock.give_up(holder, now)
+                raise CallTimedOut(f"{_shown(holder)} did not get the lock in {timeout:g} s: it is {who}")
+            if now >= look_at:
+                look_at = now + _LOOK_SECONDS
+                await asyncio.to_thread(self._bury_dead)
+            else:
+                await asyncio.sleep(_POLL_SECONDS)
 
-    def release(self, holder: str) -> None:
+    async def release(self, holder: str) -> None:
         """Give the lock back."""
-        with self._lock_changed:
-            self._lock.release(holder, time.monotonic())
-            self._lock_changed.notify_all()
+        self._lock.release(holder, time.monotonic())
 
-    def lock_holder(self) -> str | None:
+    async def give_up(self, holder: str) -> None:
+        """Whoever asked does not want the lock any more."""
+        self._lock.give_up(holder, time.monotonic())
+
+    async def lock_holder(self) -> str | None:
         """Who has the lock: a worker's address, or a driver."""
-        with self._lock_changed:
-            return self._lock.holder and self._lock.holder.partition(_THREAD)[0]
+        return self._lock.holder and _shown(self._lock.holder)
 
     def _bury_dead(self) -> None:
-        """Whoever died has the lock no longer, nor its place in the queue. A driver ends with its whole job."""
-        known = {name for name in (self._lock.holder, *self._lock.waiting) if name and not name.startswith(_DRIVER)}
-        alive = set(list_named_actors())
-        dead = {name for name in known if name.partition(_THREAD)[0] not in alive}
+        """Whoever died has the lock no longer, nor its place in the queue, also if it was started again since."""
+        known = {name for name in (self._lock.holder, *self._lock.waiting) if name}
+        drivers = {name: name_of_job(name.split()[-3]) for name in known if name.startswith(_DRIVER)}
+        alive = living_jobs(set(drivers.values()))
+        dead = {name for name, job in drivers.items() if job not in alive}
+        workers = {name: name.split()[0] for name in known if not name.startswith(_DRIVER)}
+        names = set(list_named_actors())
+        records = {record.address: record for record in self.cluster.worker_manager.get_workers()}
+        for name, address in workers.items():
+            record = records.get(address)
+            was_restarted = record is not None and record.pid is not None and str(record.pid) != name.split()[2]
+            if address not in names or was_restarted:
+                dead.add(name)
         if dead:
-            self.log_warning(f"{', '.join(sorted(dead))} died, and has the lock no longer")
+            self.log_warning(f"{', '.join(sorted(map(_shown, dead)))} died, and has the lock no longer")
             self._lock.bury(dead, time.monotonic())
-            self._lock_changed.notify_all()
+
+
+async def _tried_until(timeout: float, act: Callable[[], Any]) -> Any:
+    """What a call gives that can be tried again as long as it comes too early."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return act()
+        except CallTimedOut:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 _DRIVER = "driver "
-_THREAD = " thread "
 
 
 class RolloutManager:
@@ -167,6 +196,8 @@ class RolloutManager:
                 pg,
                 num_gpus_per_engine=num_gpus_per_engine,
                 cluster=cluster,
+                # A second manager in a job has engines of another name.
+                name=ROLLOUT if name == MANAGER else f"{name}_engines",
                 engine_args=engine_args,
                 engine_kwargs=engine_kwargs,
                 env_vars=env_vars,
@@ -193,13 +224,17 @@ class RolloutManager:
             f"{self.router_url}/generate", data=body, headers={"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(sent, timeout=timeout) as answer:  # noqa: S310 - the same
+            # Never through a proxy: the router is in the cluster.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(sent, timeout=timeout) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:2000]
             raise ClusterError(f"the router at {self.router_url} answered {error.code}: {text}") from None
-        except (TimeoutError, OSError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}") from None
+        except ValueError as error:
+            raise ClusterError(f"the engine's answer is not JSON: {error}") from None
 
     def engine_states(self) -> list[EngineState]:
         """How the engines are, as the router sees them: healthy, busy, served, and why not."""
@@ -219,6 +254,8 @@ class RolloutManager:
         self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
     ) -> None:
         """Start an engine that died anew in its place; with the weights that the others have, before it serves."""
+        self.engines.workers_of(engine_rank)
+        self.engines.check_own()
         self._call("leave", [self.engines.urls[engine_rank]])
         self.engines.restart(engine_rank, timeout)
         if weights is not None:
@@ -232,6 +269,8 @@ class RolloutManager:
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
         """Add samples to the data buffer, which were made by that version of the weights; waits while it is full."""
+        if type(version) is not int:
+            raise ConfigError(f"version is {version!r}: it is a whole number")
         self._call("put", list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
 
     def get(self, count: int, timeout: float = CALL_SECONDS, min_version: int | None = None) -> list[Any]:
@@ -254,7 +293,13 @@ class RolloutManager:
             yield
             return
         holder = _holder()
-        self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+        try:
+            self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+        except BaseException:
+            # Whoever is interrupted while it waits must not be given it later.
+            with contextlib.suppress(Exception):
+                self._call("give_up", holder)
+            raise
         _own_locks().add(self._group.name)
         try:
             yield
@@ -268,9 +313,11 @@ class RolloutManager:
         return found
 
     def close(self) -> None:
-        """Stop the engines, the router and the rest."""
-        self.engines.close()
-        self._group.close()
+        """Stop the engines, the router and the rest; in a process that it was sent to, only let go of them."""
+        try:
+            self.engines.close()
+        finally:
+            self._group.close()
 
     def __enter__(self) -> RolloutManager:
         return self
@@ -293,7 +340,15 @@ def _own_locks() -> set[str]:
 
 
 def _holder() -> str:
-    """Who this thread is to the lock: of a worker of the job, by its address, or of the driver."""
+    """Who this thread is to the lock: `actor:3 pid 4711 thread 140`, or a driver with its Ray job."""
     identity = current_identity()
-    who = identity.address if identity is not None else f"{_DRIVER}{socket.gethostname()}:{os.getpid()}"
-    return f"{who}{_THREAD}{threading.get_ident()}"
+    thread = f"thread {threading.get_ident()}"
+    if identity is not None:
+        return f"{identity.address} pid {os.getpid()} {thread}"
+    job = ray.get_runtime_context().get_job_id()
+    return f"{_DRIVER}{socket.gethostname()}:{os.getpid()} {job} {thread}"
+
+
+def _shown(holder: str) -> str:
+    """A holder as messages name it."""
+    return " ".join(holder.split()[:2]) if holder.startswith(_DRIVER) else holder.split()[0]

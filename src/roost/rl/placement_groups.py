@@ -8,11 +8,11 @@ from types import TracebackType
 
 from ray.util.placement_group import PlacementGroup
 
-from roost.errors import ConfigError, counted
+from roost.errors import ConfigError, clipped, counted
 from roost.placement.placement import FlexiblePlacementStrategy
 from roost.rl.flags import ROLLOUT, TRAIN, read_flags
 from roost.runtime.cluster import Cluster
-from roost.runtime.reservation import Reservation
+from roost.runtime.reservation import Reservation, check_timeout
 from roost.runtime.reserve import RESERVE_SECONDS, Reserver
 from roost.runtime.slots import Slot
 
@@ -48,6 +48,7 @@ def create_placement_groups(
     are free. The indices of `rollout` begin where those of the training end, or with them where both share.
     """
     flags = read_flags(args)
+    check_timeout(timeout)
     cluster = cluster or Cluster()
     if flags.num_gpus > cluster.num_accelerators:
         raise ConfigError(
@@ -56,7 +57,7 @@ def create_placement_groups(
             hint="lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate",
         )
     user = f"{flags.mode}#{secrets.token_hex(4)}"
-    slots = Reserver(cluster).reserve_any(user, flags.num_gpus, timeout=timeout)
+    slots = Reserver(cluster, user).reserve_any(flags.num_gpus, timeout=timeout)
     group, indices = slots[0].group, [slot.bundle for slot in slots]
     return PlacementGroups(
         Reservation(cluster, user, slots),
@@ -66,7 +67,17 @@ def create_placement_groups(
 
 def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
     """The first slots of a bundle group, as they were measured; ConfigError where they are none of the job's."""
+    if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup)):
+        raise ConfigError(
+            f"pg is {clipped(repr(bundles))}",
+            hint='it is what create_placement_groups(args)["actor"] or ["rollout"] is',
+        )
     group, indices = bundles
+    if not count:
+        raise ConfigError(
+            "the flags ask for no accelerators on this side",
+            hint="debug_train_only has no engines, debug_rollout_only no training",
+        )
     if count > len(indices):
         raise ConfigError(
             f"{counted(count, 'accelerator')} are wanted, and the bundle group has {len(indices)}",

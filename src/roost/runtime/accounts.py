@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -97,6 +97,20 @@ def read_accounts() -> Accounts:
     )
 
 
+def name_of_job(ray_job: str) -> str:
+    """How a driver that can die is called among those who hold something."""
+    return f"Ray job {ray_job}"
+
+
+def living_jobs(names: Collection[str]) -> set[str]:
+    """Those of these names that are drivers and alive, or of whom it cannot be told."""
+    wanted = {name for name in names if name.startswith(name_of_job(""))}
+    if not wanted:
+        return set()
+    unknown: set[str] = set()
+    return wanted - _tried("its jobs", _read_ended, unknown)
+
+
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
     try:
         return read()
@@ -149,6 +163,10 @@ def _read_groups() -> tuple[GroupEntry, ...]:
             bundles = tuple((nodes.get(index, ""), resources) for index, resources in entry["bundles"].items())
             found.append(GroupEntry(id=group_id, name=entry["name"], bundles=bundles))
     return tuple(found)
+
+
+def _read_ended() -> set[str]:
+    return {name_of_job(entry["JobID"]) for entry in _state().jobs() if entry["IsDead"]}
 
 
 def _read_jobs() -> dict[str, RayJob]:

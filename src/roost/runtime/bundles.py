@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.errors import ClusterError
 from roost.runtime.node_info import NodeInfo
+from roost.runtime.slots import Slot
 from roost.runtime.versions import has_bundle_labels
 
 _SETTLE_SECONDS = 10.0
@@ -49,17 +50,18 @@ def choose_pin(version: str) -> Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a placement group is to hold: so many bundles of one accelerator each."""
+    """What a placement group is to hold: bundles of one accelerator each, on these nodes."""
 
     resource: str
-    count: int
+    node_ranks: tuple[int, ...]
+    """The node of each bundle."""
     cpus: int
     """In each bundle, for the tasks that a worker starts."""
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """As Ray takes them."""
-        return [{self.resource: 1, **({"CPU": self.cpus} if self.cpus else {})} for _ in range(self.count)]
+        return [{self.resource: 1, **({"CPU": self.cpus} if self.cpus else {})} for _ in self.node_ranks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +74,16 @@ class Bundle:
     """The node that it is on."""
 
 
-def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo] | None, pin: Pin) -> PlacementGroup:
-    """Ask Ray for a placement group with its bundles on these nodes, or where Ray likes; comes back at once."""
+def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], pin: Pin) -> PlacementGroup:
+    """Ask Ray for a placement group; comes back at once. `nodes` are those of the cluster, by rank."""
     options: dict[str, Any] = {}
-    bundles = ask.bundles
-    if nodes is not None and pin is Pin.LABEL:
-        options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in nodes]
-    elif nodes is not None:
-        bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, nodes, strict=True)]
+    bundles, on_nodes = ask.bundles, [nodes[rank] for rank in ask.node_ranks]
+    if pin is Pin.LABEL:
+        options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in on_nodes]
+    else:
+        bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
     # A name can be had once in a namespace, and is what others see of it.
-    made: PlacementGroup = placement_group(bundles, name=f"roost:{namespace}:{secrets.token_hex(4)}", **options)
+    made: PlacementGroup = placement_group(bundles, name=f"roost:{namespace}:{secrets.token_hex(8)}", **options)
     return made
 
 
@@ -111,10 +113,18 @@ def _is_refused(entry: Mapping[str, Any]) -> bool:
     return entry.get("stats", {}).get("scheduling_state") in ("NO_RESOURCES", "INFEASIBLE")
 
 
-def lost_groups(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, str]:
-    """Those that do not hold what they held, and what Ray says of them: REMOVED, RESCHEDULING."""
-    states = {group: placement_group_table(group).get("state", "REMOVED") for group in set(groups)}
-    return {group: state for group, state in states.items() if state != "CREATED"}
+def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
+    """Those that are not what they were: their placement group was removed, or lost a node and is moved elsewhere."""
+    found = list(slots)
+    tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
+
+    def is_lost(slot: Slot) -> bool:
+        table = tables[slot.group]
+        # While Ray looks for a new place for one bundle, the others are where they were.
+        is_there = table.get("state") in ("CREATED", "RESCHEDULING")
+        return not is_there or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
+
+    return [slot for slot in found if is_lost(slot)]
 
 
 def remove_groups(groups: Iterable[PlacementGroup]) -> None:

@@ -35,6 +35,7 @@ from roost.placement.plan import Piece, Plan
 from roost.placement.topology import Topology
 from roost.runtime import allocate as allocation
 from roost.runtime import connection, discover
+from roost.runtime.accounts import name_of_job
 from roost.runtime.jobs import choose_namespace, find_job
 from roost.runtime.log_show import FoundLog, LogShow
 from roost.runtime.manager_actors import start_managers
@@ -42,7 +43,7 @@ from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeMana
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease
 from roost.runtime.progress import Screen
-from roost.runtime.reservation import Reservation, plan_accelerators, plan_components
+from roost.runtime.reservation import Reservation, check_timeout, plan_accelerators, plan_components
 from roost.runtime.reserve import RESERVE_SECONDS, Reserver
 from roost.runtime.runs import own_run_dir
 from roost.runtime.watch import Watch
@@ -131,6 +132,7 @@ class Cluster(metaclass=_OnePerProcess):
         )
         self._pid = os.getpid()
         self._is_open = False
+        self._is_own_job = False
         self._asked_address = wish.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
         self._watch: Watch | None = None
@@ -211,6 +213,7 @@ class Cluster(metaclass=_OnePerProcess):
             since=time.time(),
             run_dir=self._undo.enter_context(own_run_dir(wish.run_dir)),
         )
+        self._is_own_job = True
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
         self._node_manager, self._worker_manager, self._collective_manager = managers
@@ -432,6 +435,9 @@ class Cluster(metaclass=_OnePerProcess):
         accelerators are somebody else's they are waited for until `timeout`.
         """
         self.check_open()
+        check_timeout(timeout)
+        if not isinstance(plan, Plan):
+            raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
         for component in plan.components:
             plan.get_strategy(component.name).get_placement(self)
         # Each group declares its share when it is launched.
@@ -445,9 +451,16 @@ class Cluster(metaclass=_OnePerProcess):
         user = f"{name}#{secrets.token_hex(4)}"
         if not shares:
             return Reservation(self, user, ())
-        owner = (ray.get_runtime_context().get_actor_name() or None) if self._is_worker else None
-        slots = Reserver(self).reserve(user, shares, timeout=timeout, components=components, owner=owner)
+        slots = Reserver(self, user).reserve(shares, timeout=timeout, components=components)
         return Reservation(self, user, slots)
+
+    @property
+    def owner_name(self) -> str | None:
+        """Who this process is to the job, if it can end before the job does: a worker, or one that attached."""
+        context = ray.get_runtime_context()
+        if self._is_worker:
+            return context.get_actor_name() or name_of_job(context.get_job_id())
+        return None if self._is_own_job else name_of_job(context.get_job_id())
 
     def keep_group(self, name: str, close: Callable[[], None]) -> None:
         """Close a group with this Cluster, at the latest."""

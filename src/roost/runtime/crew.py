@@ -181,6 +181,7 @@ class OwnCrew(Crew):
         self._site = JobSite(cluster, {seat.address: seat.identity for seat in seats}, self._stopped)
         self._watcher: threading.Thread | None = None
         self._reservation: Reservation | None = None
+        self._is_ended = False
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
 
@@ -242,21 +243,25 @@ class OwnCrew(Crew):
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(timeout=_END_SECONDS)
         with self._lock:
-            if self._is_closed:
+            if self._is_ended:
                 return
             self._is_closed = True
             if self._cluster.is_connected():
-                self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
-                with contextlib.suppress(RoostError):
-                    self._site.release_ports()
-                if self._reservation is not None:
-                    self._reservation.close()
+                try:
+                    self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
+                    with contextlib.suppress(RoostError):
+                        self._site.release_ports()
+                finally:
+                    if self._reservation is not None:
+                        self._reservation.close()
                 if self._is_kept:
                     with contextlib.suppress(RoostError):
                         self._cluster.worker_manager.remove_group(self.name)
             if self._is_kept:
                 self._cluster.logs.forget([seat.address for seat in self._seats])
                 self._cluster.forget_group(self.name, self.close)
+            # Only now: whoever is interrupted in the middle can close it again.
+            self._is_ended = True
 
     def _start(self, seats: list[Seat], *, is_restart: bool) -> dict[str, Member]:
         cluster, recipe = self._cluster, self._recipe

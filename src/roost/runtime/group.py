@@ -168,6 +168,11 @@ class WorkerGroup:
         return self._crew.size
 
     @property
+    def is_own(self) -> bool:
+        """Whether this process launched the group, and ends its workers."""
+        return isinstance(self._crew, OwnCrew)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that are called."""
         return self._ranks
@@ -326,6 +331,8 @@ def _check_options(
         raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
     if type(restarts) is not int or restarts < 0:
         raise ConfigError(f"restarts is {restarts!r}: it is a whole number, at least 0")
+    if not isinstance(reserve, bool):
+        raise ConfigError(f"reserve is {reserve!r}: it is True or False")
     if share is not None and not reserve:
         raise ConfigError("share says how reserved accelerators are shared, and reserve is False")
     check_share(share, "share")

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from roost.errors import RoostError
 from roost.placement.hardware import ACCELERATOR, accelerator_types
 from roost.placement.plan import Piece
 from roost.runtime.accounts import Accounts, GroupEntry, read_accounts
@@ -16,6 +15,7 @@ from roost.runtime.node_info import NodeInfo
 from roost.runtime.slots import HeldSlot
 
 _LEAST = 0.001
+_ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,10 @@ def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:
     """Ask the jobs of Roost and Ray's head who has what."""
     reserved: dict[str, list[HeldSlot]] = {}
     for namespace in job_namespaces():
-        with contextlib.suppress(RoostError):
-            reserved[namespace] = NodeManager.get_proxy(namespace).get_slots()
-    names = {namespace: describe_job(namespace) for namespace, slots in reserved.items() if slots}
+        # A job that hangs, or of another version, has what Ray's books say.
+        with contextlib.suppress(Exception):
+            reserved[namespace] = NodeManager.get_proxy(namespace).get_slots(_ASK_SECONDS)
+    names = {namespace: describe_job(namespace, _ASK_SECONDS) for namespace, slots in reserved.items() if slots}
     return combine(nodes, reserved, names, read_accounts())
 
 

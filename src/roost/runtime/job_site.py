@@ -13,7 +13,7 @@ from ray.util import list_named_actors
 
 from roost.errors import ClusterError, said
 from roost.runtime import logs
-from roost.runtime.bundles import lost_groups
+from roost.runtime.bundles import lost_slots
 from roost.runtime.discover import live_nodes
 from roost.runtime.failures import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.identity import WorkerIdentity
@@ -105,8 +105,7 @@ class JobSite:
         return describe_failure(self._cluster, self._identities[address], error)
 
     def lost_reservation(self) -> str | None:
-        lost = lost_groups(slot.group for slot in self.slots)
-        pieces = [slot.piece for slot in self.slots if slot.group in lost]
+        pieces = [slot.piece for slot in lost_slots(self.slots)]
         if not pieces:
             return None
         alive = {node.ray_id for node in live_nodes()}

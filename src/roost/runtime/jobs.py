@@ -7,7 +7,7 @@ from collections.abc import Collection
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, RoostError, said
-from roost.runtime.managers import JobInfo, NodeManager
+from roost.runtime.managers import CALL_SECONDS, JobInfo, NodeManager
 
 
 def choose_namespace(wanted: str, used: Collection[str]) -> str:
@@ -53,15 +53,15 @@ def find_job(namespace: str | None) -> str:
     return found[0]
 
 
-def get_job(namespace: str) -> JobInfo | None:
+def get_job(namespace: str, timeout: float = CALL_SECONDS) -> JobInfo | None:
     """Who runs the job in a namespace, or None where its manager does not answer."""
     try:
-        return NodeManager.get_proxy(namespace).get_job()
+        return NodeManager.get_proxy(namespace).get_job(timeout)
     except RoostError:
         return None
 
 
-def describe_job(namespace: str) -> str:
+def describe_job(namespace: str, timeout: float = CALL_SECONDS) -> str:
     """`'roost' (pid 4711 on head, by ana)`."""
-    job = get_job(namespace)
+    job = get_job(namespace, timeout)
     return repr(namespace) if job is None else f"{namespace!r} (pid {job.pid} on {job.host}, by {job.user})"

@@ -17,7 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.errors import ClusterError, ConfigError, NameTaken, RoostError
 from roost.placement.groups import NodeGroup
 from roost.placement.plan import Piece
-from roost.runtime.bundles import remove_groups
+from roost.runtime.accounts import living_jobs
+from roost.runtime.bundles import Ask, Pin, make_group, remove_groups
 from roost.runtime.discover import remote_function
 from roost.runtime.ledgers import (
     CollectiveGroup,
@@ -163,6 +164,10 @@ class NodeManagerActor(_ManagerActor):
         self._master_lock = asyncio.Lock()
         self._master_port: int | None = None
 
+    async def living(self) -> set[str]:
+        """Actors, and processes that attached to the job."""
+        return await super().living() | await asyncio.to_thread(living_jobs, self._slots.owners)
+
     async def get_nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
 
@@ -227,18 +232,30 @@ class NodeManagerActor(_ManagerActor):
     async def ask_slots(self, user: str, shares: dict[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
         return self._slots.ask(user, shares)
 
-    async def take_slots(
-        self, user: str, shares: dict[Piece, float | None], new: list[Slot], owner: str | None
-    ) -> list[Piece]:
+    async def make_groups(self, user: str, owner: str | None, asks: list[Ask], pin: Pin) -> list[PlacementGroup]:
         if owner is not None:
             await self._watch_holder(owner)
-        return self._slots.take(user, shares, new, owner)
+        made: list[PlacementGroup] = []
+        for ask in asks:
+            # In a thread: Ray's call waits for its head.
+            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, pin))
+            self._slots.add_drafts(user, owner, made[-1:])
+        return made
 
-    async def let_go_slots(self, user: str) -> list[PlacementGroup]:
-        return self._slots.let_go(user)
+    async def discard_groups(self, user: str, groups: list[PlacementGroup]) -> None:
+        self._slots.discard_drafts(user, groups)
+        await asyncio.to_thread(remove_groups, groups)
 
-    async def drop_slots(self, groups: list[PlacementGroup]) -> None:
-        self._slots.drop(groups)
+    async def take_slots(self, user: str, shares: dict[Piece, float | None], new: list[Slot]) -> list[Piece]:
+        gone, surplus = self._slots.take(user, shares, new)
+        await asyncio.to_thread(remove_groups, surplus)
+        return gone
+
+    async def let_go_slots(self, user: str) -> None:
+        await asyncio.to_thread(remove_groups, self._slots.let_go(user))
+
+    async def drop_slots(self, pieces: list[Piece]) -> None:
+        await asyncio.to_thread(remove_groups, self._slots.drop(pieces))
 
     async def get_slots(self) -> list[HeldSlot]:
         return self._slots.held

@@ -23,6 +23,7 @@ from roost.placement.groups import NodeGroup
 from roost.placement.plan import Piece
 from roost.placement.topology import Topology
 from roost.runtime.bootstrap import WORKER_MANAGER
+from roost.runtime.bundles import Ask, Pin
 from roost.runtime.discover import make_topology
 from roost.runtime.ledgers import CollectiveGroup, GroupRecord, WorkerRecord
 from roost.runtime.node_info import NodeInfo
@@ -233,9 +234,9 @@ class NodeManager(Manager):
         found: JobView = self._call("get_view", timeout=timeout)
         return found
 
-    def get_job(self) -> JobInfo:
+    def get_job(self, timeout: float = CALL_SECONDS) -> JobInfo:
         """Who runs the job."""
-        found: JobInfo = self._call("get_job")
+        found: JobInfo = self._call("get_job", timeout=timeout)
         return found
 
     def lease_ports(
@@ -259,25 +260,31 @@ class NodeManager(Manager):
         found: tuple[list[Slot], list[Piece]] = self._call("ask_slots", user, dict(shares))
         return found
 
-    def take_slots(
-        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], owner: str | None = None
-    ) -> list[Piece]:
+    def make_groups(self, user: str, owner: str | None, asks: Sequence[Ask], pin: Pin) -> list[PlacementGroup]:
+        """Placement groups for somebody who tries: they belong to the job, and go away with `user` or its `owner`."""
+        found: list[PlacementGroup] = self._call("make_groups", user, owner, list(asks), pin)
+        return found
+
+    def discard_groups(self, user: str, groups: Sequence[PlacementGroup]) -> None:
+        """Remove placement groups that were not what the user wants."""
+        self._call("discard_groups", user, list(groups))
+
+    def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
         """Use accelerators, new ones among them; gives those that are not there any more, and then nothing is done."""
-        found: list[Piece] = self._call("take_slots", user, dict(shares), list(new), owner)
+        found: list[Piece] = self._call("take_slots", user, dict(shares), list(new))
         return found
 
-    def let_go_slots(self, user: str) -> list[PlacementGroup]:
-        """A user is done; gives the placement groups that nobody in the job needs any more."""
-        found: list[PlacementGroup] = self._call("let_go_slots", user)
-        return found
+    def let_go_slots(self, user: str) -> None:
+        """A user is done, or gave up: what nobody in the job needs any more is given back."""
+        self._call("let_go_slots", user)
 
-    def drop_slots(self, groups: Sequence[PlacementGroup]) -> None:
-        """These placement groups are gone."""
-        self._call("drop_slots", list(groups))
+    def drop_slots(self, pieces: Sequence[Piece]) -> None:
+        """These accelerators are not the job's any more."""
+        self._call("drop_slots", list(pieces))
 
-    def get_slots(self) -> list[HeldSlot]:
+    def get_slots(self, timeout: float = CALL_SECONDS) -> list[HeldSlot]:
         """All that the job has reserved, and who uses it."""
-        found: list[HeldSlot] = self._call("get_slots")
+        found: list[HeldSlot] = self._call("get_slots", timeout=timeout)
         return found
 
     def count_leased_ports(self) -> int:

@@ -12,11 +12,14 @@ from roost.errors import ConfigError, RoostError, counted
 from roost.placement.hardware import ACCELERATOR
 from roost.placement.plan import Piece, Plan, pieces_of
 from roost.placement.spot import Placement
-from roost.runtime.bundles import remove_groups
 from roost.runtime.slots import Slot, check_shares
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
+
+
+LEAST_SHARE = 0.0001
+"""Ray counts no finer than this."""
 
 
 class Reservation:
@@ -40,13 +43,11 @@ class Reservation:
 
     def close(self) -> None:
         """Give back what nobody in the job uses any more."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._slots and self._cluster.is_connected():
-            # Where the job's manager is gone, Ray gives it all back with the driver.
+        if self._slots and not self._is_closed and self._cluster.is_connected():
+            # Where the job's manager is gone, Ray gives it all back with it.
             with contextlib.suppress(RoostError):
-                remove_groups(self._cluster.node_manager.let_go_slots(self._user))
+                self._cluster.node_manager.let_go_slots(self._user)
+        self._is_closed = True
 
     def __enter__(self) -> Reservation:
         return self
@@ -70,8 +71,12 @@ def accelerators_of(placement: Placement) -> list[Piece]:
 
 def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
     """The accelerators of a plan, each once; PlacementError where the shares of its components do not add up."""
+    if not isinstance(shares, Mapping):
+        raise ConfigError(f"shares is {shares!r}", hint='it is a dict, as in {"actor": 0.8, "rollout": 0.2}')
     for name, share in shares.items():
         plan.component(name)
+        if share is None:
+            raise ConfigError(f"the share of {name!r} is None", hint="leave out who declares none")
         check_share(share, f"the share of {name!r}")
     declared: dict[Piece, dict[str, float]] = {}
     for component in plan.components:
@@ -79,7 +84,7 @@ def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
             on_piece = declared.setdefault(piece, {})
             on_piece[component.name] = on_piece.get(component.name, 0.0) + shares.get(component.name, 0.0)
     for piece, found in declared.items():
-        check_shares(piece, found)
+        check_shares(piece, list(found.items()))
     return list(declared)
 
 
@@ -92,5 +97,12 @@ def check_share(share: float | None, what: str) -> None:
     """Refuse what is no part of an accelerator."""
     if share is None:
         return
-    if isinstance(share, bool) or not isinstance(share, int | float) or not (0 < share <= 1 and math.isfinite(share)):
-        raise ConfigError(f"{what} is {share!r}: it is a part of an accelerator, above 0 and at most 1")
+    is_number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not is_number or not LEAST_SHARE <= share <= 1:
+        raise ConfigError(f"{what} is {share!r}: it is a part of an accelerator, from {LEAST_SHARE:g} to 1")
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse what is no number of seconds."""
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:
+        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, 0 or more")

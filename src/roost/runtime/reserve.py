@@ -8,18 +8,18 @@ planned are given back at once. Nothing is held while waiting: two jobs that wan
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from roost.errors import AcceleratorsTaken, ClusterError, counted, said
+from roost.errors import AcceleratorsTaken, ClusterError, ConfigError, counted, said
 from roost.placement.nearest import Components, nearest_fit
 from roost.placement.plan import Piece
 from roost.runtime.bundles import (
@@ -27,10 +27,8 @@ from roost.runtime.bundles import (
     Bundle,
     Pin,
     choose_pin,
-    lost_groups,
-    make_group,
+    lost_slots,
     probe,
-    remove_groups,
     settle,
 )
 from roost.runtime.discover import live_nodes
@@ -47,6 +45,7 @@ RESERVE_SECONDS = 60.0
 # Ray notices within about a second that something was given back: less would call free what is taken.
 _LEAST_SECONDS = 2.0
 _PROBE_SECONDS = 120.0
+_MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
 # What was given back a moment ago is not worth a word.
 _SAY_FIRST_SECONDS = 1.0
@@ -67,98 +66,84 @@ class Shortage:
 
 
 class Reserver:
-    """Reserves accelerators for one job."""
+    """Reserves accelerators for one user of a job: a group that is launched, or a plan.
 
-    def __init__(self, cluster: Cluster, pin: Pin | None = None) -> None:
+    The job's manager makes the placement groups and removes them: they are the job's, whichever of its processes asked.
+    """
+
+    def __init__(self, cluster: Cluster, user: str, pin: Pin | None = None) -> None:
         self._cluster = cluster
+        self._manager = cluster.node_manager
+        self._user = user
+        self._owner = cluster.owner_name
         self._pin = pin or choose_pin(ray.__version__)
         if self._pin is Pin.ADDRESS:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
-    def reserve(
-        self, user: str, shares: Shares, *, timeout: float, components: Components, owner: str | None = None
-    ) -> list[Slot]:
+    def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
         """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
-        began = time.monotonic()
-        deadline = began + max(timeout, _LEAST_SECONDS)
-        say_at, short, apart = began + _SAY_FIRST_SECONDS, False, set[int]()
-        while True:
-            there, missing = self._ask(user, shares)
-            # A try takes for a moment what others may want: not while it is known to be in vain.
-            held = self._held(missing) if short else None
-            new = held or (self._take(missing, apart) if missing else [])
-            if isinstance(new, Shortage):
-                short, now = new.is_certain, time.monotonic()
-                if short and now >= deadline:
-                    raise self._taken(user, new, components, now - began)
-                if short and now >= say_at:
-                    say_at = now + _SAY_EVERY_SECONDS
-                    self._say_waiting(user, new)
-                if short:
-                    time.sleep(self._random.uniform(*_PAUSE_SECONDS))
-                continue
-            try:
-                gone = self._cluster.node_manager.take_slots(user, dict(shares), new, owner)
-            except BaseException:
-                remove_groups({slot.group for slot in new})
-                raise
-            if not gone:
-                return [*there, *new]
-            # What another part of the job had when we asked was given back meanwhile.
-            remove_groups({slot.group for slot in new})
-            if time.monotonic() >= deadline:
-                raise ClusterError(f"what the job has reserved changes all the time: {name_of(user)!r} gave up")
+        wait = _Wait(timeout)
+        short, apart = False, set[int]()
+        with self._undone():
+            while True:
+                there, missing = self._ask(shares)
+                # A try takes for a moment what others may want: not while it is known to be in vain.
+                held = self._held(missing) if short else None
+                new = held or (self._take(missing, apart) if missing else [])
+                if isinstance(new, Shortage):
+                    short = new.is_certain
+                    if short and wait.is_over:
+                        raise self._taken(new, components, wait.seconds)
+                    if short and wait.is_time_to_say:
+                        self._say_waiting(new)
+                    if short:
+                        self._pause()
+                elif not self._manager.take_slots(self._user, dict(shares), new):
+                    return [*there, *new]
+                elif wait.is_over:
+                    # What another part of the job had when we asked was given back meanwhile, again and again.
+                    raise ClusterError(f"what the job has reserved changes all the time: {self._name} gave up")
 
-    def reserve_any(self, user: str, count: int, *, timeout: float) -> list[Slot]:
+    def reserve_any(self, count: int, *, timeout: float) -> list[Slot]:
         """Slots in one placement group for so many accelerators: the first of the cluster, else whichever are free."""
         nodes = [node for node in self._cluster.nodes if node.accelerators]
-        order = [(node, piece) for node in nodes for piece in pieces_on(node)]
         resource = resource_of(nodes[0])
-        first = [node for node, _ in order if resource_of(node) == resource][:count]
-        # Where there is no CPU for each, the accelerators are had without.
-        asks = [Ask(resource=resource, count=count, cpus=cpus) for cpus in (1, 0)]
-        began = time.monotonic()
-        deadline = began + max(timeout, _LEAST_SECONDS)
-        say_at = began + _SAY_FIRST_SECONDS
-        while True:
-            for ask, wanted in itertools.product(asks, (first, None)):
-                group = make_group(ask, self._cluster.namespace, wanted, self._pin)
-                try:
-                    slots = self._any_slots(group, resource)
-                    if slots and not self._keep(user, slots):
+        every = [piece for node in nodes if resource_of(node) == resource for piece in pieces_on(node)]
+        if len(every) < count:
+            raise ConfigError(f"the cluster has {counted(len(every), resource)}, and {count} are wanted")
+        wait = _Wait(timeout)
+        with self._undone():
+            while True:
+                free = sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every))
+                for pieces in (every, free):
+                    if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource)):
                         return slots
-                except BaseException:
-                    remove_groups([group])
-                    raise
-                remove_groups([group])
-            now = time.monotonic()
-            if now >= deadline:
-                raise self._too_few(count, now - began)
-            if now >= say_at:
-                say_at = now + _SAY_EVERY_SECONDS
-                self._cluster.screen.line(f"{name_of(user)}: waiting for {counted(count, 'free accelerator')}")
-            time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+                if wait.is_over:
+                    raise self._too_few(count, wait.seconds)
+                if wait.is_time_to_say:
+                    self._cluster.screen.line(f"{self._name}: waiting for {counted(count, 'free accelerator')}")
+                self._pause()
 
-    def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
-        """Those that somebody else is known to have."""
-        holdings = find_holdings(self._cluster.nodes)
-        held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
-        return Shortage(missing=frozenset(held)) if held else None
-
-    def _keep(self, user: str, slots: Sequence[Slot]) -> list[Piece]:
-        return self._cluster.node_manager.take_slots(user, dict.fromkeys(slot.piece for slot in slots), slots)
+    def _take_any(self, pieces: Sequence[Piece], resource: str) -> list[Slot]:
+        """As many accelerators on the nodes of these, in one placement group; none where that cannot be had."""
+        # Where there is no CPU for each, the accelerators are had without.
+        for cpus in (1, 0):
+            ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=cpus)
+            groups = self._manager.make_groups(self._user, self._owner, [ask], self._pin)
+            slots = self._any_slots(groups[0], resource)
+            if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
+                return slots
+            self._manager.discard_groups(self._user, groups)
+        return []
 
     def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
         """What a placement group got, in order; none where Ray could not place it."""
         bundles = settle([group]).get(group, [])
         by_id = {node.ray_id: node for node in self._cluster.nodes}
-        strangers = [bundle for bundle in bundles if bundle.ray_id not in by_id]
-        if strangers:
-            raise ClusterError(
-                f"Ray placed {counted(len(strangers), 'bundle')} on a node that is not of this Cluster",
-                hint=f"it has {counted(len(by_id), 'node')}: make it with all of them",
-            )
+        if not all(bundle.ray_id in by_id for bundle in bundles):
+            # By their address: a node that is not of this Cluster has the same.
+            return []
         devices = probe(bundles, resource, _PROBE_SECONDS)
         slots = []
         for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
@@ -166,23 +151,46 @@ class Reserver:
             slots += self._slots(by_id[ray_id], own, pieces_on(by_id[ray_id]), devices)
         return sorted(slots, key=lambda slot: slot.piece)
 
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Nothing is kept of what goes wrong inside."""
+        try:
+            yield
+        except BaseException:
+            if self._cluster.is_connected():
+                with contextlib.suppress(Exception):
+                    self._manager.let_go_slots(self._user)
+            raise
+
+    @property
+    def _name(self) -> str:
+        return repr(name_of(self._user))
+
+    def _pause(self) -> None:
+        time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+
+    def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
+        """Those that somebody else is known to have."""
+        holdings = find_holdings(self._cluster.nodes)
+        held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
+        return Shortage(missing=frozenset(held)) if held else None
+
     def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
         nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
-        free = holdings.free_pieces(nodes)
+        free = self._alive(holdings.free_pieces(nodes))
         taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
-        shown = [f"  {self._describe(piece, holdings)}" for piece in taken[:8]]
-        more = [f"  and {len(taken) - 8} more"] if len(taken) > 8 else []
         first = f"{counted(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free:"
-        return AcceleratorsTaken("\n".join([first, *shown, *more]), hint=_say_fit(None, free, nodes))
+        return AcceleratorsTaken("\n".join([first, *self._shown(taken, holdings)]), hint=_say_fit(None, free, nodes))
 
-    def _ask(self, user: str, shares: Shares) -> tuple[list[Slot], list[Piece]]:
+    def _ask(self, shares: Shares) -> tuple[list[Slot], list[Piece]]:
         """What the job has already of it, and what not; ClusterError at once where a node is gone."""
-        manager = self._cluster.node_manager
-        there, missing = manager.ask_slots(user, dict(shares))
-        lost = lost_groups(slot.group for slot in there)
+        # Ray's calls would connect anew where somebody closed the Cluster meanwhile.
+        self._cluster.check_open()
+        there, missing = self._manager.ask_slots(self._user, dict(shares))
+        lost = lost_slots(there)
         if lost:
-            manager.drop_slots(list(lost))
-            there, missing = manager.ask_slots(user, dict(shares))
+            self._manager.drop_slots([slot.piece for slot in lost])
+            there, missing = self._manager.ask_slots(self._user, dict(shares))
         if missing:
             alive = {node.ray_id for node in live_nodes()}
             gone = [self._cluster.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
@@ -200,25 +208,20 @@ class Reserver:
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
             wanted.setdefault(piece.node_rank, []).append(piece)
+        for rank, own in wanted.items():
+            if [piece.local_rank for piece in own] != list(range(len(own))):
+                apart.add(rank)
         made: set[PlacementGroup] = set()
-        try:
-            found = self._try(wanted, apart, made)
-        except BaseException:
-            remove_groups(made)
-            raise
+        found = self._try(wanted, apart, made)
         if isinstance(found, Shortage):
-            remove_groups(made)
-            return found
-        remove_groups(made - {slot.group for slot in found})
+            self._manager.discard_groups(self._user, list(made))
+        # What is too much is removed when the rest is taken.
         return found
 
     def _try(
         self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup]
     ) -> list[Slot] | Shortage:
         nodes = self._cluster.nodes
-        for rank, pieces in wanted.items():
-            if [piece.local_rank for piece in pieces] != list(range(len(pieces))):
-                apart.add(rank)
         placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made)
         bundles: dict[str, list[Bundle]] = {}
         for rank in wanted:
@@ -247,42 +250,43 @@ class Reserver:
 
     def _place(self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup]) -> dict[int, list[Bundle]]:
         """Ask for all nodes at once: one placement group on each, or one for each accelerator where they are apart."""
-        groups: dict[PlacementGroup, tuple[int, Ask]] = {}
-
-        def make(rank: int, ask: Ask) -> None:
-            group = make_group(ask, self._cluster.namespace, [self._cluster.nodes[rank]] * ask.count, self._pin)
-            made.add(group)
-            groups[group] = (rank, ask)
-
+        asks: list[Ask] = []
         for rank, count in counts.items():
             node = self._cluster.nodes[rank]
             cpus = 1 if node.cpus >= node.num_accelerators else 0
-            ask = Ask(resource=resource_of(node), count=1 if rank in apart else count, cpus=cpus)
-            for _ in range(self._tries(node) if rank in apart else 1):
-                make(rank, ask)
+            ranks = (rank,) if rank in apart else (rank,) * count
+            ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
+            asks += [ask] * (self._tries(node) if rank in apart else 1)
+        groups = self._make(asks, made)
         placed = settle(groups)
-        # Those for which there was no CPU left may be had without.
-        for group, (rank, ask) in [item for item in groups.items() if item[0] not in placed]:
-            if ask.cpus:
-                remove_groups([group])
-                made.discard(group)
-                del groups[group]
-                make(rank, replace(ask, cpus=0))
-        placed.update(settle([group for group in groups if group not in placed]))
-        for rank in {groups[group][0] for group in placed if not groups[group][1].cpus}:
-            log.info(
-                "%s has too few CPUs for its accelerators: tasks that workers start there need num_cpus=0",
-                self._cluster.nodes[rank],
-            )
+        refused = [group for group in groups if group not in placed and groups[group].cpus]
+        if refused:
+            # Those for which there was no CPU left may be had without.
+            again = [replace(groups[group], cpus=0) for group in refused]
+            self._manager.discard_groups(self._user, refused)
+            made.difference_update(refused)
+            second = self._make(again, made)
+            placed |= (without := settle(second))
+            groups |= second
+            for rank in {groups[group].node_ranks[0] for group in without}:
+                log.info(
+                    "%s has too few CPUs for its accelerators: tasks that workers start there need num_cpus=0",
+                    self._cluster.nodes[rank],
+                )
         out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
         rank_of = {self._cluster.nodes[rank].ray_id: rank for rank in counts}
         for group, bundles in placed.items():
             # Nodes that share an address cannot be told apart by it: one accelerator counts where it is, and several
             # only where they were asked for.
             landed = {rank_of.get(bundle.ray_id) for bundle in bundles}
-            if landed == {groups[group][0]} or (len(bundles) == 1 and landed <= apart):
+            if landed == set(groups[group].node_ranks) or (len(bundles) == 1 and landed <= apart):
                 out[rank_of[bundles[0].ray_id]] += bundles
         return out
+
+    def _make(self, asks: Sequence[Ask], made: set[PlacementGroup]) -> dict[PlacementGroup, Ask]:
+        groups = self._manager.make_groups(self._user, self._owner, asks, self._pin)
+        made.update(groups)
+        return dict(zip(groups, asks, strict=True))
 
     def _tries(self, node: NodeInfo) -> int:
         """How many placement groups it takes to have every free accelerator of a node in one."""
@@ -319,36 +323,59 @@ class Reserver:
             out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
         return out
 
-    def _say_waiting(self, user: str, shortage: Shortage) -> None:
+    def _say_waiting(self, shortage: Shortage) -> None:
         holdings = find_holdings(self._cluster.nodes)
-        first = min(shortage.missing)
         more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
-        self._cluster.screen.line(
-            f"{name_of(user)}: waiting for {self._describe(first, holdings)}{more}",
-        )
+        first = self._describe(min(shortage.missing), holdings)
+        self._cluster.screen.line(f"{name_of(self._user)}: waiting for {first}{more}")
 
     def _describe(self, piece: Piece, holdings: Holdings) -> str:
         node = self._cluster.nodes[piece.node_rank]
         who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
         return f"accelerator {piece.local_rank} of {node}, {said(who) or 'taken by somebody'}"
 
-    def _taken(self, user: str, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
+    def _shown(self, pieces: Sequence[Piece], holdings: Holdings) -> list[str]:
+        more = [f"  and {len(pieces) - _MOST_SHOWN} more"] if len(pieces) > _MOST_SHOWN else []
+        return [*(f"  {self._describe(piece, holdings)}" for piece in pieces[:_MOST_SHOWN]), *more]
+
+    def _alive(self, pieces: set[Piece]) -> set[Piece]:
+        alive = {node.ray_id for node in live_nodes()}
+        return {piece for piece in pieces if self._cluster.nodes[piece.node_rank].ray_id in alive}
+
+    def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
         nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
         missing = sorted(shortage.missing)
-        shown = [f"  {self._describe(piece, holdings)}" for piece in missing[:8]]
-        more = [f"  and {len(missing) - 8} more"] if len(missing) > 8 else []
-        free = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
-        fit = nearest_fit(self._cluster.topology, components, free - shortage.missing)
-        return AcceleratorsTaken(
-            "\n".join(
-                [
-                    f"{counted(len(missing), 'accelerator')} for {name_of(user)!r} could not be had in {waited:.0f} s:",
-                    *shown,
-                    *more,
-                ]
-            ),
-            hint=_say_fit(fit, free - shortage.missing, nodes),
-        )
+        known = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
+        free = self._alive(known - shortage.missing)
+        fit = nearest_fit(self._cluster.topology, components, free)
+        first = f"{counted(len(missing), 'accelerator')} for {self._name} could not be had in {waited:.0f} s:"
+        return AcceleratorsTaken("\n".join([first, *self._shown(missing, holdings)]), hint=_say_fit(fit, free, nodes))
+
+
+class _Wait:
+    """How long one has waited, and when to say so."""
+
+    def __init__(self, timeout: float) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + max(timeout, _LEAST_SECONDS)
+        self._say_at = self._began + _SAY_FIRST_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    @property
+    def is_time_to_say(self) -> bool:
+        """Whether it is, and then not again for a while."""
+        now = time.monotonic()
+        if now < self._say_at:
+            return False
+        self._say_at = now + _SAY_EVERY_SECONDS
+        return True
 
 
 def _say_fit(fit: Mapping[str, str] | None, free: set[Piece], nodes: Sequence[NodeInfo]) -> str:

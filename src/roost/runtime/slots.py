@@ -38,17 +38,19 @@ class HeldSlot:
 class SlotLedger:
     """The job's reservation: a slot for each accelerator, and its users. One that nobody uses any more is given back.
 
-    A share is the part of an accelerator that a user declared; those who declared none are not counted.
+    A share is the part of an accelerator that a user declared; those who declared none are not counted. While a user
+    is still trying, its placement groups are drafts: they go away with it.
     """
 
     def __init__(self) -> None:
         self._slots: dict[Piece, Slot] = {}
         self._users: dict[str, dict[Piece, float | None]] = {}
+        self._drafts: dict[str, set[PlacementGroup]] = {}
         self._owners: dict[str, str] = {}
 
     @property
     def owners(self) -> set[str]:
-        """The workers on whose behalf something is used, and who can die."""
+        """Those on whose behalf something is used, and who can die."""
         return set(self._owners.values())
 
     def ask(self, user: str, shares: Mapping[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
@@ -57,20 +59,32 @@ class SlotLedger:
         there = [self._slots[piece] for piece in shares if piece in self._slots]
         return there, [piece for piece in shares if piece not in self._slots]
 
+    def add_drafts(self, user: str, owner: str | None, groups: Iterable[PlacementGroup]) -> None:
+        """Placement groups that were made for a user, and may or may not be what it wants."""
+        self._drafts.setdefault(user, set()).update(groups)
+        if owner is not None:
+            self._owners[user] = owner
+
+    def discard_drafts(self, user: str, groups: Iterable[PlacementGroup]) -> None:
+        """These were not what it wants, and are removed."""
+        self._drafts.get(user, set()).difference_update(groups)
+
     def take(
-        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], owner: str | None = None
-    ) -> list[Piece]:
-        """Add new slots and use them; gives the accelerators that are not there any more, and then nothing is done."""
+        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]
+    ) -> tuple[list[Piece], list[PlacementGroup]]:
+        """Use new slots and those that are there: what is not there any more, and the drafts that are not needed.
+
+        Where something is not there any more nothing is done, and all drafts are not needed.
+        """
         self._check_shares(user, shares)
         slots = {**self._slots, **{slot.piece: slot for slot in new}}
         gone = [piece for piece in shares if piece not in slots]
+        drafts = self._drafts.pop(user, set())
         if gone:
-            return gone
+            return gone, list(drafts)
         self._slots = slots
         self._users.setdefault(user, {}).update(shares)
-        if owner is not None:
-            self._owners[user] = owner
-        return []
+        return [], list(drafts - {slot.group for slot in new})
 
     def let_go(self, user: str) -> list[PlacementGroup]:
         """A user is done; gives the placement groups that nobody needs any more."""
@@ -79,18 +93,22 @@ class SlotLedger:
         used = {piece for pieces in self._users.values() for piece in pieces}
         needed = {self._slots[piece].group for piece in used if piece in self._slots}
         unused = {slot.group for slot in self._slots.values()} - needed
-        self.drop(unused)
-        return list(unused)
+        self._slots = {piece: slot for piece, slot in self._slots.items() if slot.group in needed}
+        return [*unused, *self._drafts.pop(user, set())]
 
     def let_go_of_owner(self, owner: str) -> list[PlacementGroup]:
-        """A worker died: what was used on its behalf is not any more."""
+        """Somebody died: what was used on its behalf is not any more."""
         users = [user for user, found in self._owners.items() if found == owner]
         return [group for user in users for group in self.let_go(user)]
 
-    def drop(self, groups: Iterable[PlacementGroup]) -> None:
-        """These placement groups are gone, and with them their slots."""
-        gone = set(groups)
-        self._slots = {piece: slot for piece, slot in self._slots.items() if slot.group not in gone}
+    def drop(self, pieces: Iterable[Piece]) -> list[PlacementGroup]:
+        """These accelerators are not the job's any more; gives the placement groups that nothing is left of."""
+        gone = {piece: self._slots.pop(piece) for piece in pieces if piece in self._slots}
+        for used in self._users.values():
+            for piece in gone:
+                used.pop(piece, None)
+        left = {slot.group for slot in self._slots.values()}
+        return list({slot.group for slot in gone.values()} - left)
 
     @property
     def held(self) -> list[HeldSlot]:
@@ -110,14 +128,14 @@ class SlotLedger:
             others = {
                 name: value for name, pieces in self._users.items() if name != user and (value := pieces.get(piece))
             }
-            check_shares(piece, {**{name_of(name): value for name, value in others.items()}, name_of(user): share})
+            check_shares(piece, [*((name_of(name), value) for name, value in others.items()), (name_of(user), share)])
 
 
-def check_shares(piece: Piece, declared: Mapping[str, float]) -> None:
+def check_shares(piece: Piece, declared: Sequence[tuple[str, float]]) -> None:
     """PlacementError where what is declared for one accelerator is more than it has."""
-    total = sum(declared.values())
+    total = sum(value for _, value in declared)
     if total > 1 + _SLACK:
-        parts = [f"{name} {value:g}" for name, value in declared.items()]
+        parts = [f"{name} {value:g}" for name, value in declared]
         raise PlacementError(
             f"the shares of accelerator {piece.local_rank} of node {piece.node_rank} add up to {total:g}: "
             f"{said(parts)}",
