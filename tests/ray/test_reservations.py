@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
 import re
@@ -370,3 +371,59 @@ def _own_ipv6() -> str | None:
         if not found.is_loopback and not found.is_link_local:
             return str(found)
     return None
+
+
+ATTACHED = """
+import sys
+from roost import Cluster, FlexiblePlacementStrategy
+from workers import Performer
+cluster = Cluster(quiet=True)
+group = Performer.create_group().launch(cluster, FlexiblePlacementStrategy([[{rank}]]), name={name!r}, share={share})
+print("launched", flush=True)
+sys.stdin.readline()
+group.close()
+cluster.close()
+"""
+
+
+def test_a_process_that_attached_can_go_and_takes_nothing_of_the_others_along(free_cluster, driver):
+    guest = driver(ATTACHED.format(rank=0, name="guest", share=0.5))
+    assert guest.line() == "launched"
+    with Performer.create_group().launch(
+        free_cluster, FlexiblePlacementStrategy([[0]]), name="mine", share=0.5
+    ) as mine:
+        guest.process.stdin.write("go\n")
+        guest.process.stdin.flush()
+        assert guest.process.wait(60) == 0, guest.process.stderr.read()
+        wait_until(
+            lambda: len(free_cluster.node_manager.get_slots()[0].users) == 1, "the guest is not counted any more"
+        )
+        assert mine.rank_of().wait(60) == [0]
+        assert Piece(0, "accelerator", 0) in find_holdings(free_cluster.nodes).by_piece
+    killed = driver(ATTACHED.format(rank=1, name="killed", share=0.8))
+    assert killed.line() == "launched"
+    killed.end(signal.SIGKILL)
+    wait_until(lambda: free_cluster.node_manager.get_slots() == [], "what it had was given back")
+    with Performer.create_group().launch(free_cluster, FlexiblePlacementStrategy([[1]]), name="mine", share=0.5):
+        assert len(free_cluster.node_manager.get_slots()) == 1
+
+
+def test_one_who_is_interrupted_while_it_waits_leaves_nothing(free_cluster, capsys):
+    other = foreign(free_cluster, 0)
+    ray.get(other.devices.remote(), timeout=60)
+
+    def interrupt() -> None:
+        wait_until(lambda: "stopped: waiting for accelerator 0" in capsys.readouterr().err, "it waits")
+        _thread.interrupt_main()
+
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Performer.create_group().launch(free_cluster, FlexiblePlacementStrategy([[0], [1]]), name="stopped")
+    finally:
+        helper.join(60)
+        ray.kill(other)
+    assert free_cluster.node_manager.get_slots() == []
+    with Performer.create_group().launch(free_cluster, FlexiblePlacementStrategy([[0]]), name="stopped", share=0.9):
+        pass

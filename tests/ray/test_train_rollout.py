@@ -180,10 +180,15 @@ def test_unequal_nodes_with_as_many_cpus_as_accelerators_run_the_whole_of_it():
         assert manager.generate({"observations": [[0.0] * 4]})["version"] == 0
 
 
+def take_and_give(manager: RolloutManager) -> None:
+    with manager.lock(timeout=120):
+        pass
+
+
 @pytest.mark.usefixtures("free_cluster")
 def test_train_and_rollout_share_accelerators_buffer_and_lock():
     args = flags(actor_num_gpus_per_node=2, colocate=True)
-    with create_placement_groups(args) as groups, RayTrainGroup(args, Trainer, groups["actor"]) as train:
+    with create_placement_groups(args) as groups, RayTrainGroup(args, Trainer, groups["actor"], restarts=1) as train:
         assert len(train._actor_handlers) == len(train) == 2
         told = train.init("x").wait(60)
         assert [item["rank"] for item in told] == [0, 1]
@@ -207,6 +212,7 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
             # A rank takes the lock and dies with it.
             with pytest.raises(WorkerDied):
                 train.group[1].die_with_lock(manager).wait(60)
+            wait_until(lambda: train.group.alive == [0, 1], "it is started again, under the same name")
             with manager.lock(timeout=30):
                 assert manager.lock_holder().startswith("driver ")
                 manager.update_weights({"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}, version=4)
@@ -214,6 +220,9 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
                 with pytest.raises(CallTimedOut, match=r"driver .* for "):
                     train.group[0].try_lock(manager, 0.3).wait(60)
             assert train.group[0].try_lock(manager, 30).wait(60) == ["actor:0"]
+            # Many at once: nobody who waits is in the way of the one who gives it back.
+            with ThreadPoolExecutor(300) as threads:
+                assert len(list(threads.map(lambda _: take_and_give(manager), range(300)))) == 300
 
 
 def test_an_engine_that_dies_while_serving_loses_no_request(free_cluster):

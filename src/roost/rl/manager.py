@@ -53,6 +53,7 @@ class ManagerWorker(Worker):
         super().__init__()
         self._buffer: DataBuffer[Any] = DataBuffer(capacity)
         self._lock = LockState()
+        self._turns: dict[str | None, asyncio.Event] = {}
         self._router = self._start_router()
 
     def _start_router(self) -> Router:
@@ -103,34 +104,49 @@ class ManagerWorker(Worker):
     async def acquire(self, holder: str, timeout: float) -> None:
         """Have the lock, in turn; CallTimedOut says who has it."""
         deadline = time.monotonic() + timeout
-        look_at = time.monotonic()
-        while not self._lock.ask(holder, time.monotonic()):
-            now = time.monotonic()
-            if now >= deadline:
-                who = self._lock.describe(now)
-                self._lock.give_up(holder, now)
-                raise CallTimedOut(f"{_shown(holder)} did not get the lock in {timeout:g} s: it is {who}")
-            if now >= look_at:
-                look_at = now + _LOOK_SECONDS
-                await asyncio.to_thread(self._bury_dead)
-            else:
-                await asyncio.sleep(_POLL_SECONDS)
+        turn = self._turns.setdefault(holder, asyncio.Event())
+        try:
+            while not self._lock.ask(holder, time.monotonic()):
+                now = time.monotonic()
+                if now >= deadline:
+                    raise CallTimedOut(
+                        f"{_shown(holder)} did not get the lock in {timeout:g} s: it is {self._lock.describe(now)}"
+                    )
+                if self._lock.waiting[0] == holder:
+                    # The next in turn looks for all: whether the one before it is still there.
+                    self._bury(await asyncio.to_thread(self._find_dead, {self._lock.holder, *self._lock.waiting}))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(turn.wait(), min(_LOOK_SECONDS, max(0.0, deadline - now)))
+        except BaseException:
+            self._give_up(holder)
+            raise
+        finally:
+            del self._turns[holder]
 
     async def release(self, holder: str) -> None:
         """Give the lock back."""
         self._lock.release(holder, time.monotonic())
+        self._wake_next()
 
     async def give_up(self, holder: str) -> None:
         """Whoever asked does not want the lock any more."""
+        self._give_up(holder)
+
+    def _give_up(self, holder: str) -> None:
         self._lock.give_up(holder, time.monotonic())
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._lock.holder in self._turns:
+            self._turns[self._lock.holder].set()
 
     async def lock_holder(self) -> str | None:
         """Who has the lock: a worker's address, or a driver."""
         return self._lock.holder and _shown(self._lock.holder)
 
-    def _bury_dead(self) -> None:
-        """Whoever died has the lock no longer, nor its place in the queue, also if it was started again since."""
-        known = {name for name in (self._lock.holder, *self._lock.waiting) if name}
+    def _find_dead(self, names_asked: set[str | None]) -> set[str]:
+        """Those of them whose process is gone, also if it was started again since."""
+        known = {name for name in names_asked if name}
         drivers = {name: name_of_job(name.split()[-3]) for name in known if name.startswith(_DRIVER)}
         alive = living_jobs(set(drivers.values()))
         dead = {name for name, job in drivers.items() if job not in alive}
@@ -142,9 +158,14 @@ class ManagerWorker(Worker):
             was_restarted = record is not None and record.pid is not None and str(record.pid) != name.split()[2]
             if address not in names or was_restarted:
                 dead.add(name)
+        return dead
+
+    def _bury(self, dead: set[str]) -> None:
+        """Whoever died has the lock no longer, nor its place in the queue."""
         if dead:
             self.log_warning(f"{', '.join(sorted(map(_shown, dead)))} died, and has the lock no longer")
             self._lock.bury(dead, time.monotonic())
+            self._wake_next()
 
 
 async def _tried_until(timeout: float, act: Callable[[], Any]) -> Any:
