@@ -5,17 +5,17 @@ What is compared runs in turns in one go, each in a process of its own, so that 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from parts import finish, run, start
 
 ROUNDS = 5
 SLOW_LIBRARY = """
@@ -169,20 +169,12 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 
-def run(part: str) -> dict[str, float]:
-    """Run a part in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, part], stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {part}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}", file=sys.stderr)
-    return found
-
-
 def alternate(parts: list[str]) -> dict[str, dict[str, float]]:
     """Run parts in turns; the medians of each."""
     found: dict[str, list[dict[str, float]]] = {part: [] for part in parts}
     for _ in range(ROUNDS):
         for part in parts:
-            found[part].append(run(part))
+            found[part].append(run(__file__, part))
     return {
         part: {name: statistics.median(item[name] for item in items) for name in items[0]}
         for part, items in found.items()
@@ -215,7 +207,7 @@ def main() -> None:
         print(f"| {label} | {one:.1f} | {eight:.1f} | {eight / one:.2f} | {limit} |")
     if looks["discover-8"]["slow"] / looks["discover-1"]["slow"] > DISCOVERY_LIMIT:
         over.append("discovery")
-    many = run("managers")
+    many = run(__file__, "managers")
     print("\n| by the thousand | s |")
     print("|---|---:|")
     print(f"| 1,000 port leases from 16 callers, {many['leased twice']:.0f} of them twice | {many['leases']:.2f} |")
@@ -224,12 +216,8 @@ def main() -> None:
     print(f"| 10,000 workers read back one by one (from 1,000) | {many['one by one']:.1f} |")
     if many["leased twice"]:
         over.append("ports")
-    if over:
-        sys.exit(f"over the limit: {', '.join(over)}")
+    finish(over)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(PARTS[sys.argv[1]]()))
-    else:
-        main()
+    start(PARTS, main)

@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
+from parts import finish, run, start
 
 NODES = 4
 PER_NODE = 8
@@ -281,14 +280,6 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 
-def run(part: str) -> dict[str, float]:
-    """Run a part in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, part], stdout=subprocess.PIPE, text=True, check=True, timeout=900)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {part}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}", file=sys.stderr)
-    return found
-
-
 def main() -> None:
     over = []
 
@@ -297,7 +288,7 @@ def main() -> None:
             over.append(what)
         return f"{value:.2f} | {limit:g} |"
 
-    launches = {count: run(f"launch-{count}") for count in ROUNDS}
+    launches = {count: run(__file__, f"launch-{count}") for count in ROUNDS}
     print("\n| launch | the usual way, s | Roost, s | ratio | limit | bare actors, s | bare / Roost |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for count, found in launches.items():
@@ -306,7 +297,7 @@ def main() -> None:
             judged = judge(f"{label} of launching {count}", found[f"roost/usual{key}"], limit)
             reached = 1 / found[f"roost/floor{key}"]
             print(f"| {count} workers, {label} | {usual} | {ours} | {judged} {floor} | {reached:.2f} |")
-    found = run("use")
+    found = run(__file__, "use")
     print("\n| call | bare Ray, ms | Roost, ms | ratio | limit |")
     print("|---|---:|---:|---:|---:|")
     rows = {
@@ -323,12 +314,8 @@ def main() -> None:
     bare, ours = found["bare memory"], found["roost memory"]
     judged = judge("memory", ours - bare, MEMORY_LIMIT)
     print(f"| median of {WEIGHED} | {bare:.1f} | {ours:.1f} | {judged}")
-    if over:
-        sys.exit(f"over the limit: {', '.join(over)}")
+    finish(over)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(PARTS[sys.argv[1]]()))
-    else:
-        main()
+    start(PARTS, main)

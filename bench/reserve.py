@@ -9,15 +9,13 @@ none, which is measured too.
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
+from parts import finish, run, start
 
 NODES = 4
 ROUNDS = {8: 3, 32: 3, 128: 1}
@@ -222,20 +220,12 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 }
 
 
-def run(part: str) -> dict[str, float]:
-    """Run a part in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, part], stdout=subprocess.PIPE, text=True, check=True, timeout=900)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"  {part}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}", file=sys.stderr)
-    return found
-
-
 def main() -> None:
     over = []
     print(f"\n| reserve, on {NODES} nodes | the documented way, s | a plan, s | ratio | flags, s | ratio | limit |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for count in ROUNDS:
-        found = run(f"reserve-{count}")
+        found = run(__file__, f"reserve-{count}")
         for state in (IDLE, NONE):
             usual = found[f"documented, {state}"]
             cells = [f"{usual:.2f}"]
@@ -246,18 +236,14 @@ def main() -> None:
                     over.append(f"{way} for {count}, {state}")
             limit = LIMIT if count == JUDGED else ""
             print(f"| {count} accelerators, a node has {state} | {' | '.join(cells)} | {limit} |", flush=True)
-    found = run("subset")
+    found = run(__file__, "subset")
     print("\n| a certain part of a node | s |")
     print("|---|---:|")
     what = f"accelerators {SUBSET[0]} and {SUBSET[1]} of {JUDGED // NODES} where a stranger has one"
     for state in (IDLE, NONE):
         print(f"| {what}, a node has {state} | {found[state]:.2f} |")
-    if over:
-        sys.exit(f"over the limit: {', '.join(over)}")
+    finish(over)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(PARTS[sys.argv[1]]()))
-    else:
-        main()
+    start(PARTS, main)

@@ -59,8 +59,9 @@ class TrainRolloutFlags:
     """How many ranks the data-parallel attention of an engine has: so many ports in a row."""
 
     def __post_init__(self) -> None:
+        counts = _check_counts(self)
         # What is no number cannot be added up.
-        problems = [*_check_counts(self), *_check_shares(self)] or _check_modes(self)
+        problems = [*counts, *_check_shares(self), *([] if counts else _check_modes(self))]
         if problems:
             raise ConfigError(problems)
 
