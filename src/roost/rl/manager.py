@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -54,7 +55,9 @@ class ManagerWorker(Worker):
         self._buffer: DataBuffer[Any] = DataBuffer(capacity)
         self._lock = LockState()
         self._turns: dict[str | None, asyncio.Event] = {}
-        self._router = self._start_router()
+        # In a thread: Ray warns of calls that wait in an asynchronous actor.
+        with ThreadPoolExecutor(1) as thread:
+            self._router = thread.submit(self._start_router).result(CALL_SECONDS)
 
     def _start_router(self) -> Router:
         for _ in range(_MAX_TRIES):

@@ -47,6 +47,7 @@ _LEAST_SECONDS = 2.0
 _PROBE_SECONDS = 120.0
 _MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
+_NOTICE_SECONDS = 1.5
 # What was given back a moment ago is not worth a word.
 _SAY_FIRST_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 10.0
@@ -90,7 +91,7 @@ class Reserver:
                 there, missing = self._ask(shares)
                 # A try takes for a moment what others may want: not while it is known to be in vain.
                 held = self._held(missing) if short else None
-                new = held or (self._take(missing, apart) if missing else [])
+                new = held or (self._take(missing, apart, wait.is_noticed) if missing else [])
                 if isinstance(new, Shortage):
                     short = new.is_certain
                     if short and wait.is_over:
@@ -115,9 +116,14 @@ class Reserver:
         wait = _Wait(timeout)
         with self._undone():
             while True:
-                free = sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every))
-                for pieces in (every, free):
-                    if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource)):
+                # Where there is no CPU for each, the accelerators are had without.
+                cpus = (1, 0) if wait.is_noticed else (1,)
+                choices = [every]
+                # Others than the first only where those are somebody's, and not just given back.
+                if wait.is_noticed or self._held(every[:count]):
+                    choices.append(sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every)))
+                for pieces in choices:
+                    if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
                 if wait.is_over:
                     raise self._too_few(count, wait.seconds)
@@ -125,11 +131,10 @@ class Reserver:
                     self._cluster.screen.line(f"{self._name}: waiting for {counted(count, 'free accelerator')}")
                 self._pause()
 
-    def _take_any(self, pieces: Sequence[Piece], resource: str) -> list[Slot]:
+    def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
         """As many accelerators on the nodes of these, in one placement group; none where that cannot be had."""
-        # Where there is no CPU for each, the accelerators are had without.
-        for cpus in (1, 0):
-            ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=cpus)
+        for number in cpus:
+            ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
             groups = self._manager.make_groups(self._user, self._owner, [ask], self._pin)
             slots = self._any_slots(groups[0], resource)
             if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
@@ -203,7 +208,7 @@ class Reserver:
                 )
         return there, missing
 
-    def _take(self, pieces: Sequence[Piece], apart: set[int]) -> list[Slot] | Shortage:
+    def _take(self, pieces: Sequence[Piece], apart: set[int], without_cpus: bool) -> list[Slot] | Shortage:
         """One try; `apart` has the nodes whose accelerators have to be told apart one by one, and grows."""
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
@@ -212,17 +217,17 @@ class Reserver:
             if [piece.local_rank for piece in own] != list(range(len(own))):
                 apart.add(rank)
         made: set[PlacementGroup] = set()
-        found = self._try(wanted, apart, made)
+        found = self._try(wanted, apart, made, without_cpus)
         if isinstance(found, Shortage):
             self._manager.discard_groups(self._user, list(made))
         # What is too much is removed when the rest is taken.
         return found
 
     def _try(
-        self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup]
+        self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup], without_cpus: bool
     ) -> list[Slot] | Shortage:
         nodes = self._cluster.nodes
-        placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made)
+        placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made, without_cpus)
         bundles: dict[str, list[Bundle]] = {}
         for rank in wanted:
             bundles.setdefault(resource_of(nodes[rank]), []).extend(placed[rank])
@@ -248,7 +253,9 @@ class Reserver:
             return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
         return slots
 
-    def _place(self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup]) -> dict[int, list[Bundle]]:
+    def _place(
+        self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup], without_cpus: bool
+    ) -> dict[int, list[Bundle]]:
         """Ask for all nodes at once: one placement group on each, or one for each accelerator where they are apart."""
         asks: list[Ask] = []
         for rank, count in counts.items():
@@ -260,7 +267,7 @@ class Reserver:
         groups = self._make(asks, made)
         placed = settle(groups)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
-        if refused:
+        if refused and without_cpus:
             # Those for which there was no CPU left may be had without.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
@@ -367,6 +374,11 @@ class _Wait:
     @property
     def is_over(self) -> bool:
         return time.monotonic() >= self._deadline
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether Ray has noticed by now what was given back before."""
+        return self.seconds >= _NOTICE_SECONDS
 
     @property
     def is_time_to_say(self) -> bool:
