@@ -283,12 +283,12 @@ def main():
 
 main()
 """
-    drivers = [driver(code.format(seed=seed, rounds=4, folder=str(tmp_path))) for seed in range(4)]
+    drivers = [driver(code.format(seed=seed, rounds=3, folder=str(tmp_path))) for seed in range(4)]
     outcomes = [item.finish() for item in drivers]
     for said, complaints in outcomes:
         assert re.search(r"^had \d+$", said, re.MULTILINE), complaints
     had = sum(int(re.search(r"had (\d+)", said)[1]) for said, _ in outcomes)
-    assert had >= 8, "most of them had their turn"
+    assert had >= 6, "most of them had their turn"
     claims = list(Path(tmp_path).glob("claims-*"))
     assert not list(Path(tmp_path).glob("clash-*")), "nobody met another one"
     assert claims == [], "and all left"
