@@ -128,7 +128,9 @@ class Reserver:
                 if wait.is_over:
                     raise self._too_few(count, wait.seconds)
                 if wait.is_time_to_say:
-                    self._cluster.screen.line(f"{self._name}: waiting for {counted(count, 'free accelerator')}")
+                    self._cluster.screen.line(
+                        f"{name_of(self._user)}: waiting for {counted(count, 'free accelerator')}"
+                    )
                 self._pause()
 
     def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
