@@ -93,7 +93,8 @@ def run_block(block: Block, folder: Path, environment: dict[str, str], where: st
     expected = int(block.notes.get("exit", "0"))
     said = f"{done.stdout}{done.stderr or ''}"
     assert done.returncode == expected, f"{where}: exit {done.returncode}, not {expected}:\n{said}"
-    return done.stdout
+    # On a busy machine Ray itself remarks on standard output that many processes start.
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if "(raylet)" not in line)
 
 
 def is_alike(expected: str, printed: str) -> bool:
