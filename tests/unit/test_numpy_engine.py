@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import http.client
 import json
-import secrets
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
 from roost.rl.numpy_engine import NumpyEngine, TinyPolicy
+from sockets import free_port
 from waiting import wait_until
 
 OBSERVATIONS = [[1.0, 0.0, -1.0, 0.5], [0.0, 2.0, 0.0, 0.0]]
@@ -40,20 +40,6 @@ def spec(**changes):
         "dp_attention_ports": (),
     }
     return EngineSpec(**{**values, **changes})
-
-
-def free_port(address="127.0.0.1"):
-    """A port below those that the kernel hands out by itself, so that no connection takes it meanwhile."""
-    while True:
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
-            try:
-                tried.bind((address, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                return port
 
 
 def ask(where, method, path, body=None):

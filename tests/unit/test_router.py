@@ -6,7 +6,6 @@ import contextlib
 import errno
 import http.client
 import json
-import secrets
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,24 +20,11 @@ from roost.rl.engine import EngineSpec
 from roost.rl.http_server import MOST_BODY_BYTES
 from roost.rl.numpy_engine import NumpyEngine
 from roost.rl.router import EnginePool, EngineState, Router, check_engine_url
+from sockets import free_port
 from waiting import wait_until
 
 LONG = 60.0
 REQUEST = {"observations": [[1.0, 0.0, -1.0, 0.5]], "seed": 1}
-
-
-def free_port(address="127.0.0.1"):
-    """A port below those that the kernel hands out by itself, so that no connection takes it meanwhile."""
-    while True:
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as tried:
-            try:
-                tried.bind((address, port))
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                return port
 
 
 def connect(url):

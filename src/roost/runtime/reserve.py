@@ -116,6 +116,7 @@ class Reserver:
         wait = _Wait(timeout)
         with self._undone():
             while True:
+                self._cluster.check_open()
                 # Where there is no CPU for each, the accelerators are had without.
                 cpus = (1, 0) if wait.is_noticed else (1,)
                 choices = [every]
