@@ -1,0 +1,70 @@
+"""Commands that look at the live cluster, or start one to practise on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.options import Address, NodesFormat, TextFormat
+from roost.cli.out import draw_map, print_text, write_text
+
+
+def nodes(
+    form: Annotated[NodesFormat, typer.Option("--format", "-f", help="How to show them.")] = NodesFormat.TABLE,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
+    address: Address = None,
+) -> None:
+    """Show the nodes of the live cluster, with the ranks that a job would give them."""
+    from roost.cli import live, show
+    from roost.runtime.discover import make_topology
+    from roost.runtime.look import look_at_nodes
+
+    nodes = look_at_nodes(address)
+    if form is NodesFormat.JSON:
+        write_text(show.as_json([node.to_dict() for node in nodes]), out)
+    elif form is NodesFormat.INVENTORY:
+        from roost.placement.inventory import inventory_text
+
+        write_text(inventory_text(make_topology(nodes)), out)
+    elif form is NodesFormat.MAP:
+        from roost.placement.plan import Plan
+        from roost.render.grid import make_grid
+
+        grid = make_grid(Plan(topology=make_topology(nodes), components=()), title="the live cluster")
+        draw_map(grid, out)
+    else:
+        print_text(live.nodes_table(nodes), out)
+
+
+def status(
+    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    address: Address = None,
+) -> None:
+    """Tell which jobs are on the live cluster, and what earlier ones left behind."""
+    from roost.cli import live, show
+    from roost.runtime.look import look_at_jobs
+
+    status = look_at_jobs(address)
+    if form is TextFormat.JSON:
+        write_text(show.as_json(status.to_dict()), None)
+    else:
+        print_text(live.status_text(status))
+
+
+def up(
+    spec: Annotated[str, typer.Argument(metavar="2x4", help="Nodes x accelerators [: model], as in 2x8:H100,1x0.")],
+    cpus: Annotated[int, typer.Option("--cpus", help="How many CPUs each node claims to have.", min=1)] = 8,
+) -> None:
+    """Start a practice cluster on this machine: real Ray nodes, fake accelerators."""
+    from roost.cli import live
+
+    print_text(live.start_practice(spec, cpus))
+
+
+def down() -> None:
+    """Stop the practice cluster."""
+    from roost.cli import live
+
+    print_text(live.stop_practice())
