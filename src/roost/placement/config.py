@@ -17,6 +17,7 @@ from roost.placement.files import as_document, parse_text, read_file
 from roost.placement.groups import MAX_NODES, NodeGroup, read_node_groups
 from roost.placement.ranks import Segment
 from roost.placement.reading import (
+    Keys,
     Notes,
     PlacementText,
     check_name,
@@ -31,7 +32,19 @@ from roost.placement.reading import (
     read_text,
 )
 
-_INFERENCE_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+CLUSTER_KEYS = Keys(("num_nodes", "component_placement", "node_groups"), required=("component_placement",))
+COMPONENT_KEYS = Keys(("node_group", "placement"), required=("placement",))
+PARALLEL_SIZES = {
+    "actor_tp": ("actor", "model", "tensor_model_parallel_size"),
+    "actor_pp": ("actor", "model", "pipeline_model_parallel_size"),
+    "actor_cp": ("actor", "model", "context_parallel_size"),
+    "rollout_tp": ("rollout", "tensor_parallel_size"),
+    "rollout_pp": ("rollout", "pipeline_parallel_size"),
+    "inference_tp": ("inference", "model", "tensor_model_parallel_size"),
+    "inference_pp": ("inference", "model", "pipeline_model_parallel_size"),
+}
+"""Where a job says each of `ParallelSizes`."""
+RECOMPUTE_LOGPROBS = ("algorithm", "recompute_logprobs")
 _FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
 
 
@@ -121,7 +134,7 @@ class JobConfig:
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
         """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
-        keys = (("actor", "model", "tensor_model_parallel_size"), ("rollout", "tensor_parallel_size"))
+        keys = (PARALLEL_SIZES["actor_tp"], PARALLEL_SIZES["rollout_tp"])
         found = {".".join(key): self.document.get(*key) for key in keys}
         return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
 
@@ -167,7 +180,7 @@ def read_cluster_section(section: object) -> ClusterConfig:
             "cluster_cfg is the whole config", hint="hand over its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
         )
     notes = Notes()
-    config = _read_cluster(document, notes, required=())
+    config = _read_cluster(document, notes, CLUSTER_KEYS._replace(required=()))
     notes.raise_if_any()
     return config
 
@@ -178,7 +191,7 @@ def _checked(document: Value) -> JobConfig:
     return draft.job
 
 
-def _read_cluster(document: Value, notes: Notes, required: tuple[str, ...] = ("component_placement",)) -> ClusterConfig:
+def _read_cluster(document: Value, notes: Notes, keys: Keys = CLUSTER_KEYS) -> ClusterConfig:
     empty = ClusterConfig(num_nodes=None, components=())
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
@@ -191,9 +204,8 @@ def _read_cluster(document: Value, notes: Notes, required: tuple[str, ...] = ("c
     if section is None:
         notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
         return empty
-    known = ("num_nodes", "component_placement", "node_groups")
     hint = "components stand under component_placement, one level deeper"
-    fields = read_mapping(section, notes, "cluster", known, required=required, otherwise=hint)
+    fields = read_mapping(section, notes, "cluster", keys, otherwise=hint)
     num_nodes = None
     if "num_nodes" in fields:
         num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=MAX_NODES)
@@ -242,8 +254,7 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
     placement = value
     if value.kind == "mapping":
         what = f"component {name!r}"
-        known = ("node_group", "placement")
-        fields = read_mapping(value, notes, what, known, required=("placement",), otherwise=_FORMS)
+        fields = read_mapping(value, notes, what, COMPONENT_KEYS, otherwise=_FORMS)
         if "node_group" in fields:
             labels = _read_labels(fields["node_group"], notes, what)
             if labels is None:
@@ -286,24 +297,26 @@ def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | No
 
 
 def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
-    def size(default: int, *keys: str) -> int:
-        value = document.get(*keys)
+    def size(name: str, default: int = 1) -> int:
+        value = document.get(*PARALLEL_SIZES[name])
         if value is None:
             return default
-        return read_int(value, notes, keys[-1], minimum=1) or default
+        return read_int(value, notes, PARALLEL_SIZES[name][-1], minimum=1) or default
 
-    recompute = document.get("algorithm", "recompute_logprobs")
-    actor_tp = size(1, "actor", "model", "tensor_model_parallel_size")
-    actor_pp = size(1, "actor", "model", "pipeline_model_parallel_size")
+    recompute = document.get(*RECOMPUTE_LOGPROBS)
+    actor_tp = size("actor_tp")
+    actor_pp = size("actor_pp")
     return ParallelSizes(
         actor_tp=actor_tp,
         actor_pp=actor_pp,
-        actor_cp=size(1, "actor", "model", "context_parallel_size"),
-        rollout_tp=size(1, "rollout", "tensor_parallel_size"),
-        rollout_pp=size(1, "rollout", "pipeline_parallel_size"),
+        actor_cp=size("actor_cp"),
+        rollout_tp=size("rollout_tp"),
+        rollout_pp=size("rollout_pp"),
         # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
-        inference_tp=size(actor_tp, "inference", "model", "tensor_model_parallel_size"),
-        inference_pp=size(actor_pp, "inference", "model", "pipeline_model_parallel_size"),
-        inference_is_own=any(document.get("inference", "model", key) is not None for key in _INFERENCE_SIZES),
-        recompute_logprobs=None if recompute is None else read_bool(recompute, notes, "recompute_logprobs"),
+        inference_tp=size("inference_tp", actor_tp),
+        inference_pp=size("inference_pp", actor_pp),
+        inference_is_own=any(
+            document.get(*PARALLEL_SIZES[name]) is not None for name in ("inference_tp", "inference_pp")
+        ),
+        recompute_logprobs=None if recompute is None else read_bool(recompute, notes, RECOMPUTE_LOGPROBS[-1]),
     )

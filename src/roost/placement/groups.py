@@ -14,6 +14,7 @@ from roost.placement.hardware import accelerator_types, taken_types
 from roost.placement.kinds import is_setting, setting_problems
 from roost.placement.ranks import format_ranks
 from roost.placement.reading import (
+    Keys,
     Notes,
     name_problem,
     outside,
@@ -34,6 +35,15 @@ NODE = "node"
 """The reserved group of all nodes as bare nodes."""
 RESERVED = (CLUSTER, NODE)
 MAX_NODES = 1_000_000
+
+GROUP_KEYS = Keys(
+    ("label", "node_ranks", "hardware", "ignore_hardware", "env_configs"), required=("label", "node_ranks")
+)
+HARDWARE_KEYS = Keys(("type", "configs"), required=("type", "configs"))
+PIECE_NODE = "node_rank"
+"""Beside it, a piece of declared hardware has settings that are the user's."""
+ENV_CONFIG_KEYS = Keys(("node_ranks", "env_vars", "python_interpreter_path"), required=("node_ranks",))
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Roost writes these, and the visible devices, for every worker: a group that set them would make it lie.
 _OWN_VARIABLES = frozenset(
@@ -141,8 +151,7 @@ def read_node_groups(value: Value, notes: Notes, num_nodes: int | None, limit: s
 
 
 def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -> NodeGroup | None:
-    known = ("label", "node_ranks", "hardware", "ignore_hardware", "env_configs")
-    fields = read_mapping(value, notes, "a node group", known, required=("label", "node_ranks"))
+    fields = read_mapping(value, notes, "a node group", GROUP_KEYS)
     if "label" not in fields or "node_ranks" not in fields:
         return None
     label = read_name(fields["label"], notes, "the node group label")
@@ -184,7 +193,7 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
 
 
 def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[DeclaredHardware, ...]:
-    fields = read_mapping(value, notes, f"{what}: hardware", ("type", "configs"), required=("type", "configs"))
+    fields = read_mapping(value, notes, f"{what}: hardware", HARDWARE_KEYS)
     if "type" not in fields or "configs" not in fields:
         return ()
     kind = read_name(fields["type"], notes, f"{what}: the hardware type")
@@ -197,11 +206,11 @@ def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[i
     found: list[DeclaredHardware] = []
     for item in items:
         settings = read_fields(item, notes, f"{what}: a hardware config")
-        if "node_rank" not in settings:
+        if PIECE_NODE not in settings:
             if item.kind == "mapping":
-                notes.config(item, f"{what}: a hardware config lacks 'node_rank'")
+                notes.config(item, f"{what}: a hardware config lacks {PIECE_NODE!r}")
             continue
-        rank_value = settings.pop("node_rank").value
+        rank_value = settings.pop(PIECE_NODE).value
         node_rank = read_int(rank_value, notes, f"{what}: node_rank of a hardware config")
         if node_rank is None:
             continue
@@ -239,12 +248,11 @@ def _check_ascending(ranks: object, what: str) -> None:
 
 
 def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[EnvConfig, ...]:
-    known = ("node_ranks", "env_vars", "python_interpreter_path")
     nodes = set(node_ranks)
     taken: set[int] = set()
     found: list[EnvConfig] = []
     for item in read_list(value, notes, f"{what}: env_configs"):
-        fields = read_mapping(item, notes, f"{what}: an env_config", known, required=("node_ranks",))
+        fields = read_mapping(item, notes, f"{what}: an env_config", ENV_CONFIG_KEYS)
         if "node_ranks" not in fields:
             continue
         ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks of an env_config")
@@ -273,11 +281,11 @@ def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequenc
 
 def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, str], ...]:
     """A mapping of variables, or a list of such mappings."""
-    own = _OWN_VARIABLES | {item.variable for item in accelerator_types().values()}
+    own = own_variables()
     found: dict[str, str] = {}
     for part in read_list(value, notes, f"{what}: env_vars") if value.kind == "list" else [value]:
         for name, entry in read_fields(part, notes, f"{what}: env_vars").items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            if not VARIABLE.fullmatch(name):
                 notes.config(entry.key, f"{what}: {clipped(name)!r} cannot name an environment variable")
             elif name in own:
                 notes.config(entry.key, f"{what}: {name} is set by Roost for each worker and cannot be set here")
@@ -288,6 +296,11 @@ def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, st
                 if text is not None:
                     found[name] = text
     return tuple(sorted(found.items()))
+
+
+def own_variables() -> frozenset[str]:
+    """The variables that Roost sets for each worker, which a node group cannot set."""
+    return _OWN_VARIABLES | {item.variable for item in accelerator_types().values()}
 
 
 def _variable_text(value: Value, notes: Notes, what: str) -> str | None:

@@ -13,6 +13,7 @@ from roost.placement.files import INVENTORY_FILE_LIMIT, read_file
 from roost.placement.groups import MAX_NODES, NodeGroup, read_node_groups
 from roost.placement.hardware import AcceleratorType, accelerator_types
 from roost.placement.reading import (
+    Keys,
     Notes,
     describe,
     known_hint,
@@ -27,8 +28,11 @@ from roost.placement.topology import Accelerator, Node, Topology
 
 MAX_ACCELERATORS_PER_NODE = 1024
 
-_NODE_KEYS = ("accelerators", "name", "address", "labels", "cpus", "memory")
-_ACCELERATOR_KEYS = ("type", "model", "memory", "device")
+INVENTORY_KEYS = Keys(("nodes", "groups"), required=("nodes",))
+NODE_KEYS = Keys(("accelerators", "name", "address", "labels", "cpus", "memory"), required=("accelerators",))
+ACCELERATOR_KEYS = Keys(("type", "model", "memory", "device"))
+# Devices differ, so a mapping that stands for several has none.
+ACCELERATORS_KEYS = Keys(("type", "model", "memory", "count"), required=("count",))
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
@@ -87,7 +91,7 @@ def inventory_text(topology: Topology) -> str:
 
 def _read(value: Value) -> Topology:
     notes = Notes()
-    fields = read_mapping(value, notes, "an inventory", ("nodes", "groups"), required=("nodes",))
+    fields = read_mapping(value, notes, "an inventory", INVENTORY_KEYS)
     nodes: list[Node] = []
     if "nodes" in fields:
         items = read_list(fields["nodes"], notes, "nodes")
@@ -104,7 +108,7 @@ def _read(value: Value) -> Topology:
 
 
 def _read_node(value: Value, notes: Notes) -> Node:
-    fields = read_mapping(value, notes, "a node", _NODE_KEYS, required=("accelerators",))
+    fields = read_mapping(value, notes, "a node", NODE_KEYS)
     accelerators: tuple[Accelerator, ...] = ()
     if "accelerators" in fields:
         accelerators = _read_accelerators(fields["accelerators"], notes)
@@ -153,10 +157,8 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
 
 
 def _read_accelerator(value: Value, notes: Notes, *, with_count: bool = False) -> tuple[Accelerator, int]:
-    # Devices differ, so a mapping that stands for several has none.
-    known = ("type", "model", "memory", "count") if with_count else _ACCELERATOR_KEYS
     what = "the accelerators of a node" if with_count else "an accelerator"
-    fields = read_mapping(value, notes, what, known, required=("count",) if with_count else ())
+    fields = read_mapping(value, notes, what, ACCELERATORS_KEYS if with_count else ACCELERATOR_KEYS)
     kind = AcceleratorType.NVIDIA
     if "type" in fields and (name := read_text(fields["type"], notes, "the type of an accelerator")) is not None:
         if name in accelerator_types():

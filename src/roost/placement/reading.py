@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from roost.errors import ConfigError, PlacementError, Problem, RoostError, Where, clipped, said
 from roost.placement.document import Value
@@ -20,7 +21,8 @@ from roost.placement.ranks import (
 )
 
 _MAX_LISTED_RANKS = 1_000_000
-_NAME_EXTRA = "_-."
+NAME_EXTRA = "_-."
+"""What a name may have in it beside letters and digits."""
 _SPACE_HINT = "YAML makes a mapping of '0-3: 0-7': write 0-3:0-7 without a space"
 
 
@@ -65,6 +67,13 @@ class Notes:
         raise (PlacementError if self._placement else ConfigError)(unique)
 
 
+class Keys(NamedTuple):
+    """The keys that a mapping may have, and those of them that it must have: one table for reader and schema."""
+
+    known: tuple[str, ...]
+    required: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A key of a mapping, as it was written, and what stands under it."""
@@ -95,11 +104,9 @@ def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
     return found
 
 
-def read_mapping(
-    value: Value, notes: Notes, what: str, known: Iterable[str], required: Iterable[str] = (), otherwise: str = ""
-) -> dict[str, Value]:
+def read_mapping(value: Value, notes: Notes, what: str, keys: Keys, otherwise: str = "") -> dict[str, Value]:
     """A mapping's values by key; unknown keys are noted, with `otherwise` as a hint where none comes near."""
-    names = list(known)
+    names = keys.known
     noted = len(notes.problems)
     fields = read_fields(value, notes, what)
     if not fields and len(notes.problems) > noted:
@@ -111,7 +118,7 @@ def read_mapping(
             meant.add(close)
             hint = otherwise if otherwise and close is None else known_hint(name, names)
             notes.config(field.key, f"{what} has no key {clipped(name)!r}", hint=hint)
-    for name in required:
+    for name in keys.required:
         if name not in fields and name not in meant:
             notes.config(value, f"{what} lacks {name!r}")
     return {name: field.value for name, field in fields.items() if name in names}
@@ -170,7 +177,7 @@ def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
 
 def name_problem(name: str) -> tuple[str, str] | None:
     """What keeps a text from being a name, and a hint; None for a name in its normal form."""
-    bad = [c for c in name if not (c.isalnum() or c in _NAME_EXTRA or unicodedata.combining(c))]
+    bad = [c for c in name if not (c.isalnum() or c in NAME_EXTRA or unicodedata.combining(c))]
     if not name:
         return "is empty", ""
     if bad:

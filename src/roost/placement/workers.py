@@ -9,11 +9,20 @@ from typing import Any
 from roost.errors import ConfigError
 from roost.placement.config import JobDraft
 from roost.placement.document import Value
-from roost.placement.reading import Notes, describe, known_hint, read_fields, read_filled_text, read_int, read_mapping
+from roost.placement.groups import VARIABLE
+from roost.placement.reading import (
+    Keys,
+    Notes,
+    describe,
+    known_hint,
+    read_fields,
+    read_filled_text,
+    read_int,
+    read_mapping,
+)
 
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OPTIONS = ("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts", "share")
+WORKER_KEYS = Keys(("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts", "share"), required=("class",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +89,7 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     if value.kind != "mapping":
         target = _read_target(value, notes, what)
         return None if target is None else WorkerConfig(component=name, target=target)
-    fields = read_mapping(value, notes, what, _OPTIONS, required=("class",))
+    fields = read_mapping(value, notes, what, WORKER_KEYS)
     target = _read_target(fields["class"], notes, what) if "class" in fields else None
     options: dict[str, Any] = {}
     for key, minimum in (("max_concurrency", 1), ("restarts", 0)):
@@ -124,7 +133,7 @@ def _read_env_vars(value: Value, notes: Notes, what: str) -> dict[str, str]:
     """Names and values are text: the file's own spelling, where it gives a number."""
     found: dict[str, str] = {}
     for name, item in read_fields(value, notes, f"{what}: env_vars").items():
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             notes.config(item.key, f"{what}: {name!r} cannot be set as an environment variable")
         elif item.value.kind != "scalar" or item.value.scalar is None:
             notes.config(item.value, f"{what}: the value of {name} is text", hint=f'write {name}: ""')
