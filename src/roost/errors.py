@@ -93,7 +93,7 @@ class Problem:
 
 
 class RoostError(Exception):
-    """The base of all errors that Roost raises on purpose."""
+    """The base of all errors that Roost raises on purpose; `problems` has everything that was found, one by one."""
 
     def __init__(self, problems: str | Problem | Iterable[Problem], *, hint: str = "") -> None:
         self.problems: tuple[Problem, ...]
