@@ -1,0 +1,77 @@
+"""What a task on a node looks at for `roost doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from roost.errors import CheckFailed
+from roost.runtime.accelerators import node_accelerators, variables_of_interest
+from roost.runtime.health import NodeLook, RayletFacts, Unseen
+from roost.runtime.health_look import LOOK_SECONDS, look_at_machine
+from roost.runtime.probe import probe, starting_environment
+
+
+def look_at_node(
+    node: str,
+    resources: Mapping[str, float],
+    marker: str | None,
+    drivers: Sequence[tuple[int, float]],
+    seconds: float = LOOK_SECONDS,
+) -> NodeLook:
+    """Look around here; `marker` is a file of the driver's, `drivers` are process ids and when their jobs began."""
+    raylet = _raylet()
+    folders = {"temporary files": tempfile.gettempdir()}
+    if isinstance(raylet, RayletFacts):
+        folders["Ray's session"] = raylet.session
+    return NodeLook(
+        machine=look_at_machine(folders, starting_environment(), seconds),
+        host=socket.gethostname(),
+        raylet=raylet,
+        sees_folder=marker is not None and Path(marker).exists(),
+        drivers=tuple(pid for pid, since in drivers if _is_alive(pid, since)),
+        accelerator_problem=_refused(node, resources),
+    )
+
+
+def tell_time() -> float:
+    """What the clock here says."""
+    return time.time()
+
+
+def _refused(node: str, resources: Mapping[str, float]) -> tuple[str, str] | None:
+    """Why a Cluster would refuse this node's accelerators."""
+    try:
+        node_accelerators(resources, probe(variables_of_interest()), node)
+    except CheckFailed as error:
+        return error.problems[0].message, error.problems[0].hint
+    return None
+
+
+def _raylet() -> RayletFacts | Unseen:
+    """How the raylet that started this worker was started: its command tells what no public call does."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            if process.name() == "raylet":
+                words = [word.partition("=") for word in process.cmdline()]
+                flags = {name.removeprefix("--"): value for name, _, value in words}
+                return RayletFacts(
+                    session=flags.get("session_dir", ""),
+                    object_store=int(flags.get("object_store_memory") or 0),
+                    object_store_folder=flags.get("plasma_directory", ""),
+                )
+    return Unseen(why="the raylet cannot be seen from its worker")
+
+
+def _is_alive(pid: int, since: float) -> bool:
+    """Whether the process is there and not another one that got its number later."""
+    try:
+        return psutil.Process(pid).create_time() <= since + 1
+    except psutil.Error:
+        return False
