@@ -33,8 +33,8 @@ NODE_KEYS = Keys(("accelerators", "name", "address", "labels", "cpus", "memory")
 ACCELERATOR_KEYS = Keys(("type", "model", "memory", "device"))
 # Devices differ, so a mapping that stands for several has none.
 ACCELERATORS_KEYS = Keys(("type", "model", "memory", "count"), required=("count",))
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 def read_shorthand(text: str) -> Topology:
@@ -192,10 +192,10 @@ def _read_memory(value: Value, notes: Notes, what: str) -> int | None:
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2] not in _UNITS:
+    if not match or match[2] not in UNITS:
         notes.config(value, f"{what} is {describe(value)}", hint="write bytes, or a unit: 80GiB, 512GB")
         return None
-    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+    return int(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
 
 
 def _check_unique(nodes: list[Node], items: list[Value], notes: Notes) -> None:
@@ -238,6 +238,6 @@ def _write_accelerator(accelerator: Accelerator) -> dict[str, Any]:
 
 def _write_memory(size: int) -> int | str:
     for unit in ("TiB", "GiB", "MiB"):
-        if size and size % _UNITS[unit] == 0:
-            return f"{size // _UNITS[unit]}{unit}"
+        if size and size % UNITS[unit] == 0:
+            return f"{size // UNITS[unit]}{unit}"
     return size
