@@ -2,8 +2,9 @@
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
-#   make demo    see what Roost does  make golden  write the golden files anew, after looking at the change
+#   make demo    watch a training run  make golden  write the golden files anew, after looking at the change
 #   make bench   measure              make format  let ruff format the code
+#   make docs    the docs as a site   make docs-serve   the same, shown while you write
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -14,10 +15,10 @@ FLOOR_RAY ?= 2.47.1
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
-.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean
+.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean docs docs-serve
 
 demo: $(VENV)/.installed
-	@PATH="$(abspath $(BIN)):$$PATH" sh examples/demo.sh
+	@$(BIN)/roost demo
 
 test: check ray
 
@@ -53,12 +54,19 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/groups.py
 	@$(BIN)/python bench/reserve.py
 
+docs: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open file://$(abspath site)/index.html"
+
+docs-serve: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
+
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-floor build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-floor build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
@@ -67,13 +75,20 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "== installing Roost into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . $(RAY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]' $(RAY)
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools for tests into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(RAY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]' $(RAY) 2>/dev/null || { \
+		echo "   no mkdocs to be had: the tests do not build the site of the docs"; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(RAY); }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' 2>/dev/null || \
 		echo "   no $(TORCH) to be had: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "== installing what makes the site of the docs into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' $(RAY)
 	@touch $@

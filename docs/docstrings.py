@@ -16,7 +16,9 @@ class Readable(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Fence the examples: Markdown takes `>>>` for a quotation in a quotation in a quotation."""
         if obj.docstring is not None:
-            obj.docstring.value = _SESSION.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", obj.docstring.value)
+            obj.docstring.value = _SESSION.sub(
+                lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", obj.docstring.value
+            )
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         """Make attributes of what is read without a call."""
