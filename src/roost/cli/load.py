@@ -17,8 +17,10 @@ from roost.placement.topology import Topology
 
 if TYPE_CHECKING:
     from roost.cli.live import LiveHardware
+    from roost.runtime.record import Fact
 
 _DEFAULT_ACCELERATORS = 8
+_FILES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def load_plan(path: Path, flags: Flags) -> Plan:
 
 def load_live_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
     """The same, and the live cluster that it was planned on, where it was."""
-    path = _stdin(path)
+    path = _plan_file(path)
     text = load_text(path, limit=PLAN_FILE_LIMIT)
     if not _is_saved_plan(text):
         return _plan_job(path, text, flags, None)
@@ -63,7 +65,7 @@ def load_live_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     """Two plans to compare. A job beside a saved plan is planned on that plan's hardware unless flags say other."""
-    before, after = _stdin(before), _stdin(after)
+    before, after = _plan_file(before), _plan_file(after)
     texts = [load_text(path, limit=PLAN_FILE_LIMIT) for path in (before, after)]
     saved = [
         _saved_plan(path, t) if _is_saved_plan(t) else None for path, t in zip((before, after), texts, strict=True)
@@ -80,9 +82,53 @@ def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     return one, other
 
 
-def _stdin(path: Path) -> Path:
-    """`-` is standard input."""
-    return Path("/dev/stdin") if str(path) == "-" else path
+def run_folder(path: Path) -> Path | None:
+    """The folder of the run that is meant, by its id or its path; None where a file is meant."""
+    is_file = str(path) == "-" or path.suffix in _FILES or (path.exists() and not path.is_dir())
+    if is_file:
+        return None
+    from roost.runtime.run_index import find_run
+
+    try:
+        return find_run(str(path))
+    except ConfigError as error:
+        hint = error.problems[0].hint
+        raise ConfigError(f"there is no file {str(path)!r}, and no run of that name", hint=hint) from None
+
+
+def diff_runs(before: Path, after: Path) -> list[Fact] | None:
+    """What differs between two runs beside their plans; None where one of them is no run."""
+    folders = [run_folder(path) for path in (before, after)]
+    if folders[0] is None or folders[1] is None:
+        return None
+    from roost.runtime.record import diff_records
+    from roost.runtime.run_index import read_run
+
+    return diff_records(read_run(folders[0]), read_run(folders[1]))
+
+
+def plan_of_run(folder: Path) -> Plan:
+    """The plan that a run kept."""
+    path = _plan_in(folder)
+    return _saved_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
+
+
+def _plan_file(path: Path) -> Path:
+    """`-` is standard input, and a run stands for its plan."""
+    if str(path) == "-":
+        return Path("/dev/stdin")
+    folder = run_folder(path)
+    return path if folder is None else _plan_in(folder)
+
+
+def _plan_in(folder: Path) -> Path:
+    from roost.runtime.record import PLAN_FILE, read_record
+
+    path = folder / PLAN_FILE
+    if not path.is_file():
+        record = read_record(folder)
+        raise ConfigError(f"run {record.id} has no plan: it ended before it launched anything")
+    return path
 
 
 def tell(text: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from roost.errors import ConfigError, said
 from roost.runtime.logs import printable
 from roost.runtime.run_dir import log_file
+from roost.runtime.run_index import find_run
 from roost.runtime.runs import latest_run
 
 _EVERY_SECONDS = 0.2
@@ -18,7 +19,7 @@ _CHUNK = 2**20
 _FOLLOWED_LINES = 10
 
 
-def list_logs(run: Path | None) -> str:
+def list_logs(run: str | None) -> str:
     """Which workers a run has logs of."""
     folder = _logs(run)
     found = [(_address(folder, path), f"{path.stat().st_size:,} bytes", str(path)) for path in _files(folder, "")]
@@ -27,7 +28,7 @@ def list_logs(run: Path | None) -> str:
     return "\n".join([f"logs of the run {folder.parent}", *rows])
 
 
-def show_logs(worker: str, run: Path | None, lines: int | None, follow: bool, write: Callable[[str], None]) -> None:
+def show_logs(worker: str, run: str | None, lines: int | None, follow: bool, write: Callable[[str], None]) -> None:
     """Print the log of a worker (`actor:3`) or of all workers of a group (`actor`), and go on if that is wanted."""
     folder = _logs(run)
     files = _files(folder, worker)
@@ -105,8 +106,8 @@ def _start_of_last(path: Path, lines: int) -> int:
     return 0 if lines else end
 
 
-def _logs(run: Path | None) -> Path:
-    folder = (run or latest_run()) / "logs"
+def _logs(run: str | None) -> Path:
+    folder = (latest_run() if run is None else find_run(run)) / "logs"
     if not folder.is_dir():
         raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once a group was launched")
     return folder

@@ -57,8 +57,8 @@ def plan(
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A.yaml", help="A job, or a plan saved as JSON.")],
-    after: Annotated[Path, typer.Argument(metavar="B.yaml", help="Another.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="A job, a plan saved as JSON, or a run.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
@@ -66,16 +66,22 @@ def diff(
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
 ) -> None:
-    """Compare two plans: exit 0 if they are alike, 1 if they differ."""
+    """Compare two plans, or two runs: exit 0 if the plans are alike, 1 if they differ."""
     from roost.cli import show
-    from roost.cli.load import load_plans
+    from roost.cli.load import diff_runs, load_plans
 
     one, other = load_plans(before, after, make_flags(cluster, inventory, live, placement, no_isolate))
     difference = one.diff(other)
+    facts = diff_runs(before, after)
     if form is TextFormat.JSON:
-        write_text(show.as_json(difference.to_dict()), None)
+        runs = {} if facts is None else {"runs": {what: [a, b] for what, a, b in facts}}
+        write_text(show.as_json({**difference.to_dict(), **runs}), None)
     else:
         print_text(show.diff(difference))
+        if facts:
+            from roost.cli import run_text
+
+            print_text(run_text.differences(facts))
     raise typer.Exit(1 if difference else 0)
 
 

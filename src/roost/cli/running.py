@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +14,10 @@ from roost.cli import planning
 from roost.cli.options import Address, Cluster, Inventory, Kind, Live, Rules, Shared
 from roost.cli.out import write_text
 from roost.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roost.placement.plan import Plan
+    from roost.runtime.record import RunJob
 
 
 def run(
@@ -37,19 +43,43 @@ def run(
         return
     if cluster or inventory or live:
         raise ConfigError("a job runs on the Ray cluster that is there", hint="--cluster and the like plan a --dry-run")
-    from roost.placement.config import read_job_draft
-    from roost.runtime.job_run import run_job
+    from roost.placement.files import JOB_FILE_LIMIT, load_text
+    from roost.runtime.record import RunJob
 
+    flags: dict[str, str | bool] = {
+        "--placement": placement.value if placement is not Kind.AUTO else "",
+        "--no-isolate": no_isolate,
+        "--no-reserve": no_reserve,
+        "--quiet": quiet,
+        "--address": address or "",
+        "--run-dir": run_dir or "",
+    }
+    given = tuple((name, value) for name, value in flags.items() if value)
+    text = load_text(job, limit=JOB_FILE_LIMIT)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    run_text(text, str(job), RunJob(file=str(job), hash=digest, flags=given))
+
+
+def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], None] | None = None) -> None:
+    """Run a job from its text, with the flags that its record has; `name` stands for the file in messages."""
+    from roost.placement.config import read_job_draft
+    from roost.placement.files import parse_text
+    from roost.runtime.job_run import run_job
+    from roost.runtime.recorder import JobSource
+
+    flags = dict(job.flags)
     # As with `python -m`: what is in this folder can be imported, here and in the workers.
     sys.path.insert(0, str(Path.cwd()))
     run_job(
-        read_job_draft(job),
-        placement=placement.value,
-        isolate_accelerator=not no_isolate,
-        address=address,
-        run_dir=run_dir,
-        quiet=quiet or None,
-        reserve=not no_reserve,
+        read_job_draft(parse_text(text, name=name)),
+        placement=job.placement,
+        isolate_accelerator="--no-isolate" not in flags,
+        address=job.text_of("--address"),
+        run_dir=job.text_of("--run-dir"),
+        quiet="--quiet" in flags or None,
+        reserve="--no-reserve" not in flags,
+        source=JobSource(text=text, job=job),
+        check_plan=check_plan,
     )
 
 
@@ -60,7 +90,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="DIR", help="The folder of a run; else your newest one.")
+        str | None, typer.Option("--run", metavar="RUN", help="The id of a run or its folder; else your newest one.")
     ] = None,
 ) -> None:
     """Show what the workers of a run printed; without WORKER, which logs there are."""

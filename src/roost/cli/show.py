@@ -78,7 +78,7 @@ def where_text(plan: Plan, answer: Mapping[str, Any]) -> Text:
     ]
     variables = [f"{name}={value}" for name, value in answer["environment"].items()]
     lines += [("environment" if number == 0 else "", text) for number, text in enumerate(variables)]
-    return _facts([(name, text) for name, text in lines if text])
+    return facts([(name, text) for name, text in lines if text])
 
 
 def who(plan: Plan, text: str) -> dict[Piece, list[WorkerId]]:
@@ -135,7 +135,7 @@ def who_text(answer: Mapping[Piece, Sequence[WorkerId]], node_rank: int) -> Text
         lines.append((name, ", ".join(_names(workers)) or "nobody"))
     if not answer:
         lines.append(("workers", "nobody"))
-    return _facts(lines)
+    return facts(lines)
 
 
 def diff(difference: PlanDiff) -> Text:
@@ -198,7 +198,8 @@ def as_json(answer: object) -> str:
     return json.dumps(answer, indent=2) + "\n"
 
 
-def _facts(lines: Sequence[tuple[str, str]]) -> Text:
+def facts(lines: Sequence[tuple[str, str]]) -> Text:
+    """Names and what is to say of each, in two columns."""
     text = Text()
     size = max(cell_len(name) for name, _ in lines)
     for name, value in lines:

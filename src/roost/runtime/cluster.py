@@ -43,6 +43,7 @@ from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeMana
 from roost.runtime.node_info import NodeInfo
 from roost.runtime.ports import PortLease
 from roost.runtime.progress import Screen
+from roost.runtime.recorder import Recorder
 from roost.runtime.reservation import Reservation, check_timeout, plan_accelerators, plan_components
 from roost.runtime.reserve import RESERVE_SECONDS, Reserver
 from roost.runtime.runs import own_run_dir
@@ -101,6 +102,7 @@ class Cluster(metaclass=_OnePerProcess):
     - `port_range`: first and last port to lease from, on every node.
     - `run_dir`: the run's folder, for the workers' logs; else a new one in ROOST_RUNS_DIR or this user's own folder.
     - `quiet`: do not show launches and what workers print; else as ROOST_QUIET says.
+    - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`.
     """
 
     NAMESPACE = "roost"
@@ -119,6 +121,7 @@ class Cluster(metaclass=_OnePerProcess):
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
+        record: bool = True,
     ) -> None:
         wish = Wish(
             num_nodes,
@@ -129,6 +132,7 @@ class Cluster(metaclass=_OnePerProcess):
             port_range=port_range,
             run_dir=run_dir,
             quiet=quiet,
+            record=record,
         )
         self._pid = os.getpid()
         self._is_open = False
@@ -138,6 +142,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._watch: Watch | None = None
         self._crews: dict[str, Callable[[], None]] = {}
         self._screen = Screen(quiet=wish.quiet)
+        self._recorder = Recorder()
         self._nodes: tuple[NodeInfo, ...] = ()
         # What was done and has to be undone, the last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
@@ -155,8 +160,9 @@ class Cluster(metaclass=_OnePerProcess):
                 self._open(wish, deadline)
             self._is_open = True
             Cluster._current = self
-            atexit.register(self.close)
-        except BaseException:
+            atexit.register(self._close_at_exit)
+        except BaseException as error:
+            self._recorder.note_error(error)
             self.close()
             raise
 
@@ -189,7 +195,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._connection = made
         self._address = made.address
         if made.started_ray:
-            self._undo.enter_context(connection.ended_before_sigterm(self.close))
+            self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
 
     def _find_nodes(self, wish: Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
@@ -214,8 +220,11 @@ class Cluster(metaclass=_OnePerProcess):
             run_dir=self._undo.enter_context(own_run_dir(wish.run_dir)),
         )
         self._is_own_job = True
+        self._undo.callback(self._recorder.end)
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
+        if wish.record:
+            self._recorder.begin(self._job, self._nodes, self._topology)
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers, self._connection)
         self._undo.callback(self._watch.stop)
@@ -339,6 +348,11 @@ class Cluster(metaclass=_OnePerProcess):
     def logs(self) -> LogShow:
         """What brings the workers' logs here and shows them."""
         return self._logs
+
+    @property
+    def recorder(self) -> Recorder:
+        """What keeps the record of the run."""
+        return self._recorder
 
     @property
     def is_open(self) -> bool:
@@ -475,11 +489,12 @@ class Cluster(metaclass=_OnePerProcess):
     def close(self) -> None:
         """End what this job started, and only that; then give the connection back."""
         with _OnePerProcess._lock:
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
             self._is_open = False
             if Cluster._current is self:
                 Cluster._current = None
             if self._pid == os.getpid():
+                self._recorder.note_close()
                 self._undo.close()
                 WorkerManager.forget_registrations()
 
@@ -496,6 +511,15 @@ class Cluster(metaclass=_OnePerProcess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._recorder.note_error(error)
+        self.close()
+
+    def _close_at_exit(self) -> None:
+        self._recorder.note_exit()
+        self.close()
+
+    def _close_at_sigterm(self) -> None:
+        self._recorder.note_signal("SIGTERM")
         self.close()
 
     def __repr__(self) -> str:

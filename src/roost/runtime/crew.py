@@ -24,6 +24,7 @@ from roost.runtime.job_site import JobSite, describe_failure
 from roost.runtime.launch import Launch, Member
 from roost.runtime.ledgers import GroupRecord, WorkerRecord
 from roost.runtime.packing import pack, pack_call
+from roost.runtime.progress import LaunchBoard
 from roost.runtime.reservation import Reservation, accelerators_of
 from roost.runtime.reserve import RESERVE_SECONDS
 from roost.runtime.result import CallResult
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
 _WATCH_SECONDS = 0.5
+_CAUSE_SECONDS = 2.0
 
 
 class Crew:
@@ -188,11 +190,13 @@ class OwnCrew(Crew):
     def _is_current(self) -> bool:
         return True
 
-    def launch(self) -> None:
-        """Start all of them; what was started is stopped if that fails."""
+    def launch(self) -> dict[str, float]:
+        """Start all of them, and give the seconds of the phases; what was started is stopped if that fails."""
+        began = time.monotonic()
         try:
             self._reserve()
-            members = self._start(self._seats, is_restart=False)
+            reached = {"reserved": time.monotonic()} if self._reservation is not None else {}
+            members, board = self._start(self._seats, is_restart=False)
         except BaseException:
             self.close()
             raise
@@ -200,6 +204,8 @@ class OwnCrew(Crew):
         if self._recipe.restarts:
             self._watcher = threading.Thread(target=self._watch, name=f"roost-{self.name}", daemon=True)
             self._watcher.start()
+        reached |= {str(phase): when for phase, when in board.reached.items()}
+        return {phase: when - began for phase, when in reached.items()}
 
     def _reserve(self) -> None:
         """Let Ray know what is taken, before anything is started there."""
@@ -232,10 +238,26 @@ class OwnCrew(Crew):
                 raise ClusterError(
                     f"{seat.address} cannot be restarted: {seat.node} is gone", hint="close the group and plan anew"
                 )
-            # Ray keeps the name of an actor that died by itself until it is told to end it.
-            self._end({seat.address: self._handles[rank]})
-            members = self._start([seat], is_restart=True)
-            self._handles[rank] = members[seat.address].handle
+            began, reason = time.monotonic(), self._cause_of_death(rank)
+            failure: BaseException | None = None
+            try:
+                # Ray keeps the name of an actor that died by itself until it is told to end it.
+                self._end({seat.address: self._handles[rank]})
+                members, _ = self._start([seat], is_restart=True)
+                self._handles[rank] = members[seat.address].handle
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                self._cluster.recorder.note_restart(seat.address, reason, time.monotonic() - began, failure)
+
+    def _cause_of_death(self, rank: int) -> str:
+        """What is known of the end of a rank that is dead: a call to it is refused with the reason."""
+        try:
+            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
+        except Exception as error:
+            return describe_failure(self._cluster, self.identity(rank), error).what
+        return "not known"
 
     def close(self) -> None:
         """End every worker, and give back what the group had."""
@@ -263,7 +285,7 @@ class OwnCrew(Crew):
             # Only now: whoever is interrupted in the middle can close it again.
             self._is_ended = True
 
-    def _start(self, seats: list[Seat], *, is_restart: bool) -> dict[str, Member]:
+    def _start(self, seats: list[Seat], *, is_restart: bool) -> tuple[dict[str, Member], LaunchBoard]:
         cluster, recipe = self._cluster, self._recipe
         launch = Launch(seats, cluster.nodes, recipe.timeout)
         nodes = len({seat.node.rank for seat in seats})
@@ -283,7 +305,7 @@ class OwnCrew(Crew):
         except BaseException:
             self._end(launch.handles)
             raise
-        return members
+        return members, launch.board
 
     def _keep(self) -> None:
         """The name is ours now: while the processes start, take what the group needs."""

@@ -114,7 +114,8 @@ class GroupDraft:
             share=share,
         )
         crew = OwnCrew(cluster, record, seats, recipe)
-        crew.launch()
+        with cluster.recorder.launching(full_name, self._cls, placement_strategy, placements) as note:
+            note(crew.launch())
         return WorkerGroup(crew, range(crew.size))
 
     def _made_of(self) -> Any:

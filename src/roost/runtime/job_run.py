@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from roost.placement.reading import nearest
 from roost.placement.workers import WorkerConfig, read_run_config
 from roost.runtime.cluster import Cluster
 from roost.runtime.group import GroupDraft, WorkerGroup
+from roost.runtime.recorder import JobSource
 from roost.runtime.worker import Worker
 
 
@@ -40,10 +41,13 @@ def run_job(
     run_dir: str | None = None,
     quiet: bool | None = None,
     reserve: bool = True,
+    source: JobSource | None = None,
+    check_plan: Callable[[Plan], None] | None = None,
 ) -> Any:
     """Launch what a job's file says and call its entry point with a `Job`; gives what that gives.
 
-    Everything is read and imported before anything is started, and all that was started is ended afterwards.
+    Everything is read and imported before anything is started, and all that was started is ended afterwards. `source`
+    is for the run's record; `check_plan` sees the plan before anything is launched, and may refuse it by raising.
     """
     run = read_run_config(draft)
     drafts = [(worker, _draft(worker)) for worker in run.workers]
@@ -55,7 +59,12 @@ def run_job(
         cluster = undo.enter_context(
             Cluster(cluster_cfg=config["cluster"], address=address, run_dir=run_dir, quiet=quiet)
         )
+        if source is not None:
+            cluster.recorder.note_job(source)
         plan = make_plan(draft, cluster, placement=placement, isolate_accelerator=isolate_accelerator)
+        cluster.recorder.note_plan(plan)
+        if check_plan is not None:
+            check_plan(plan)
         if reserve:
             # All that the job needs, before any of it is started.
             shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}

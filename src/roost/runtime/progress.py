@@ -40,10 +40,12 @@ class LaunchBoard:
 
     def __init__(self, addresses: list[str], now: float) -> None:
         self._phases = dict.fromkeys(addresses, (Phase.REQUESTED, now))
+        self._reached: dict[Phase, float] = {}
 
     def advance(self, address: str, phase: Phase, now: float) -> None:
         """A worker is in another phase now."""
         self._phases[address] = (phase, now)
+        self._reached[phase] = now
 
     def phase(self, address: str) -> Phase:
         """The phase of a worker."""
@@ -52,6 +54,11 @@ class LaunchBoard:
     def since(self, address: str) -> float:
         """When it came into its phase."""
         return self._phases[address][1]
+
+    @property
+    def reached(self) -> Mapping[Phase, float]:
+        """When the last worker so far came into each phase."""
+        return dict(self._reached)
 
     @property
     def is_ready(self) -> bool:

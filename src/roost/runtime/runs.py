@@ -17,7 +17,9 @@ from roost.runtime.practice import roost_folder
 from roost.runtime.run_dir import RunDir
 
 _KEPT_RUNS = 20
-_LATEST = "latest"
+_KEPT_LINKS = 200
+LATEST = "latest"
+"""The link to this user's newest run."""
 RUNS_VARIABLE = "ROOST_RUNS_DIR"
 """Where the folders of runs are made, if not in this user's own folder."""
 
@@ -50,6 +52,7 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
         made.marker.write_text("", encoding="utf-8")
         if runs == own and not wanted:
             _prune(own)
+        _prune_links(own)
         _point_latest(own, path)
     except OSError as error:
         hint = f"give Cluster another run_dir, or set {RUNS_VARIABLE}"
@@ -59,7 +62,7 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
 
 def latest_run() -> Path:
     """The folder of this user's newest run on this machine."""
-    link = roost_folder() / "runs" / _LATEST
+    link = roost_folder() / "runs" / LATEST
     if not link.is_dir():
         raise ConfigError("there is no run to look at", hint="run a job first, or give --run the folder of one")
     return link.resolve()
@@ -89,10 +92,23 @@ def put_aside(folder: Path) -> None:
         path.rename(aside / path.name)
 
 
+def _prune_links(own: Path) -> None:
+    """Drop links to folders that are gone, and the oldest of the others where there are too many."""
+    dated = []
+    for item in own.iterdir():
+        # Those with a dot are being made just now, by another driver.
+        if item.is_symlink() and item.name != LATEST and not item.name.startswith("."):
+            with contextlib.suppress(OSError):
+                dated.append((item.is_dir(), item.lstat().st_mtime, item))
+    kept = sorted((entry for entry in dated if entry[0]), key=lambda entry: entry[1], reverse=True)
+    for _, _, link in [*(entry for entry in dated if not entry[0]), *kept[_KEPT_LINKS:]]:
+        link.unlink(missing_ok=True)
+
+
 def _point_latest(runs: Path, path: Path) -> None:
-    draft = runs / f".{_LATEST}-{os.getpid()}-{secrets.token_hex(4)}"
+    draft = runs / f".{LATEST}-{os.getpid()}-{secrets.token_hex(4)}"
     draft.symlink_to(path)
-    draft.replace(runs / _LATEST)
+    draft.replace(runs / LATEST)
 
 
 def _prune(runs: Path) -> None:

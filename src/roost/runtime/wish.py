@@ -29,9 +29,13 @@ class Wish:
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
+        record: bool = True,
     ) -> None:
         self.run_dir = run_dir
         self.quiet = quiet
+        if not isinstance(record, bool):
+            raise ConfigError(f"record is {record!r}: it is True or False")
+        self.record = record
         self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
         self.num_nodes = _check_num_nodes(num_nodes, self.config)
         self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()

@@ -1,0 +1,136 @@
+"""`roost rerun`: what a run ran, once more, after saying what is not as it was."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from roost.cli import show
+from roost.cli.load import plan_of_run, tell
+from roost.cli.running import run_text
+from roost.errors import ClusterError, ConfigError, clipped
+from roost.placement.config import read_job_draft
+from roost.placement.files import JOB_FILE_LIMIT, load_text, parse_text
+from roost.placement.plan import Plan
+from roost.placement.planner import make_plan
+from roost.runtime.logs import printable
+from roost.runtime.record import RunJob, RunRecord, diff_environments
+from roost.runtime.surroundings import environment_of
+
+_MOST_VARIABLES = 12
+
+
+class PlanDiffers(ConfigError):  # noqa: N818 - what happened
+    """The plan is not the one of then, and the user wants no other."""
+
+
+def run_again(
+    folder: Path, record: RunRecord, *, same: bool, dry_run: bool, address: str | None, run_dir: Path | None
+) -> None:
+    """Run the job or the script of a run once more; with `dry_run` only say what that would be."""
+    if not Path(record.cwd).is_dir():
+        raise ConfigError(f"run {record.id} was started in {printable(record.cwd)}, which is not there any more")
+    if record.job is not None:
+        # In a folder of its own, on the cluster that is there now: the record of then stays as it is.
+        directory = str(run_dir.absolute()) if run_dir is not None else None
+        _run_job(folder, record, record.job, same, dry_run, address, directory)
+    elif same or address or run_dir:
+        raise ConfigError(
+            f"run {record.id} was a script, which makes its own Cluster",
+            hint="leave out --same, --address and --run-dir; RAY_ADDRESS says where Ray is",
+        )
+    else:
+        _run_script(record, dry_run)
+
+
+def _run_script(record: RunRecord, dry_run: bool) -> None:
+    words = [sys.executable, *record.command[1:]]
+    if len(words) < 2 or words[-1] == "-":
+        raise ConfigError(f"run {record.id} was typed into Python, and what was typed is not kept")
+    tell(printable(shlex.join(words)))
+    tell(f"  in {printable(record.cwd)}")
+    _tell_environment(record)
+    if not dry_run:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.chdir(record.cwd)
+        # No shell: exactly these words. Signals and exit code are those of the script.
+        os.execv(words[0], words)  # noqa: S606
+
+
+def _run_job(
+    folder: Path,
+    record: RunRecord,
+    job: RunJob,
+    same: bool,
+    dry_run: bool,
+    address: str | None,
+    run_dir: str | None,
+) -> None:
+    path = folder / job.stored
+    text = load_text(path, limit=JOB_FILE_LIMIT)
+    kept = {name: value for name, value in job.flags if name not in ("--address", "--run-dir")}
+    given = {"--address": address, "--run-dir": run_dir}
+    flags = kept | {name: value for name, value in given.items() if value is not None}
+    again = replace(job, flags=tuple(flags.items()), rerun_of=record.id)
+    tell(printable(shlex.join(["roost", "run", job.file, *again.arguments])))
+    tell(f"  in {printable(record.cwd)}, with the file as it was: {path}")
+    _tell_environment(record)
+    check = _make_check(record, plan_of_run(folder) if record.plan is not None else None, same)
+    if not dry_run:
+        os.chdir(record.cwd)
+        run_text(text, str(path), again, check)
+        return
+    draft = read_job_draft(parse_text(text, name=str(path)))
+    from roost.cli.live import live_hardware
+
+    try:
+        live = live_hardware(draft.job.cluster.num_nodes, address)
+    except ClusterError as error:
+        tell(f"where its workers would sit is not known now: {error}")
+        return
+    isolate = "--no-isolate" not in flags
+    check(make_plan(draft, live.topology, placement=again.placement, isolate_accelerator=isolate))
+
+
+def _make_check(record: RunRecord, before: Plan | None, same: bool) -> Callable[[Plan], None]:
+    def check(plan: Plan) -> None:
+        """Say how a plan compares with the one of then."""
+        if before is None:
+            tell(f"run {record.id} came to no plan to compare with")
+        elif plan.hash == before.hash:
+            tell(f"the plan is the same: {plan.hash[:8]}")
+            return
+        else:
+            is_alike = _places(plan) == _places(before)
+            tell("every worker sits as it did, and the nodes are not the same:" if is_alike else "the plan differs:")
+            tell("\n".join(f"  {line}" for line in show.diff(before.diff(plan)).plain.splitlines()))
+            if is_alike:
+                return
+        if same:
+            raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
+
+    return check
+
+
+def _places(plan: Plan) -> Plan:
+    """A plan without what differs from one cluster to the next: names, addresses and memory of the nodes."""
+    nodes = tuple(
+        replace(node, name=None, address=None, labels=(), cpus=None, memory=None) for node in plan.topology.nodes
+    )
+    return replace(plan, topology=replace(plan.topology, nodes=nodes))
+
+
+def _tell_environment(record: RunRecord) -> None:
+    """Say which variables are not as they were: they are not set again."""
+    found = diff_environments(record.environment, environment_of(os.environ))
+    if found:
+        tell("the environment is not as it was:")
+    for name, before, after in found[:_MOST_VARIABLES]:
+        tell(printable(f"  ~ {name}: {clipped(before, 200)} -> {clipped(after, 200)}"))
+    if len(found) > _MOST_VARIABLES:
+        tell(f"  and {len(found) - _MOST_VARIABLES} more")
