@@ -1,0 +1,60 @@
+"""Commands to start with: a project of your own, and the schema by which an editor helps with its file."""
+
+from __future__ import annotations
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.out import write_text
+
+
+class SchemaOf(StrEnum):
+    """Which file a schema is of."""
+
+    JOB = "job"
+    CLUSTER = "cluster"
+    INVENTORY = "inventory"
+
+
+def new(
+    path: Annotated[Path, typer.Argument(metavar="NAME", help="The new folder: my-job, or some/where/my-job.")],
+) -> None:
+    """Make a folder with a small job that works: its file, its code, a test."""
+    from roost.cli.project import plan_project, write_project
+
+    project = plan_project(path)
+    write_project(project)
+    made = {name: purpose for name, (_, purpose) in project.files().items()}
+    width = max(map(len, made))
+    lines = [f"made {path}", *(f"  {name:{width}}  {purpose}" for name, purpose in made.items()), "go on with"]
+    lines += [] if project.folder == Path.cwd() else [f"  cd {shlex.quote(str(path))}"]
+    lines += [
+        "  roost plan job.yaml --cluster 2x4",
+        "  pytest",
+        "  roost up 2x4",
+        "  roost run job.yaml",
+        "  roost logs learner",
+        "  roost down",
+    ]
+    write_text("\n".join(lines) + "\n", None)
+
+
+def schema(
+    kind: Annotated[
+        SchemaOf,
+        typer.Option("--for", metavar="FILE", help="job, cluster (that section in a file of its own) or inventory."),
+    ] = SchemaOf.JOB,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file instead of the terminal.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a job, by which editors complete and check it."""
+    from roost.cli.project import schema_text
+    from roost.placement.schema import cluster_schema, inventory_schema, job_schema
+
+    make = {SchemaOf.JOB: job_schema, SchemaOf.CLUSTER: cluster_schema, SchemaOf.INVENTORY: inventory_schema}
+    write_text(schema_text(make[kind]()), out)
