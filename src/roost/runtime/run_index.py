@@ -58,7 +58,7 @@ def all_runs() -> dict[str, Path]:
 def find_run(name: str) -> Path:
     """The folder of a run: by its id, by what only its id begins with, or by its path."""
     path = Path(name)
-    if (path / RECORD_FILE).is_file():
+    if name and (path / RECORD_FILE).is_file():
         return path.absolute()
     if "/" in name:
         if not path.is_dir():
@@ -74,7 +74,7 @@ def find_run(name: str) -> Path:
         return known[fitting[0]]
     if fitting:
         raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {said(fitting, last='or')}")
-    if path.is_dir():
+    if name and path.is_dir():
         # A run without a record has logs all the same.
         return path.absolute()
     raise ConfigError(f"there is no run {name!r}", hint=_hint(name, known))

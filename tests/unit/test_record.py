@@ -1,0 +1,674 @@
+"""The record of a run: what is written, what readers make of it, and how runs are found again."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from roost import (
+    ConfigError,
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    Plan,
+    Topology,
+    make_plan,
+)
+from roost.cli.main import main
+from roost.placement.gathered import Placed, gather_plan
+from roost.runtime.failures import Failure, FailureKind, attach_failures
+from roost.runtime.managers import JobInfo
+from roost.runtime.node_info import AcceleratorInfo, NodeInfo
+from roost.runtime.record import (
+    GitState,
+    RunGroup,
+    RunJob,
+    RunNode,
+    RunOutcome,
+    RunRecord,
+    RunRestart,
+    Status,
+    diff_records,
+    outcome_of,
+    read_record,
+    what_of,
+)
+from roost.runtime.recorder import JobSource, Recorder
+from roost.runtime.run_dir import RunDir
+from roost.runtime.run_index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age
+from roost.runtime.runs import make_run_dir
+from roost.runtime.surroundings import environment_of, git_state, loaded_versions, with_changes
+
+TOPOLOGY = Topology.from_shorthand("2x4:H100")
+BEGAN = "2026-03-01T10:00:00.000+01:00"
+NODE = NodeInfo(
+    rank=0,
+    ray_id="ab",
+    address="10.0.0.2",
+    name="train-0",
+    hostname="train-0",
+    is_head=True,
+    cpus=8,
+    memory=2**30,
+    interpreter="/usr/bin/python",
+    python="3.12.1",
+    ray="2.60.0",
+    network="n",
+    ephemeral_ports=(32768, 60999),
+    accelerators=(AcceleratorInfo(type=TOPOLOGY.nodes[0].accelerator_type, device="0", model="H100"),),
+)
+RECORD = RunRecord(
+    id="first",
+    began=BEGAN,
+    ended="2026-03-01T10:00:30.000+01:00",
+    seconds=30.0,
+    command=("/usr/bin/python", "train.py", "--lr", "1"),
+    cwd="/home/me",
+    user="me",
+    host="train-0",
+    pid=17,
+    pid_began=1.5,
+    address="10.0.0.2:6379",
+    namespace="roost",
+    versions={"ray": "2.60.0"},
+    git=GitState(commit="a" * 40, branch="main", changed=True),
+    environment={"NCCL_DEBUG": "INFO", "RAY_TOKEN": None},
+    job=RunJob(file="job.yaml", hash="ff", flags=(("--no-reserve", True), ("--placement", "hybrid"))),
+    nodes=(RunNode(rank=0, name="train-0", address="10.0.0.2", accelerators=(("H100", 4),)),),
+    plan="ab" * 32,
+    groups=(
+        RunGroup(
+            name="actor",
+            class_name="my.Actor",
+            began=BEGAN,
+            placements=("node 0, accelerator 0", "node 0, accelerator 1"),
+            seconds=2.0,
+            phases=(("process up", 1.5), ("ready", 2.0)),
+        ),
+    ),
+    restarts=(RunRestart(worker="actor:1", when=BEGAN, reason="it crashed", seconds=0.5),),
+    outcome=RunOutcome(status=Status.FAILED, error="ValueError", message="bad", worker="actor:1", log="/logs/1.log"),
+)
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
+    """This user's own folder, new and empty; pytest's is too long for what Ray puts below such a one."""
+    tmp_path_factory.getbasetemp()  # before it would be made in ours
+    folder = tempfile.mkdtemp(prefix="roost-", dir="/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.delenv("ROOST_RUNS_DIR", raising=False)
+    found = Path(folder) / f"roost-{os.getuid()}" / "runs"
+    found.parent.mkdir(mode=0o700)
+    found.mkdir()
+    yield found
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def roost(monkeypatch, capsys):
+    """Run the command line in this process: `code, out, err = roost("runs")`."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return run
+
+
+def begin(run_dir: RunDir) -> Recorder:
+    """A record that is being kept, as a driver does it."""
+    recorder = Recorder()
+    job = JobInfo(
+        cluster="10.0.0.2:6379",
+        namespace="roost",
+        host="train-0",
+        pid=os.getpid(),
+        user="me",
+        command="",
+        since=0.0,
+        run_dir=run_dir,
+    )
+    recorder.begin(job, [NODE], TOPOLOGY)
+    return recorder
+
+
+def launch(recorder: Recorder, name: str, strategy=None, fails: bool = False) -> None:
+    placements = (strategy or PackedPlacementStrategy(0, 7)).get_placement(TOPOLOGY)
+    with recorder.launching(name, Recorder, strategy, placements) as note:
+        if fails:
+            raise LookupError("no luck")
+        note({"process up": 1.25, "ready": 2.0})
+
+
+def finished_run(folder: Path, *strategies, error: BaseException | None = None) -> Path:
+    """A run that launched some groups and ended."""
+    recorder = begin(make_run_dir(folder))
+    for number, strategy in enumerate(strategies):
+        launch(recorder, f"group{number}", strategy)
+    recorder.note_error(error)
+    recorder.end()
+    return folder
+
+
+def written(folder: Path, record: RunRecord) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(record.to_json())
+    return folder
+
+
+def test_a_record_comes_back_as_it_was_written():
+    assert RunRecord.from_json(RECORD.to_json()) == RECORD
+    bare = replace(RECORD, git=None, job=None, ended=None, seconds=None, plan=None, groups=(), restarts=())
+    assert RunRecord.from_json(bare.to_json()) == bare
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "has version 2, and this Roost reads 1"),
+        ({"version": None}, "has version None"),
+        ({"outcome": {"status": "odd", "error": "", "message": "", "worker": "", "log": ""}}, "'odd'"),
+        ({"command": [1]}, "1 is no text"),
+        ({"began": "yesterday"}, "yesterday"),
+        ({"began": "2026-03-01T10:00:00"}, "no time zone"),
+        ({"seconds": "many"}, "no number"),
+        ({"nodes": [{}]}, "KeyError"),
+        ({"groups": 3}, "TypeError"),
+        ({"versions": []}, "AttributeError"),
+    ],
+)
+def test_what_is_no_record_is_refused_in_words(tmp_path, change, said):
+    (tmp_path / "run.json").write_text(json.dumps(RECORD.to_dict() | change))
+    with pytest.raises(ConfigError) as caught:
+        read_record(tmp_path)
+    assert said in str(caught.value)
+    assert str(tmp_path / "run.json") in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', "[" * 100_000])
+def test_what_is_not_even_like_a_record_is_refused_in_words(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.json: "):
+        read_record(tmp_path)
+    with pytest.raises(ConfigError, match=r"there is no run\.json"):
+        read_record(tmp_path / "nowhere")
+
+
+def test_variables_that_matter_are_kept_and_secrets_are_not():
+    kept = environment_of(
+        {
+            "HOME": "/home/me",
+            "NCCL_DEBUG": "INFO",
+            "SLURM_JOB_ID": "12",
+            "RAY_ADDRESS": "10.0.0.2:6379",
+            "RAY_AUTH_TOKEN": "abc",
+            "ROOST_API_KEY": "abc",
+            "TORCH_PASSWORD": "abc",
+            "VLLM_Secret_2": "abc",
+            "HYDRA_CREDENTIALS": "abc",
+            "RAY_REDIS_ADDRESS": "redis://me:abc@10.0.0.2",
+            "WANDB_API_KEY": "abc",
+        }
+    )
+    assert {name: value for name, value in kept.items() if value is not None} == {
+        "NCCL_DEBUG": "INFO",
+        "RAY_ADDRESS": "10.0.0.2:6379",
+        "SLURM_JOB_ID": "12",
+    }
+    assert "WANDB_API_KEY" not in kept
+    assert kept["RAY_AUTH_TOKEN"] is None
+    assert "abc" not in str(kept)
+
+
+def test_versions_are_those_of_what_is_loaded(monkeypatch):
+    monkeypatch.delitem(sys.modules, "jax", raising=False)
+    found = loaded_versions()
+    assert {"python", "roost", "ray"} <= set(found)
+    assert "jax" not in found
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["python", "/a/train.py", "-m", "x"], "train.py"),
+        (["python", "-X", "dev", "-u", "train.py"], "train.py"),
+        (["python", "-m", "my.train", "--lr", "1"], "my.train"),
+        (["python", "-c", "print()"], "python -c"),
+        (["python", "-"], "standard input"),
+        (["python"], "python"),
+        ([], "python"),
+    ],
+)
+def test_what_a_command_runs_in_a_word(command, what):
+    assert what_of(command) == what
+
+
+def test_an_outcome_is_what_the_exception_says():
+    assert outcome_of(None).status is Status.FINISHED
+    assert outcome_of(SystemExit(0)).status is Status.FINISHED
+    assert outcome_of(SystemExit(3)) == RunOutcome(status=Status.FAILED, error="SystemExit", message="3")
+    assert str(outcome_of(KeyboardInterrupt())) == "interrupted"
+    error = ValueError("first\n" + "line\n" * 100)
+    failure = Failure(kind=FailureKind.EXCEPTION, address="actor:3", rank=3, node="", what="", log_path="/logs/3.log")
+    attach_failures(error, (failure,))
+    found = outcome_of(error)
+    assert (found.error, found.worker, found.log) == ("ValueError", "actor:3", "/logs/3.log")
+    assert found.message.startswith("first\nline")
+    assert found.message.endswith("… and 89 more lines")
+
+
+def test_a_run_is_recorded_as_it_goes_on(tmp_path):
+    recorder = begin(make_run_dir(tmp_path / "today"))
+    running = read_record(tmp_path / "today")
+    assert (running.id, running.outcome.status, running.plan) == ("today", Status.RUNNING, None)
+    assert running.command == tuple(sys.orig_argv)
+    assert running.nodes[0].accelerators == (("H100", 1),)
+    launch(recorder, "actor", PackedPlacementStrategy(0, 3))
+    with pytest.raises(LookupError):
+        launch(recorder, "rollout", PackedPlacementStrategy(4, 7), fails=True)
+    recorder.note_restart("actor:1", "it crashed", 0.25, None)
+    recorder.note_restart("actor:1", "it crashed", 0.25, TimeoutError("too late"))
+    seen = read_record(tmp_path / "today")
+    assert [(group.name, group.world_size, group.error) for group in seen.groups] == [
+        ("actor", 4, ""),
+        ("rollout", 4, "LookupError"),
+    ]
+    assert seen.groups[0].phases == (("process up", 1.25), ("ready", 2.0))
+    assert [item.error for item in seen.restarts] == ["", "TimeoutError: too late"]
+    plan = Plan.from_json((tmp_path / "today" / "plan.json").read_text())
+    assert (plan.names, plan.hash) == (["actor", "rollout"], seen.plan)
+    recorder.note_error(ValueError("bad"))
+    recorder.note_close()
+    recorder.end()
+    ended = read_record(tmp_path / "today")
+    assert (str(ended.outcome), ended.outcome.message) == ("failed: ValueError", "bad")
+    assert ended.seconds is not None
+    assert sorted(path.name for path in (tmp_path / "today").iterdir() if not path.name.startswith(".")) == [
+        "plan.json",
+        "run.json",
+    ]
+    assert (tmp_path / "today" / "run.json").stat().st_mode & 0o077 == 0, "for the user's eyes only"
+    before = ended.to_json()
+    launch(recorder, "late")
+    recorder.end()
+    assert read_record(tmp_path / "today").to_json() == before, "nothing comes after the end"
+
+
+def test_the_plan_of_a_job_is_kept_as_a_whole(tmp_path):
+    job = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3", "rollout": "4-7"}}}
+    plan = make_plan(job, TOPOLOGY)
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    recorder.note_job(JobSource(text="the text", job=RunJob(file="a/job.yaml", hash="ff")))
+    recorder.note_plan(plan)
+    launch(recorder, "actor", plan.get_strategy("actor"))
+    recorder.end()
+    assert Plan.from_json((tmp_path / "run" / "plan.json").read_text()) == plan
+    assert (tmp_path / "run" / "job.yaml").read_text() == "the text"
+    assert read_record(tmp_path / "run").what == "job.yaml"
+    begin(make_run_dir(tmp_path / "run")).end()
+    assert not (tmp_path / "run" / "plan.json").exists(), "a plan of an earlier run is none of this one"
+
+
+def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(tmp_path, caplog):
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    shutil.rmtree(tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        launch(recorder, "actor")
+        recorder.note_restart("actor:1", "it crashed", 0.25, None)
+        recorder.end()
+    assert [record.message.startswith("this run's record is not complete") for record in caplog.records] == [True]
+
+
+def test_a_recorder_that_was_not_begun_writes_nothing(tmp_path):
+    recorder = Recorder()
+    launch(recorder, "actor")
+    recorder.note_plan(Plan(topology=TOPOLOGY, components=()))
+    recorder.end()
+    assert recorder.record is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_closes_a_cluster_because_of_an_exception_has_failed(tmp_path):
+    def outcome(close) -> str:
+        recorder = begin(make_run_dir(tmp_path / "run"))
+        close(recorder)
+        recorder.end()
+        return str(read_record(tmp_path / "run").outcome)
+
+    def in_finally(recorder: Recorder) -> None:
+        try:
+            try:
+                raise ValueError("bad")
+            finally:
+                recorder.note_close()
+        except ValueError:
+            pass
+
+    assert outcome(in_finally) == "failed: ValueError"
+    assert outcome(Recorder.note_close) == "finished"
+    assert outcome(Recorder.note_exit) == "ended"
+    assert outcome(lambda recorder: recorder.note_signal("SIGTERM")) == "interrupted: SIGTERM"
+    try:
+        raise LookupError("one that was handled before the run began")
+    except LookupError:
+        assert outcome(Recorder.note_close) == "finished"
+
+
+def test_the_exception_that_ended_the_script_is_the_outcome(tmp_path, monkeypatch):
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    monkeypatch.setattr(sys, "last_value", KeyError("lost"), raising=False)
+    recorder.note_exit()
+    recorder.end()
+    assert str(read_record(tmp_path / "run").outcome) == "failed: KeyError"
+
+
+def test_a_driver_that_is_gone_without_a_word_has_died(tmp_path):
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    (tmp_path / "run" / ".lock").touch()
+    record = recorder.record
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not is_gone(record, tmp_path / "run")
+        assert is_gone(replace(record, pid=ended.pid), tmp_path / "run")
+        assert is_gone(replace(record, pid_began=psutil.boot_time()), tmp_path / "run"), "another has its pid now"
+        elsewhere = replace(record, host="elsewhere", pid=ended.pid)
+        assert not is_gone(elsewhere, tmp_path / "run")
+    assert is_gone(elsewhere, tmp_path / "run")
+    written(tmp_path / "run", replace(record, pid=ended.pid))
+    assert read_run(tmp_path / "run").outcome == RunOutcome(status=Status.DIED)
+    assert read_record(tmp_path / "run").outcome.status is Status.RUNNING, "nobody changes what was written"
+
+
+def test_a_run_has_the_name_of_its_folder_if_no_other_has(own, tmp_path):
+    chosen = [finished_run(tmp_path / name / "out") for name in "abc"]
+    assert [read_record(folder).id for folder in chosen] == ["out", "out-2", "out-3"]
+    assert read_record(finished_run(chosen[1])).id == "out-2", "the same folder again"
+    recorder = begin(make_run_dir(None))
+    assert find_run(recorder.record.id) == own / recorder.record.id
+    assert claim_id(tmp_path / "latest").startswith("20"), "a name that means something else"
+    dated = finished_run(tmp_path / "runs" / "20261115-221530-colocate")
+    assert find_run("20261115-221530-colocate") == dated
+    assert set(all_runs()) == {"out", "out-2", "out-3", recorder.record.id, "20261115-221530-colocate"}
+
+
+def test_runs_in_a_folder_of_the_users_choice_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROOST_RUNS_DIR", str(tmp_path / "many"))
+    recorder = begin(make_run_dir(None))
+    recorder.end()
+    (found,) = (tmp_path / "many").iterdir()
+    assert all_runs() == {found.name: found}
+
+
+def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own, tmp_path):
+    gone, stays = (finished_run(tmp_path / name) for name in ("gone", "stays"))
+    shutil.rmtree(gone)
+    assert set(all_runs()) == {"stays"}
+    for number in range(205):
+        (tmp_path / f"run{number}").mkdir()
+        (own / f"run{number}").symlink_to(tmp_path / f"run{number}")
+        os.utime(own / f"run{number}", (number, number), follow_symlinks=False)
+    make_run_dir(tmp_path / "another")
+    links = {item.name for item in own.iterdir()}
+    assert "gone" not in links
+    assert {"stays", "latest", "run204"} <= links
+    assert len(links) == 201
+    assert "run0" not in links
+    assert (tmp_path / "run0").is_dir(), "folders that the user chose are left alone"
+    assert stays.is_dir()
+
+
+def test_a_run_is_found_by_what_only_its_id_begins_with(tmp_path):
+    for name in ("alpha-1", "alpha-2", "beta"):
+        finished_run(tmp_path / name)
+    assert find_run("beta") == find_run("b") == find_run(str(tmp_path / "beta")) == tmp_path / "beta"
+    assert find_run("latest") == tmp_path / "beta"
+    for name, said in (
+        ("alpha", "2 runs begin with 'alpha'\n  hint: write more of alpha-1 or alpha-2"),
+        ("btea", "there is no run 'btea'\n  hint: did you mean beta?"),
+        ("zzz", "the newest are beta, alpha-2 and alpha-1"),
+        ("", "there is no run ''"),
+        ("/nowhere/beta", "there is no folder /nowhere/beta"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            find_run(name)
+        assert said in str(caught.value)
+
+
+def test_runs_are_listed_from_the_newest_and_broken_ones_come_last(own):
+    for day, name in enumerate("abc", start=1):
+        written(own / name, replace(RECORD, id=name, began=f"2026-03-0{4 - day}T10:00:00+00:00"))
+    written(own / "broken", RECORD)
+    (own / "broken" / "run.json").write_text("{")
+    found = runs_by_age(all_runs())
+    assert [name for name, _ in found] == ["a", "b", "c", "broken"]
+    assert isinstance(found[-1][1], ConfigError)
+
+
+def test_two_runs_are_compared_in_all_that_is_not_the_plan():
+    other = replace(
+        RECORD,
+        id="second",
+        command=("/other/python", "train.py", "--lr", "2"),
+        versions={"ray": "2.61.0", "torch": "2.9"},
+        environment={"NCCL_DEBUG": "WARN", "RAY_TOKEN": None, "CUDA_HOME": "/cuda"},
+        job=replace(RECORD.job, hash="ee", flags=()),
+        git=None,
+        seconds=31.0,
+        groups=(replace(RECORD.groups[0], seconds=3.0),),
+        restarts=(),
+        outcome=RunOutcome(status=Status.FINISHED),
+    )
+    assert diff_records(RECORD, RECORD) == []
+    assert diff_records(RECORD, other) == [
+        ("job", "job.yaml --no-reserve --placement hybrid", "job.yaml"),
+        ("text of the job", "ff", "ee"),
+        ("command", "train.py --lr 1", "train.py --lr 2"),
+        ("git", "aaaaaaaaaaaa (main), with changes", "no checkout"),
+        ("version of ray", "2.60.0", "2.61.0"),
+        ("version of torch", "not loaded", "2.9"),
+        ("NCCL_DEBUG", "INFO", "WARN"),
+        ("CUDA_HOME", "unset", "/cuda"),
+        ("outcome", "failed: ValueError", "finished"),
+        ("restarts", "1", "0"),
+        ("seconds", "30.0", "31.0"),
+        ("launch of actor", "2.0", "3.0"),
+    ]
+
+
+def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path):
+    git = tmp_path / "code" / ".git"
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert git_state(tmp_path / "code") is None, "no commit yet"
+    (git / "packed-refs").write_text(f"# pack-refs\n{'b' * 40} refs/heads/main\n")
+    assert git_state(tmp_path / "code" / "deep" / "down") == GitState(commit="b" * 40, branch="main")
+    (git / "refs" / "heads" / "main").write_text("a" * 40 + "\n")
+    assert git_state(tmp_path / "code").commit == "a" * 40
+    tree = git / "worktrees" / "other"
+    tree.mkdir(parents=True)
+    (tree / "HEAD").write_text("ref: refs/heads/main\n")
+    (tree / "commondir").write_text("../..\n")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".git").write_text(f"gitdir: {tree}\n")
+    assert git_state(tmp_path / "other") == GitState(commit="a" * 40, branch="main")
+    (git / "HEAD").write_text("c" * 40)
+    assert git_state(tmp_path / "code") == GitState(commit="c" * 40)
+    (git / "HEAD").write_bytes(b"\xff")
+    assert git_state(tmp_path / "code") is None
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_changes_to_a_checkout_are_noticed(tmp_path):
+    def git(*words: str) -> None:
+        identity = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+        subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)  # noqa: S607
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-q", "-m", "first")
+    state = git_state(tmp_path)
+    assert with_changes(state, tmp_path).changed is False
+    (tmp_path / "file").write_text("two")
+    assert with_changes(state, tmp_path).changed is True
+    assert with_changes(state, tmp_path / "nowhere").changed is None
+
+
+def test_groups_that_come_from_a_plan_make_that_plan_again():
+    job = {
+        "cluster": {
+            "num_nodes": 2,
+            "component_placement": {
+                "actor": "0-3",
+                "rollout": "4-7:0-1",
+                "env": {"node_group": "node", "placement": 1},
+            },
+        }
+    }
+    plan = make_plan(job, TOPOLOGY)
+    order = ["env", "rollout", "actor"]
+    placed = {
+        name: Placed(placements=plan.component(name).placements, strategy=plan.get_strategy(name)) for name in order
+    }
+    assert gather_plan(TOPOLOGY, placed) == plan
+
+
+def test_groups_that_were_placed_by_hand_make_a_plan():
+    strategies = {
+        "packed": PackedPlacementStrategy(0, 3, num_hardware_per_process=2, stride=2),
+        "flexible": FlexiblePlacementStrategy([[7], [4, 5]]),
+        "nodes": NodePlacementStrategy([1, 1, 0]),
+    }
+    placed = {
+        name: Placed(placements=strategy.get_placement(TOPOLOGY), strategy=strategy)
+        for name, strategy in strategies.items()
+    }
+    placed["all"] = Placed(placements=PackedPlacementStrategy(0, 7).get_placement(TOPOLOGY))
+    plan = gather_plan(TOPOLOGY, placed)
+    assert {item.name: item.hardware_ranks for item in plan.components} == {
+        "packed": (0, 1, 2, 3),
+        "flexible": (4, 5, 7),
+        "nodes": (0, 1),
+        "all": tuple(range(8)),
+    }
+    assert plan.component("packed").stride == 2
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_commands_show_runs(own, tmp_path, roost):
+    assert roost("runs") == (0, "there are no runs yet\n", "")
+    code, _, err = roost("show")
+    assert (code, err) == (2, "there is no run to look at\n  hint: run a job first, or give the folder of one\n")
+    finished_run(tmp_path / "good", PackedPlacementStrategy(0, 3))
+    finished_run(tmp_path / "bad", PackedPlacementStrategy(0, 1), error=ValueError("no \x1b[2J reward"))
+    (own / "broken").mkdir()
+    (own / "broken" / "run.json").write_text("{")
+    code, out, _ = roost("runs")
+    lines = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == ["ID", "WHEN", "WHAT", "PLAN", "WORKERS", "SECONDS", "OUTCOME"]
+    assert [line[0] for line in lines[1:]] == ["bad", "good", "broken"]
+    assert lines[1][-2:] == ["failed:", "ValueError"]
+    assert "unreadable: see roost show broken" in out
+    assert roost("runs", "-n", "1")[1].endswith("and 2 more: see roost runs -n 3\n")
+    listed = json.loads(roost("runs", "--format", "json")[1])
+    assert [item["id"] for item in listed] == ["bad", "good", "broken"]
+    assert (listed[1]["workers"], listed[1]["outcome"]["status"]) == (4, "finished")
+    code, out, _ = roost("show")
+    assert code == 0
+    for said in ("failed: ValueError", "no \\x1b[2J reward", "train-0, 10.0.0.2: 1 x H100", "[group0 1"):
+        assert said in out, said
+    assert json.loads(roost("show", "good", "--format", "json")[1])["outcome"]["status"] == "finished"
+    assert roost("show", "good", "--svg", str(tmp_path / "map.svg"))[0] == 0
+    assert (tmp_path / "map.svg").read_text().startswith("<svg ")
+    code, _, err = roost("show", "broken")
+    assert (code, "run.json: not JSON" in err) == (2, True)
+
+
+def test_a_run_can_stand_where_a_plan_can(tmp_path, roost, monkeypatch):
+    finished_run(tmp_path / "one", PackedPlacementStrategy(0, 3))
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    finished_run(tmp_path / "two", PackedPlacementStrategy(0, 2))
+    finished_run(tmp_path / "empty")
+    code, out, _ = roost("diff", "one", str(tmp_path / "two"))
+    assert code == 1
+    assert out.startswith("went (1)\n  - group0:3\n")
+    assert "the runs (" in out
+    assert "  ~ NCCL_DEBUG: unset -> INFO\n" in out
+    code, out, _ = roost("diff", "one", "two", "--format", "json")
+    assert (code, json.loads(out)["runs"]["NCCL_DEBUG"]) == (1, ["unset", "INFO"])
+    saved = tmp_path / "saved.json"
+    saved.write_text((tmp_path / "one" / "plan.json").read_text())
+    assert roost("diff", str(saved), "one") == (0, "the plans are alike\n", "")
+    assert "CUDA_VISIBLE_DEVICES=2" in roost("where", "two", "group0:2")[1]
+    assert roost("diff", "one", "empty")[2].startswith("run empty has no plan")
+    code, _, err = roost("diff", "one", "tow")
+    assert (code, err) == (2, "there is no file 'tow', and no run of that name\n  hint: did you mean two?\n")
+    assert "No such file" in roost("plan", "nowhere.yaml")[2]
+
+
+def test_logs_are_found_by_the_id_of_their_run(tmp_path, roost):
+    folder = finished_run(tmp_path / "run")
+    (folder / "logs" / "actor").mkdir(parents=True)
+    (folder / "logs" / "actor" / "0.log").write_text("hello\n")
+    assert roost("logs", "actor:0", "--run", "run") == (0, "hello\n", "")
+    assert roost("logs", "actor:0", "--run", str(folder)) == (0, "hello\n", "")
+    code, _, err = roost("logs", "actor:0", "--run", "rum")
+    assert (code, "did you mean run?" in err) == (2, True)
+
+
+def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, monkeypatch):
+    record = begin(make_run_dir(tmp_path / "run")).record
+    script = replace(record, job=None, command=("/usr/bin/python", "my script.py", "--lr", "1"), cwd=str(tmp_path))
+    written(tmp_path / "run", script)
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    code, out, err = roost("rerun", "run", "--dry-run")
+    assert (code, out) == (0, "")
+    assert err == (
+        f"{sys.executable} 'my script.py' --lr 1\n  in {tmp_path}\n"
+        "the environment is not as it was:\n  ~ NCCL_DEBUG: unset -> INFO\n"
+    )
+    for changed, options, said in (
+        (replace(script, cwd="/no/such/place"), [], "which is not there any more"),
+        (replace(script, command=("python", "-")), [], "what was typed is not kept"),
+        (replace(script, command=("python",)), [], "what was typed is not kept"),
+        (script, ["--same"], "leave out --same"),
+        (replace(script, job=RECORD.job), [], "job.yaml: No such file"),
+    ):
+        written(tmp_path / "run", changed)
+        code, _, err = roost("rerun", "run", "--dry-run", *options)
+        assert (code, said in err) == (2, True), err
+
+
+def test_records_are_written_whole_also_by_many_threads(tmp_path):
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    threads = [
+        threading.Thread(target=recorder.note_restart, args=(f"actor:{rank}", "it crashed", 0.1, None))
+        for rank in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {item.worker for item in read_record(tmp_path / "run").restarts} == {f"actor:{rank}" for rank in range(16)}
