@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray.exceptions import RayTaskError
 from ray.util import list_named_actors
 
 from roost import (
@@ -26,6 +27,7 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
+from roost.runtime.shell import MethodKind, make_worker_shell
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter
@@ -308,6 +310,14 @@ def test_an_attached_group_sees_a_restart(actor):
     assert attached.rank_of().wait(60) == [0, 1, 2, 3]
 
 
+def test_a_call_that_comes_before_the_constructor_ran_says_so(shared_cluster):
+    shell = ray.remote(make_worker_shell("Early", {"who": MethodKind.PLAIN}))
+    early = shell.options(name="early:0", num_cpus=0, namespace=shared_cluster.namespace).remote()
+    with pytest.raises(RayTaskError, match="WorkerDied: early:0 is not ready: it is being started"):
+        ray.get(early.who.remote(), timeout=60)
+    ray.kill(early)
+
+
 def test_restarts_are_made_by_themselves_as_often_as_allowed(shared_cluster):
     strategy = PackedPlacementStrategy(0, 1)
     with Performer.create_group().launch(shared_cluster, strategy, name="phoenix", restarts=2) as group:
@@ -363,8 +373,8 @@ def test_ctrl_c_in_a_wait_is_the_callers_and_the_group_goes_on(driver, tmp_path)
         with Cluster(num_nodes=4) as cluster:
             group = Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 1), name="patient")
             result = group.wait_for({str(tmp_path)!r}, "go")
-            print("waiting", flush=True)
             try:
+                print("waiting", flush=True)
                 result.wait()
             except KeyboardInterrupt:
                 print("interrupted", flush=True)

@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "roost"
 # Who may import whom, from the top down; a package may always import itself.
 LAYERS = {
     "__main__": {"cli"},
-    "cli": {"rl", "testing", "runtime", "render", "placement", "errors", ""},
+    "cli": {"demo", "rl", "testing", "runtime", "render", "placement", "errors", ""},
+    "demo": {"testing", "runtime", "render", "placement", "errors"},
     "testing": {"runtime", "placement", "errors"},
     "rl": {"runtime", "placement", "errors"},
     "runtime": {"placement", "errors"},
@@ -29,6 +30,7 @@ LAYERS = {
 OUTSIDE = {
     "__main__": set(),
     "cli": {"rich", "typer"},
+    "demo": {"gymnasium", "numpy", "rich"},
     "testing": {"ray", "psutil", "pytest"},
     "rl": {"ray", "numpy"},
     "runtime": {"ray", "psutil", "pynvml", "rich"},

@@ -22,7 +22,7 @@ _WRAP = 10
 _NODE_CELLS = 4
 """A node that stands for itself is drawn this many cells wide: many workers share it."""
 
-_STYLE = """
+STYLE = """
   .roost{--paper:#ffffff;--text:#1f2328;--soft:#59636e;--line:#d1d9e0;--cell:#f6f8fa}
   @media(prefers-color-scheme:dark){.roost{--paper:#0d1117;--text:#f0f6fc;--soft:#9198a1;--line:#3d444d;--cell:#151b23}}
   .roost text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--text)}
@@ -65,7 +65,7 @@ class _Drawing:
         label = quoteattr(f"Placement map: {self._grid.title} {self._grid.summary}".strip())
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="roost" width="{width}" height="{height}" '
-            f'viewBox="0 0 {width} {height}" role="img" aria-label={label}>\n<style>{_STYLE}</style>\n'
+            f'viewBox="0 0 {width} {height}" role="img" aria-label={label}>\n<style>{STYLE}</style>\n'
             f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(self._out) + "\n</svg>\n"
         )
 

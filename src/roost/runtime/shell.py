@@ -22,6 +22,7 @@ from typing import Any
 
 import ray
 
+from roost.errors import WorkerDied
 from roost.runtime import logs
 from roost.runtime.carrying import carry
 from roost.runtime.identity import WorkerIdentity, assume
@@ -93,13 +94,21 @@ class Report:
     """The first of the ports to try that nobody uses on its node."""
 
 
+class _NotReady:
+    """Stands for the user's object until it is made: whoever attached to the group may call too early."""
+
+    def __getattr__(self, method: str) -> Any:
+        address = ray.get_runtime_context().get_actor_name()
+        raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
+
+
 class WorkerShell:
     """The actor of one worker. Its subclasses have the methods of the user's class."""
 
     def __init__(self) -> None:
         # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
         die_with_parent()
-        self._roost_object: Any = None
+        self._roost_object: Any = _NotReady()
         self._roost_setup: Setup
         self._roost_streams: dict[str, Any] = {}
 

@@ -1,0 +1,50 @@
+"""`roost demo`: a training run to look at."""
+
+from __future__ import annotations
+
+import math
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.errors import ConfigError
+
+
+class DemoMode(StrEnum):
+    """How learner and rollout share the accelerators."""
+
+    COLOCATE = "colocate"
+    DISAGG = "disagg"
+    BOTH = "both"
+
+
+def demo(
+    mode: Annotated[
+        DemoMode, typer.Option("--mode", help="Share the accelerators in turns, split them, or one after the other.")
+    ] = DemoMode.BOTH,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", metavar="M", help="Train so long; else until the return is high.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Where chance begins.")] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Where the folders of the runs are made.")
+    ] = Path("runs"),
+) -> None:
+    """Train a policy on a cluster that is started on this machine, and watch it."""
+    if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
+        raise ConfigError(f"--minutes is {minutes:g}: it is a number above 0")
+    from rich.console import Console
+
+    from roost.demo.jobs import Mode
+    from roost.demo.show import DemoOptions, run_demo
+
+    modes = tuple(Mode) if mode is DemoMode.BOTH else (Mode(mode.value),)
+    # This very stream: the demo filters what others write to standard output meanwhile.
+    console = Console(file=sys.stdout, highlight=False)
+    has_risen = run_demo(DemoOptions(modes=modes, minutes=minutes, seed=seed, folder=out), console)
+    if not has_risen:
+        print("the return did not rise as it should: look at the logs in the runs' folders")
+        raise typer.Exit(1)

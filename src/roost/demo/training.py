@@ -1,0 +1,303 @@
+"""One training run: launch the three groups, play and learn in rounds, restart whoever dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Protocol
+
+from roost.demo.jobs import GAMES, STEPS, Mode
+from roost.demo.timeline import Mark, Span, Timeline, make_timeline
+from roost.demo.workers import Actor, Env, Played, Rollout
+from roost.errors import CallTimedOut, ClusterError, RoostError
+from roost.placement.plan import Plan
+from roost.runtime.cluster import Cluster
+from roost.runtime.group import WorkerGroup
+from roost.runtime.result import CallResult
+
+_ROUND_SECONDS = 180.0
+_LOOK_SECONDS = 0.25
+_RECENT = 40
+"""The mean return is taken over so many episodes."""
+_VICTIM = 2
+"""The rank of the rollout worker that is killed on purpose."""
+_KILL_ROUND = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """When a run ends: at a mean return after some rounds at the least, and after some seconds at the latest."""
+
+    mean_return: float
+    seconds: float
+    least_rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What came of one round."""
+
+    number: int
+    mean_return: float
+    """Over the last episodes that ended, as far as there were any."""
+    episodes: int
+    seconds: dict[str, float]
+    behind: int
+    """How many versions the oldest actions were behind the weights that learned from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A worker that died and is back."""
+
+    worker: str
+    node: int
+    accelerators: tuple[int, ...]
+    old_pid: int
+    new_pid: int
+    seconds: float
+    after_round: int
+    """How many rounds were over when it died."""
+    error: str
+    """What the caller of a dead worker is told."""
+
+
+class Watcher(Protocol):
+    """Whoever is told how a run goes."""
+
+    def launched(self, group: str, workers: int, seconds: float) -> None:
+        """A group is there."""
+
+    def busy(self, *groups: str) -> None:
+        """These groups work now, and the others wait."""
+
+    def round_ended(self, done: Round, timeline: Timeline) -> None:
+        """A round is over."""
+
+    def killing(self, worker: str, pid: int) -> None:
+        """A worker is about to be killed."""
+
+    def restarted(self, restart: Restart) -> None:
+        """It is back."""
+
+
+@dataclass(slots=True)
+class _Notes:
+    """What a run has seen so far."""
+
+    nodes: dict[str, int] = field(default_factory=dict)
+    spans: dict[str, list[Span]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    restarts: list[Restart] = field(default_factory=list)
+
+    def add(self, group: WorkerGroup, spans: list[Any]) -> None:
+        for rank, own in zip(group.ranks, spans, strict=True):
+            self.spans.setdefault(f"{group.name}:{rank}", []).extend(own)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            for book in (self.seconds, seconds):
+                if book is not None:
+                    book[name] = book.get(name, 0.0) + time.monotonic() - began
+
+    def timeline(self) -> Timeline:
+        return make_timeline(self.spans, self.nodes, self.marks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A run that is over."""
+
+    mode: Mode
+    rounds: tuple[Round, ...]
+    seconds: dict[str, float]
+    """By phase."""
+    timeline: Timeline
+    restarts: tuple[Restart, ...]
+
+    @property
+    def before(self) -> float:
+        """The mean return of the first round."""
+        return self.rounds[0].mean_return
+
+    @property
+    def after(self) -> float:
+        """The mean return of the last one."""
+        return self.rounds[-1].mean_return
+
+
+def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
+    """Train in one of the modes, until the goal is reached."""
+    notes = _Notes()
+    with contextlib.ExitStack() as stack:
+        groups = []
+        for cls, options in ((Actor, {}), (Rollout, {}), (Env, {"games": GAMES})):
+            name = cls.__name__.lower()
+            began = time.monotonic()
+            with notes.phase("launch"):
+                draft = cls.create_group(seed=seed, **options)
+                group = stack.enter_context(draft.launch(cluster, plan.get_strategy(name), name=name))
+            notes.nodes |= {f"{name}:{place.rank}": place.cluster_node_rank for place in group.placements}
+            watcher.launched(name, group.world_size, time.monotonic() - began)
+            groups.append(group)
+        run = _Run(*groups, notes=notes, watcher=watcher, kill=kill)
+        run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
+    return Trained(
+        mode=mode,
+        rounds=tuple(notes.rounds),
+        seconds=notes.seconds,
+        timeline=notes.timeline(),
+        restarts=tuple(notes.restarts),
+    )
+
+
+class _Run:
+    """The three groups at work together."""
+
+    def __init__(
+        self,
+        actor: WorkerGroup,
+        rollout: WorkerGroup,
+        env: WorkerGroup,
+        *,
+        notes: _Notes,
+        watcher: Watcher,
+        kill: bool,
+    ) -> None:
+        self._actor, self._rollout, self._env = actor, rollout, env
+        self._notes, self._watcher = notes, watcher
+        self._has_to_kill = kill
+        self._began = time.monotonic()
+        self._version = 0
+        self._pids = dict(zip(rollout.ranks, rollout.pid().wait(_ROUND_SECONDS), strict=True))
+        self._update({})
+
+    def colocate(self, goal: Goal) -> None:
+        """In turns: the environments play with the newest weights, then all ranks learn."""
+        while not self._is_over(goal):
+            seconds: dict[str, float] = {}
+            self._watcher.busy("env", "rollout")
+            playing = self._play()
+            with self._notes.phase("play", seconds):
+                played = self._wait(playing)
+            self._learn(played, seconds)
+            self._end_round(played, seconds)
+
+    def disagg(self, goal: Goal) -> None:
+        """At the same time: the next round is played while the ranks learn from the last one."""
+        self._watcher.busy("env", "rollout")
+        playing = self._play()
+        while not self._is_over(goal):
+            seconds: dict[str, float] = {}
+            with self._notes.phase("play", seconds):
+                played = self._wait(playing)
+            playing = self._play()
+            self._learn(played, seconds, "env", "rollout")
+            self._end_round(played, seconds)
+        self._wait(playing)
+
+    def _is_over(self, goal: Goal) -> bool:
+        rounds = self._notes.rounds
+        if time.monotonic() - self._began > goal.seconds:
+            # Without a round there is nothing to say.
+            return bool(rounds)
+        return len(rounds) >= goal.least_rounds and rounds[-1].mean_return >= goal.mean_return
+
+    def _play(self) -> CallResult:
+        playing = self._env.play(STEPS)
+        if self._has_to_kill and self._version >= _KILL_ROUND:
+            self._has_to_kill = False
+            worker, pid = f"rollout:{_VICTIM}", self._pids[_VICTIM]
+            self._watcher.killing(worker, pid)
+            self._notes.marks.append(Mark(name=f"{worker} killed", at=time.time()))
+            os.kill(pid, signal.SIGKILL)
+        return playing
+
+    def _wait(self, playing: CallResult) -> list[Played]:
+        """What was played; whoever dies meanwhile is restarted, and the environments go on."""
+        deadline = time.monotonic() + _ROUND_SECONDS
+        while True:
+            try:
+                return playing.wait(_LOOK_SECONDS)
+            except CallTimedOut:
+                if time.monotonic() > deadline:
+                    raise
+            self._restart_dead()
+
+    def _restart_dead(self) -> None:
+        for rank in sorted(set(self._rollout.ranks) - set(self._rollout.alive)):
+            began, one = time.monotonic(), self._rollout[rank]
+            # What anybody is told who calls it.
+            error = one.load(self._weights, self._version).outcomes(_ROUND_SECONDS)[0].error
+            with self._notes.phase("restart"):
+                self._rollout.restart(rank)
+                self._load(one)
+                (pid,) = one.pid().wait(_ROUND_SECONDS)
+            place = one.placements[0]
+            restart = Restart(
+                worker=f"rollout:{rank}",
+                node=place.cluster_node_rank,
+                accelerators=tuple(place.local_hardware_ranks),
+                old_pid=self._pids[rank],
+                new_pid=pid,
+                seconds=time.monotonic() - began,
+                after_round=len(self._notes.rounds),
+                error=str(error),
+            )
+            self._pids[rank] = pid
+            self._notes.marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
+            self._notes.restarts.append(restart)
+            self._watcher.restarted(restart)
+
+    def _learn(self, played: list[Played], seconds: dict[str, float], *beside: str) -> None:
+        self._watcher.busy("actor", *beside)
+        with self._notes.phase("learn", seconds):
+            spans = self._actor.map("learn", [item.batch for item in played]).wait(_ROUND_SECONDS)
+        self._notes.add(self._actor, spans)
+        self._version += 1
+        self._update(seconds)
+
+    def _update(self, seconds: dict[str, float]) -> None:
+        """Hand the new weights to every rollout worker."""
+        with self._notes.phase("weights", seconds):
+            (self._weights,) = self._actor[0].weights().wait(_ROUND_SECONDS)
+            for _ in range(3):
+                try:
+                    self._load(self._rollout)
+                    return
+                except RoostError:
+                    # Somebody died just now.
+                    self._restart_dead()
+        raise ClusterError("the rollout workers do not take the weights: see their logs")
+
+    def _load(self, rollout: WorkerGroup) -> None:
+        spans = rollout.load(self._weights, self._version).wait(_ROUND_SECONDS)
+        self._notes.add(rollout, spans)
+
+    def _end_round(self, played: list[Played], seconds: dict[str, float]) -> None:
+        notes = self._notes
+        for rank, item in zip(self._env.ranks, played, strict=True):
+            notes.spans.setdefault(f"env:{rank}", []).extend(item.spans)
+            notes.returns.extend(item.returns)
+        recent = notes.returns[-_RECENT:]
+        done = Round(
+            number=len(notes.rounds) + 1,
+            mean_return=fmean(recent) if recent else 0.0,
+            episodes=sum(len(item.returns) for item in played),
+            seconds=seconds,
+            behind=self._version - 1 - min(item.batch.oldest for item in played),
+        )
+        notes.rounds.append(done)
+        self._watcher.round_ended(done, notes.timeline())

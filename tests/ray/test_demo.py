@@ -1,0 +1,136 @@
+"""The demo as a newcomer runs it, and its training on several seeds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from roost import Cluster, Plan, make_plan
+from roost.demo.jobs import Mode, make_job
+from roost.demo.training import Goal, train
+from waiting import wait_until
+
+ROOST = [sys.executable, "-u", "-m", "roost"]
+
+
+class Silent:
+    """A watcher that only remembers what was restarted."""
+
+    def __init__(self) -> None:
+        self.restarts = []
+
+    def launched(self, group, workers, seconds): ...
+    def busy(self, *groups): ...
+    def round_ended(self, done, timeline): ...
+    def killing(self, worker, pid): ...
+
+    def restarted(self, restart):
+        self.restarts.append(restart)
+
+
+@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.parametrize("mode", Mode)
+def test_the_return_rises_on_three_seeds(mode):
+    job = make_job(mode)
+    goal = Goal(mean_return=90, seconds=150)
+    with Cluster(cluster_cfg=job["cluster"], quiet=True) as cluster:
+        plan = make_plan(job, cluster)
+        for seed in (1, 2, 3):
+            trained = train(cluster, plan, mode, seed=seed, goal=goal, kill=False, watcher=Silent())
+            assert trained.before < 45, f"seed {seed} begins by chance"
+            assert trained.after >= 90, f"seed {seed}: {[round(item.mean_return) for item in trained.rounds]}"
+            behind = {item.behind for item in trained.rounds}
+            assert behind == ({0} if mode is Mode.COLOCATE else {0, 1}), "only dis-agg is asynchronous"
+
+
+def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_what_it_promises(tmp_path):
+    done = subprocess.run([*ROOST, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=500, env=_env(80))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    shown = done.stdout
+    assert shown.count("node 2 local-2\nno accelerators  [env 0-3 ") == 2, "the map of each mode"
+    assert re.search(r"killing rollout:2 \(pid \d+\) on purpose\n    rollout:2 on node 1 .* died in 'load': its", shown)
+    assert re.search(r"rollout:2 is back in place after [0-9.]+ s: node 1, accelerator 0,1, now pid \d+", shown)
+    assert "(raylet)" not in shown
+    assert max(map(len, (line for line in shown.splitlines() if "rollout:2 " not in line))) <= 80
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [folder.name.rpartition("-")[2] for folder in folders] == ["colocate", "disagg"]
+    for folder in folders:
+        _check_folder(folder)
+        before, after = map(int, re.search(rf"{folder.name[16:]}  mean return (\d+) -> (\d+)", shown).groups())
+        assert after >= 3 * before
+    assert _left_in(tmp_path) == []
+
+
+def _check_folder(folder: Path) -> None:
+    mode = folder.name.rpartition("-")[2]
+    plan = Plan.from_json((folder / "plan.json").read_text())
+    assert plan.names == ["actor", "rollout", "env"]
+    for name in ("map.svg", "returns.svg", "timeline.svg"):
+        drawing = ElementTree.fromstring((folder / name).read_text())  # noqa: S314 - we drew it
+        assert drawing.tag.endswith("svg")
+    with (folder / "returns.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[-1]["mean_return"]) >= 3 * float(rows[0]["mean_return"])
+    assert {row["behind"] for row in rows} == ({"0"} if mode == "colocate" else {"0", "1"})
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert threads == {f"{name}:{rank}" for name in ("actor", "rollout", "env") for rank in range(4)}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in spans} == {"learn", "act", "load", "step"}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
+    marks = [event["name"] for event in events if event["ph"] == "i"]
+    assert marks == (["rollout:2 killed", "rollout:2 is back"] if mode == "colocate" else [])
+    logs = {str(path.relative_to(folder / "logs")) for path in (folder / "logs").rglob("*.log")}
+    assert {"env/2.log", "rollout/2.log", "actor/0.log"} <= logs
+    killed = (folder / "logs" / "env" / "2.log").read_text()
+    assert ("rollout:2 on node 1" in killed and "waiting for it" in killed) == (mode == "colocate")
+
+
+def test_ctrl_c_in_the_demo_leaves_nothing(tmp_path):
+    process = subprocess.Popen(
+        [*ROOST, "demo", "--mode", "disagg", "--minutes", "5"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=_env(80),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("  round  1"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode not in (0, None), rest
+    assert "Traceback" not in rest, rest
+    wait_until(lambda: _left_in(tmp_path) == [], "all its processes are gone")
+    assert (next((tmp_path / "runs").iterdir()) / "plan.json").exists(), "".join(lines)
+
+
+def _env(columns: int) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": str(columns)}
+
+
+def _left_in(folder: Path) -> list[str]:
+    """Processes that were started from a folder and are still there."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder):
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return found

@@ -1,0 +1,209 @@
+"""The parts of the demo that need no cluster: how it learns, what it draws, what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from roost import Topology, lint, make_plan
+from roost.cli.main import app
+from roost.demo import learning
+from roost.demo.display import WithoutRemarks
+from roost.demo.jobs import HARDWARE, Mode, make_job
+from roost.demo.learning import Batch, Learner, first_weights, probabilities
+from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
+from roost.demo.show import DemoOptions
+from roost.demo.timeline import Mark, Span, SpanRecorder, make_timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def read_svg(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)  # noqa: S314 - we drew it
+
+
+def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
+    rng = np.random.default_rng(seed)
+    return Batch(
+        observations=rng.normal(size=(steps, games, 4)),
+        actions=rng.integers(2, size=(steps, games)),
+        logprobs=np.log(rng.uniform(0.3, 0.7, size=(steps, games))),
+        rewards=np.ones((steps, games)),
+        ends=rng.random((steps, games)) < 0.1,
+        last=rng.normal(size=(games, 4)),
+        oldest=0,
+        newest=0,
+    )
+
+
+def test_the_gradient_is_that_of_the_objective():
+    rng = np.random.default_rng(1)
+    weights = {name: value + rng.normal(scale=0.3, size=value.shape) for name, value in first_weights(0).items()}
+    seen, actions = rng.normal(size=(40, 4)), rng.integers(2, size=40)
+    logprobs, advantages = np.log(rng.uniform(0.2, 0.8, size=40)), rng.normal(size=40)
+
+    def objective(changed):
+        likely = probabilities(changed, seen)
+        ratio = np.exp(np.log(likely[np.arange(40), actions]) - logprobs)
+        clipped = np.clip(ratio, 1 - learning._CLIP, 1 + learning._CLIP)
+        entropy = -(likely * np.log(likely)).sum(axis=1)
+        return (np.minimum(ratio * advantages, clipped * advantages) + learning._ENTROPY * entropy).mean()
+
+    gradient = learning._gradient(weights, seen, actions, logprobs, advantages)
+    for name, value in weights.items():
+        for place in np.ndindex(value.shape):
+            nudge = np.zeros_like(value)
+            nudge[place] = 1e-6
+            rise = objective(weights | {name: value + nudge}) - objective(weights | {name: value - nudge})
+            assert gradient[name][place] == pytest.approx(rise / 2e-6, abs=1e-6), (name, place)
+
+
+def test_ranks_with_batches_of_their_own_make_the_same_steps():
+    barrier, given = threading.Barrier(3), {}
+
+    def average(rank):
+        def mean(own):
+            given[rank] = own
+            barrier.wait(30)
+            out = sum(given[index] for index in range(3)) / 3
+            barrier.wait(30)
+            return out
+
+        return mean
+
+    ranks = [Learner(5, average(rank)) for rank in range(3)]
+    threads = [threading.Thread(target=rank.learn, args=(make_batch(index),)) for index, rank in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for name, value in ranks[0].weights.items():
+        assert not np.array_equal(value, first_weights(5)[name]), f"{name} has learned"
+        assert all(np.array_equal(value, other.weights[name]) for other in ranks[1:])
+
+
+def test_what_was_good_becomes_likelier():
+    learner = Learner(0, lambda own: own)
+    seen = np.tile([0.0, 0.0, 0.1, 0.0], (64, 1, 1))
+    actions = (np.arange(64) % 2)[:, None]
+    batch = Batch(
+        observations=seen,
+        actions=actions,
+        logprobs=np.full((64, 1), np.log(0.5)),
+        rewards=actions.astype(float),
+        ends=np.ones((64, 1), bool),
+        last=seen[0],
+        oldest=0,
+        newest=0,
+    )
+    learner.learn(batch)
+    assert probabilities(learner.weights, seen[0])[0, 1] > 0.55
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_jobs_of_both_modes_are_legal_and_share_or_split(mode):
+    plan = make_plan(make_job(mode), Topology.from_shorthand(HARDWARE))
+    assert [finding.code for finding in lint(plan) if finding.level == "warning"] == []
+    seats = {component.name: {(p.cluster_node_rank, i) for p in component.placements for i in p.local_hardware_ranks}
+             for component in plan.components if component.name != "env"}  # fmt: skip
+    if mode is Mode.COLOCATE:
+        assert seats["actor"] == seats["rollout"]
+    else:
+        assert not seats["actor"] & seats["rollout"]
+    assert len(seats["actor"] | seats["rollout"]) == 8
+    assert {place.cluster_node_rank for place in plan.component("env").placements} == {2}
+
+
+def test_calls_that_follow_each_other_closely_are_one_span():
+    recorder = SpanRecorder()
+    for start in (0.0, 0.01, 0.02, 5.0):
+        recorder.note(Span(name="act", start=start, end=start + 0.005))
+    recorder.note(Span(name="load", start=5.006, end=5.007))
+    first, second, third = recorder.take()
+    assert (first.start, first.end, first.calls) == (0.0, 0.025, 3)
+    assert first.busy == pytest.approx(0.6)
+    assert (second.calls, third.name) == (1, "load")
+    assert recorder.take() == []
+
+
+def make_example():
+    spans = {"actor:0": [Span(name="learn", start=3, end=4)], "env:0": [Span(name="step", start=1, end=3)]}
+    return make_timeline(spans, {"actor:0": 0, "env:0": 2}, [Mark(name="rollout:2 killed", at=2.5)])
+
+
+def test_the_trace_has_a_process_for_each_node_and_a_thread_for_each_worker():
+    events = json.loads(make_example().to_trace())["traceEvents"]
+    names = {(e["name"], e["pid"], e["tid"]): e["args"] for e in events if e["ph"] == "M"}
+    assert names["process_name", 2, 0] == {"name": "node 2"}
+    assert names["thread_name", 0, 0] == {"name": "actor:0"}
+    assert names["thread_name", 2, 1] == {"name": "env:0"}
+    (learn,) = [e for e in events if e["name"] == "learn"]
+    assert (learn["ts"], learn["dur"], learn["pid"], learn["tid"]) == (2_000_000, 1_000_000, 0, 0)
+    (mark,) = [e for e in events if e["ph"] == "i"]
+    assert (mark["name"], mark["ts"]) == ("rollout:2 killed", 1_500_000)
+
+
+def test_the_timeline_as_text_is_darker_where_more_are_at_work():
+    assert timeline_text(make_example(), width=6, start=1, end=4) == ["actor │    ██│", "env   │████  │"]
+
+
+def test_the_pictures_are_svg_and_say_what_happened():
+    curve = read_svg(curve_svg("CartPole <&>", [20, 80, 300], top=500, marks={1: "rollout:2 killed"}))
+    assert len(curve.findall(f"{SVG}circle")) == 3
+    assert {"CartPole <&>", "rollout:2 killed", "500"} <= {item.text for item in curve.iter(f"{SVG}text")}
+    drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
+    assert {"actor:0", "env:0", "│ rollout:2 killed"} <= {item.text for item in drawn.iter(f"{SVG}text")}
+    assert next(item.text for item in drawn.iter(f"{SVG}title")) == "actor:0 learn: 1.000 s, 1 calls"
+
+
+def test_a_curve_without_or_with_one_value_can_be_drawn():
+    assert curve_text([], width=10, height=2, top=500) == [" 500 ┤", "   0 ┤"]
+    assert curve_text([500], width=10, height=2, top=500)[0] == " 500 ┤⠁"
+    read_svg(curve_svg("one", [20], top=500, marks={}))
+
+
+def test_what_ray_remarks_is_left_out_with_its_line_end():
+    stream = io.StringIO()
+    filtered = WithoutRemarks(stream)
+    print("before", file=filtered)
+    print("\x1b[33m(raylet)\x1b[0m A worker died", file=filtered)
+    print("after", file=filtered)
+    assert stream.getvalue() == "before\nafter\n"
+
+
+def test_minutes_are_for_all_modes_together_and_nothing_else_ends_it():
+    goal = DemoOptions(minutes=3).goal()
+    assert goal.seconds == 90
+    assert goal.mean_return > 500
+    assert DemoOptions(modes=(Mode.DISAGG,), minutes=3).goal().seconds == 180
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--minutes", "0"], "--minutes is 0: it is a number above 0"),
+        (["--minutes", "nan"], "--minutes is nan: it is a number above 0"),
+        (["--out", "/dev/null/here"], "cannot be made: Not a directory"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_started(arguments, said):
+    result = CliRunner().invoke(app, ["demo", *arguments])
+    assert said in str(result.exception)
+
+
+def test_without_gymnasium_it_says_how_to_get_it(tmp_path):
+    code = "import sys; sys.modules['gymnasium'] = None\nfrom roost.cli.main import main\nmain()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "demo"], capture_output=True, text=True, cwd=tmp_path, timeout=60
+    )
+    assert done.returncode == 2
+    assert "hint: pip install 'roost[demo]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
