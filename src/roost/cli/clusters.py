@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from roost.cli.options import Address, NodesFormat, TextFormat
+from roost.cli.options import Address, NodesFormat, Out, TextForm, TextFormat
 from roost.cli.out import draw_map, print_text, write_text
 
 
 def nodes(
-    form: Annotated[NodesFormat, typer.Option("--format", "-f", help="How to show them.")] = NodesFormat.TABLE,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
+    form: Annotated[
+        NodesFormat,
+        typer.Option("--format", "-f", metavar="FORMAT", help="How to show them: table, map, json or inventory."),
+    ] = NodesFormat.TABLE,
+    out: Out = None,
     address: Address = None,
 ) -> None:
-    """Show the nodes of the live cluster, with the ranks that a job would give them."""
+    """Show the nodes of the live cluster, with their ranks."""
     from roost.cli import live, show
     from roost.runtime.discover import make_topology
     from roost.runtime.look import look_at_nodes
@@ -39,10 +41,10 @@ def nodes(
 
 
 def status(
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     address: Address = None,
 ) -> None:
-    """Tell which jobs are on the live cluster, and what earlier ones left behind."""
+    """Tell which jobs are on the live cluster, and who has what."""
     from roost.cli import live, show
     from roost.runtime.look import look_at_jobs
 
@@ -54,10 +56,14 @@ def status(
 
 
 def up(
-    spec: Annotated[str, typer.Argument(metavar="2x4", help="Nodes x accelerators [: model], as in 2x8:H100,1x0.")],
-    cpus: Annotated[int, typer.Option("--cpus", help="How many CPUs each node claims to have.", min=1)] = 8,
+    spec: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="Nodes x accelerators [: model]: 2x4, or 2x8:H100,1x0.")
+    ],
+    cpus: Annotated[
+        int, typer.Option("--cpus", metavar="N", help="How many CPUs each node claims to have.", min=1)
+    ] = 8,
 ) -> None:
-    """Start a practice cluster on this machine: real Ray nodes, fake accelerators."""
+    """Start a practice cluster here: real Ray nodes, fake accelerators."""
     from roost.cli import live
 
     print_text(live.start_practice(spec, cpus))

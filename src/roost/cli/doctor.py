@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roost.cli.options import Address, TextFormat
+from roost.cli.options import Address, TextForm, TextFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ _LEVEL_WIDTH = 9
 
 
 def doctor(
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     address: Address = None,
     run_dir: Annotated[
         str | None, typer.Option("--run-dir", metavar="DIR", help="The folder that all nodes should share.")

@@ -28,12 +28,18 @@ def list_logs(run: str | None) -> str:
     return "\n".join([f"logs of the run {folder.parent}", *rows])
 
 
+def log_names(run: str | None) -> list[str]:
+    """The workers that a run has logs of."""
+    folder = _logs(run)
+    return [_address(folder, path) for path in _files(folder, "")]
+
+
 def show_logs(worker: str, run: str | None, lines: int | None, follow: bool, write: Callable[[str], None]) -> None:
     """Print the log of a worker (`actor:3`) or of all workers of a group (`actor`), and go on if that is wanted."""
     folder = _logs(run)
     files = _files(folder, worker)
     if not files:
-        there = said(sorted({_address(folder, path) for path in _files(folder, "")}), most=12)
+        there = said(sorted(set(log_names(run))), most=12)
         raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {there or 'none'}")
     if lines is None and follow:
         lines = _FOLLOWED_LINES

@@ -56,6 +56,10 @@ Cluster = Annotated[
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", metavar="FILE", help="A file that describes the hardware.")
 ]
+TextForm = Annotated[TextFormat, typer.Option("--format", "-f", metavar="FORMAT", help="How to show it: text or json.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to this file and not to the terminal.")
+]
 Live = Annotated[bool, typer.Option("--live", help="Take the hardware of the Ray cluster that is running.")]
 Address = Annotated[
     str | None,
@@ -63,7 +67,11 @@ Address = Annotated[
 ]
 Rules = Annotated[
     Kind,
-    typer.Option("--placement", help="Place any component anywhere, or by parallel sizes; auto looks at the job."),
+    typer.Option(
+        "--placement",
+        metavar="RULES",
+        help="hybrid places any component anywhere, model-parallel goes by parallel sizes; auto looks at the job.",
+    ),
 ]
 Shared = Annotated[bool, typer.Option("--no-isolate", help="Let every worker see all accelerators of its node.")]
 

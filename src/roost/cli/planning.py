@@ -7,7 +7,21 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Format, Inventory, Job, Kind, Live, Rules, Shared, TextFormat, make_flags
+from roost.cli.completion import complete_component, complete_worker
+from roost.cli.options import (
+    Cluster,
+    Format,
+    Inventory,
+    Job,
+    Kind,
+    Live,
+    Out,
+    Rules,
+    Shared,
+    TextForm,
+    TextFormat,
+    make_flags,
+)
 from roost.cli.out import draw_map, print_text, print_warnings, write_text
 from roost.errors import ConfigError
 
@@ -17,9 +31,17 @@ def plan(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: Annotated[Format, typer.Option("--format", "-f", help="How to show it.")] = Format.MAP,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to a file instead of the terminal.")] = None,
-    component: Annotated[list[str] | None, typer.Option("--component", help="Show this one only; repeatable.")] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", "-f", metavar="FORMAT", help="How to show it: map, table, json, svg or html."),
+    ] = Format.MAP,
+    out: Out = None,
+    component: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--component", metavar="NAME", help="Show this one only; repeatable.", autocompletion=complete_component
+        ),
+    ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
@@ -62,7 +84,7 @@ def diff(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
 ) -> None:
@@ -87,11 +109,16 @@ def diff(
 
 def where(
     job: Job,
-    worker: Annotated[str, typer.Argument(metavar="actor:3", help="A worker: component and rank.")],
+    worker: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKER", help="A worker: component and rank, as in actor:3.", autocompletion=complete_worker
+        ),
+    ],
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
 ) -> None:
@@ -110,12 +137,16 @@ def where(
 def who(
     job: Job,
     hardware: Annotated[
-        str, typer.Argument(metavar="1:4", help="Node and accelerator; 1:Franka:0 for other hardware, 1 for a node.")
+        str,
+        typer.Argument(
+            metavar="HARDWARE",
+            help="Node and accelerator, as in 1:4; 1:Franka:0 for other hardware, 1 for a node.",
+        ),
     ],
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,
 ) -> None:
@@ -137,7 +168,7 @@ def lint(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    form: TextForm = TextFormat.TEXT,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
     placement: Rules = Kind.AUTO,
     no_isolate: Shared = False,

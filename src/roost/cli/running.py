@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roost.cli import planning
+from roost.cli.completion import complete_log, complete_run
 from roost.cli.options import Address, Cluster, Inventory, Kind, Live, Rules, Shared
 from roost.cli.out import write_text
 from roost.errors import ConfigError
@@ -85,15 +86,22 @@ def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], Non
 
 def logs(
     worker: Annotated[
-        str | None, typer.Argument(metavar="WORKER", help="actor:3, or actor for the whole group.")
+        str | None,
+        typer.Argument(metavar="WORKER", help="actor:3, or actor for the whole group.", autocompletion=complete_log),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")] = None,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The id of a run or its folder; else your newest one.")
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="The id of a run or its folder; else your newest one.",
+            autocompletion=complete_run,
+        ),
     ] = None,
 ) -> None:
-    """Show what the workers of a run printed; without WORKER, which logs there are."""
+    """Show what the workers of a run printed, or which logs there are."""
     from roost.cli import logs
 
     if worker is None:

@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Address, TextFormat
+from roost.cli.completion import complete_run
+from roost.cli.options import Address, TextForm, TextFormat
 from roost.cli.out import draw_map, print_text, write_text
 
 _WHICH = "Its id, the first characters of that, or its folder"
 
 
 def runs(
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show them.")] = TextFormat.TEXT,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="So many at most.")] = 20,
+    form: TextForm = TextFormat.TEXT,
+    number: Annotated[int, typer.Option("--number", "-n", metavar="N", min=1, help="So many at most.")] = 20,
 ) -> None:
     """List your runs on this machine, the newest first."""
     from roost.cli import run_text, show
@@ -30,8 +31,10 @@ def runs(
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=f"{_WHICH}; else your newest run.")] = "latest",
-    form: Annotated[TextFormat, typer.Option("--format", "-f", help="How to show it.")] = TextFormat.TEXT,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help=f"{_WHICH}; else your newest run.", autocompletion=complete_run)
+    ] = "latest",
+    form: TextForm = TextFormat.TEXT,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write the map of its plan to this file instead.")
     ] = None,
@@ -60,7 +63,9 @@ def show(
 
 
 def rerun(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=f"{_WHICH}; latest is your newest run.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help=f"{_WHICH}; latest is your newest run.", autocompletion=complete_run)
+    ],
     same: Annotated[
         bool, typer.Option("--same", help="Refuse, and exit with 1, unless every worker would sit and see as it did.")
     ] = False,

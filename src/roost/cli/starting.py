@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.options import Out
 from roost.cli.out import write_text
 
 
@@ -23,7 +24,7 @@ class SchemaOf(StrEnum):
 def new(
     path: Annotated[Path, typer.Argument(metavar="NAME", help="The new folder: my-job, or some/where/my-job.")],
 ) -> None:
-    """Make a folder with a small job that works: its file, its code, a test."""
+    """Make a folder with a small job that works, and its test."""
     from roost.cli.project import plan_project, write_project
 
     project = plan_project(path)
@@ -46,13 +47,11 @@ def new(
 def schema(
     kind: Annotated[
         SchemaOf,
-        typer.Option("--for", metavar="FILE", help="job, cluster (that section in a file of its own) or inventory."),
+        typer.Option("--for", metavar="KIND", help="job, cluster (that section in a file of its own) or inventory."),
     ] = SchemaOf.JOB,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to a file instead of the terminal.")
-    ] = None,
+    out: Out = None,
 ) -> None:
-    """Print the JSON Schema of a job, by which editors complete and check it."""
+    """Print the JSON Schema by which an editor checks a job."""
     from roost.cli.project import schema_text
     from roost.placement.schema import cluster_schema, inventory_schema, job_schema
 
