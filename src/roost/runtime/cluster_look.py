@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,21 +27,44 @@ from roost.runtime.practice import roost_folder
 
 _ASK_SECONDS = 5.0
 _CLOCK_ROUNDS = 4
+_KNOCK_EVERY_SECONDS = 1.0
+_SILENT_KNOCKS = 3
 _LOOK_PART = 0.8
 """Of the time for a node, what its own looks may take: what it has by then still has to come back."""
 
 
 def look_at_cluster(
-    address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]
+    address: str | None,
+    run_dir: str | None,
+    seconds: float,
+    waiting: Callable[[str], None],
+    lost: Callable[[str], None],
 ) -> ClusterFacts:
-    """Join, look around on every node, and leave nothing behind; ClusterError where there is nothing to join."""
+    """Join, look around on every node, and leave nothing behind; ClusterError where there is nothing to join.
+
+    `waiting` is told what is waited for, and `lost`, from another thread, that the head is gone: then Ray's own calls
+    hang for a minute and end the process.
+    """
     deadline = time.monotonic() + seconds
     connection.check_can_connect()
     made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False)
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(made.address, ended, lost), daemon=True).start()
     try:
         return _look(made.address, run_dir, deadline, waiting)
     finally:
+        ended.set()
         connection.disconnect(made)
+
+
+def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) -> None:
+    """Tell when the head does not answer for several knocks in a row."""
+    silent = 0
+    while silent < _SILENT_KNOCKS:
+        if ended.wait(_KNOCK_EVERY_SECONDS):
+            return
+        silent = 0 if connection.answers(address) else silent + 1
+    lost(address)
 
 
 def _look(address: str, run_dir: str | None, deadline: float, waiting: Callable[[str], None]) -> ClusterFacts:

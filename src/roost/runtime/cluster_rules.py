@@ -37,7 +37,7 @@ _CLOCK_WARNING = 1.0
 _CLOCK_PROBLEM = 5.0
 _SHM = "/dev/shm"  # noqa: S108 - where an object store is quick
 # Judged by comparing the nodes, or a matter of the driver alone.
-_NOT_ON_NODES = {"python", "ray", "packages", "visible devices"}
+_NOT_ON_NODES = {"python", "ray", "visible devices"}
 
 
 def judge_cluster(facts: ClusterFacts) -> list[Finding]:
@@ -319,6 +319,7 @@ def _compare(resource: str, group: Sequence[NodeFacts], devices: Devices, names:
         return []
     if not shown:
         seen = f"Ray counts {ray:g} {resource}, and the machine shows none"
+        names = tuple(node.name for node in group if node.resources.get(resource))
         return [note("accelerators", seen, "as on a practice cluster; else start the node without --num-gpus", names)]
     seen = f"Ray counts {ray:g} {resource}, and the machine shows {shown}"
     if ray > shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,13 +17,14 @@ from typing import IO, Any
 
 from roost.errors import ConfigError, clipped
 from roost.runtime.doctor_child import finding_of
-from roost.runtime.health import Finding, MachineFacts, Report, Unseen, note, problem
+from roost.runtime.health import Finding, Level, MachineFacts, Report, Unseen, note, problem
 from roost.runtime.health_look import driver_folders, look_at_home, look_at_machine
 from roost.runtime.health_rules import judge, judge_head_ports, judge_home, judge_machine
 from roost.runtime.processes import die_with_parent
 
-# To load Ray before the look, and to leave the cluster after it.
-_SPARE_SECONDS = 45.0
+_LOAD_SECONDS = 60.0
+# To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
+_SPARE_SECONDS = 15.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
@@ -38,6 +40,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
             _send(child, {"address": address, "run_dir": run_dir, "seconds": seconds})
             machine = look_at_machine(driver_folders(run_dir), os.environ)
             home = look_at_home()
+            told.loaded.wait(_LOAD_SECONDS)
             reader.join(seconds + _SPARE_SECONDS)
             is_late = reader.is_alive()
         finally:
@@ -53,7 +56,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         cluster.append(problem("cluster", f"RAY_ADDRESS: {told.mistake[0]}", told.mistake[1]))
     elif not told.is_done:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
-    if told.address is None:
+    if all(item.level == Level.NOTE for item in cluster) and told.address is None:
         cluster += _other_heads(machine)
     findings = [*judge_machine(machine, hosts=told.hosts), *judge_home(home)]
     if told.address is None and not _heads(machine):
@@ -71,6 +74,8 @@ class _Told:
     hosts: tuple[str, ...] = ()
     mistake: tuple[str, str] | None = None
     is_done: bool = False
+    loaded: threading.Event = field(default_factory=threading.Event)
+    """Set when Ray is loaded, or will not be."""
 
     def read(self, child: subprocess.Popen[str]) -> None:
         for line in child.stdout or ():
@@ -79,6 +84,7 @@ class _Told:
                 self._take(json.loads(line))
             except (ValueError, KeyError):
                 continue
+        self.loaded.set()
 
     def _take(self, said: dict[str, Any]) -> None:
         if "finding" in said:
@@ -89,6 +95,8 @@ class _Told:
             self.mistake = (said["mistake"][0], said["mistake"][1])
         elif "address" in said:
             self.address, self.hosts = said["address"], tuple(said["hosts"])
+        elif "loaded" in said:
+            self.loaded.set()
         elif "done" in said:
             self.is_done = True
 
@@ -117,7 +125,9 @@ def _send(child: subprocess.Popen[str], wanted: dict[str, Any]) -> None:
 
 def _broke_off(seconds: float | None, last_words: str) -> Finding:
     lines = [line for line in last_words.splitlines() if line.strip()]
-    said = f": {clipped(lines[-1].strip(), 300)}" if lines else ""
+    # Ray's own lines begin with the time, the process and the place in its source.
+    last = re.sub(r"^\[[^]]*\]( [^ ]+:[0-9]+:)?", "", lines[-1]).strip() if lines else ""
+    said = f": {clipped(last, 300)}" if last else ""
     if seconds is not None:
         return problem(
             "cluster",

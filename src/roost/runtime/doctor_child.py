@@ -31,8 +31,18 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
         return
     from roost.runtime.cluster_rules import judge_cluster
 
+    def lost(head: str) -> None:
+        seen = f"Ray's head at {head} went away while it was looked at"
+        _say(
+            say, problem("cluster", seen, "look at its machine, and at gcs_server.out of its session; then look again")
+        )
+        say({"done": True})
+        # Whatever the other threads wait for in Ray, it does not come.
+        os._exit(0)
+
+    say({"loaded": True})
     try:
-        facts = look_at_cluster(address, run_dir, seconds, lambda text: say({"waiting": text}))
+        facts = look_at_cluster(address, run_dir, seconds, lambda text: say({"waiting": text}), lost)
     except ConfigError as error:
         say({"mistake": [error.problems[0].message, error.problems[0].hint]})
         return

@@ -50,7 +50,8 @@ LOOK_SECONDS = 15.0
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 NO_PROXY = "no_proxy"
 _PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
-_JOB_VARIABLE = "ROOST_JOB"
+JOB_VARIABLE = "ROOST_JOB"
+"""As in `managers`, which loads Ray."""
 _KNOCK_SECONDS = 1.0
 _SAY_SECONDS = 5.0
 _YOUNG_SECONDS = 30.0
@@ -257,7 +258,7 @@ def look_at_processes() -> tuple[tuple[RayProcess, ...], tuple[MarkedProcess, ..
             raylet = item.environment.get("RAY_RAYLET_PID", "")
             belongs = not raylet.isdigit() or psutil.pid_exists(int(raylet))
             ray.append(RayProcess(pid=item.pid, name=item.name, user=item.user, head=None, belongs=belongs))
-        job = item.environment.get(_JOB_VARIABLE)
+        job = item.environment.get(JOB_VARIABLE)
         if job and "|" in job:
             answering = is_there(job.partition("|")[0])
             marked.append(MarkedProcess(pid=item.pid, command=item.command, job=job, head_answers=answering))
@@ -308,14 +309,21 @@ def _processes() -> Iterator[_Process]:
     """All processes; the environment only of those that this user may look into."""
     for process in psutil.process_iter(["name", "cmdline", "username"]):
         with contextlib.suppress(psutil.Error, OSError):
-            # Where a program writes over its command, as Ray's workers do, that is the name.
             words = tuple(process.info["cmdline"] or ())
-            name = words[0] if words and words[0].startswith("ray::") else process.info["name"] or ""
+            name = _process_name(process.info["name"] or "", words)
             try:
                 environment = process.environ()
             except (psutil.Error, OSError):
                 environment = {}
             yield _Process(process.pid, name, words, process.info["username"] or "", environment)
+
+
+def _process_name(name: str, words: tuple[str, ...]) -> str:
+    """What a process is called: what it wrote over its command, as Ray's workers do, or the script that Python runs."""
+    if words and words[0].startswith("ray::"):
+        return words[0]
+    script = next((word for word in words[:4] if word.endswith(".py")), "")
+    return Path(script).name if script and name.startswith("python") else name
 
 
 def _heap(what: str, folder: Path, pattern: str, used: set[str]) -> Heap:

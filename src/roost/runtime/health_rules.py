@@ -329,8 +329,7 @@ def judge_host_name(found: HostName) -> list[Finding]:
             note(
                 "host name",
                 f"{seen}, which is this machine for itself only",
-                "on a cluster of several machines put its own address into /etc/hosts, or set GLOO_SOCKET_IFNAME: "
-                "torch's gloo listens where the name leads",
+                "for a cluster of several machines give it its own address in /etc/hosts, or set GLOO_SOCKET_IFNAME",
             )
         ]
     return [ok("host name", seen)]
