@@ -12,12 +12,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from roost import __version__
-from roost.cli import clusters, planning, running
+from roost.cli import clusters, demo, doctor, planning, running, runs, starting
+from roost.cli.completion import complete_in_bash
+from roost.cli.help import Command, Group, epilog
 from roost.cli.out import drop_output
 from roost.errors import ClusterError, RoostError
 
 app = typer.Typer(
     name="roost",
+    cls=Group,
     help="Say which worker process sits on which hardware, and see it before you pay for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -25,13 +28,15 @@ app = typer.Typer(
 )
 
 _PANELS = {
+    "Start here": (demo.demo, starting.new, starting.schema),
     "Plan, with no cluster": (planning.plan, planning.diff, planning.where, planning.who, planning.lint),
-    "Run": (running.run, running.logs),
-    "Look at the cluster": (clusters.nodes, clusters.status, clusters.up, clusters.down),
+    "Run": (running.run, running.logs, runs.runs, runs.show, runs.rerun),
+    "Look at the cluster": (clusters.nodes, clusters.status, doctor.doctor, clusters.up, clusters.down),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(_command.__name__, rich_help_panel=_panel)(_command)
+        _name = _command.__name__
+        app.command(_name, cls=Command, epilog=epilog(_name), rich_help_panel=_panel)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -52,6 +57,7 @@ def _options(
 def main() -> NoReturn:
     """Run the command line."""
     try:
+        complete_in_bash(app)
         app()
     except ClusterError as error:
         print(error, file=sys.stderr)
