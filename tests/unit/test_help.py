@@ -1,0 +1,75 @@
+"""The help of every command: complete, in 80 columns, and described in the docs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from roost.cli.main import app, main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+GROUP = typer.main.get_command(app)
+COMMANDS = GROUP.commands
+
+
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["roost", *words, "--help"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert not end.value.code
+        told = capsys.readouterr()
+        assert told.err == ""
+        return told.out
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_reads_well(name, help_of):
+    command = COMMANDS[name]
+    text = help_of(name)
+    assert f"roost {name}" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"<bool>|<list|\{\w+", text), "a flag has no type, and an argument a name"
+    summary = (command.help or "").strip()
+    assert re.fullmatch(r"[A-Z][^\n]*\.", summary), summary
+    with command.make_context(name, [], resilient_parsing=True) as context:
+        for param in command.get_params(context):
+            told = getattr(param, "help", "") or ""
+            assert re.fullmatch(r".*[^ ]\.", told), f"{name} {param.opts}: {told!r}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_docs_have_a_section_and_a_row_for_a_command(name):
+    sections = re.findall(r"^## (.*)$", PAGE, re.M)
+    assert any(re.search(rf"\broost {name}\b", section) for section in sections), f"no section for roost {name}"
+    assert re.search(rf"^\| \[.*`roost {name}`.*\]\(#.*\) \|", PAGE, re.M), f"no row for roost {name}"
+
+
+def test_the_help_of_all_commands_lists_each_with_one_line(help_of):
+    text = help_of()
+    assert max(map(len, text.splitlines())) <= 80
+    for name in COMMANDS:
+        assert re.search(rf"^│ {name} +\w", text, re.M), name
+    assert text.index("Start here") < text.index("Plan, with no cluster")
+
+
+def test_an_example_of_the_help_names_its_own_command_and_real_options(help_of):
+    for name in COMMANDS:
+        text = help_of(name)
+        found = re.search(r"For example: roost (\S+)(.*)", text)
+        if found:
+            assert found[1] == name
+            for option in re.findall(r"--[\w-]+", found[2]):
+                assert option in text[: found.start()]

@@ -1,0 +1,155 @@
+"""`roost new` and `roost schema`: what they make, and what they refuse."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import resource
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from roost import Topology, make_plan
+from roost.cli.main import main
+from roost.placement.config import read_job_draft
+from roost.placement.schema import cluster_schema, inventory_schema, job_schema
+from roost.placement.workers import read_run_config
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def roost(monkeypatch, capsys, tmp_path):
+    """Run the command line in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return run
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_new_project_is_a_job_that_can_be_planned_and_run(roost, tmp_path):
+    code, out, err = roost("new", "my-job")
+    assert (code, err) == (0, "")
+    folder = tmp_path / "my-job"
+    made = [
+        ".gitignore",
+        ".roost/job.schema.json",
+        "README.md",
+        "job.yaml",
+        "my_job.py",
+        "pyproject.toml",
+        "test_my_job.py",
+    ]
+    assert names(folder) == made
+    for name in [*made, "cd my-job", "roost plan job.yaml --cluster 2x4", "roost up 2x4", "roost run job.yaml"]:
+        assert name in out
+    for name in made:
+        assert not re.search("@[A-Z]+@", (folder / name).read_text(encoding="utf-8")), f"{name} has a gap in it"
+    plan = make_plan(folder / "job.yaml", Topology.from_shorthand("2x4"))
+    assert {part.name: part.world_size for part in plan.components} == {"learner": 1, "rollout": 2}
+    run = read_run_config(read_job_draft(folder / "job.yaml"))
+    defined = {node.name for node in ast.parse((folder / "my_job.py").read_text()).body if hasattr(node, "name")}
+    for target in [run.entry, *(worker.target for worker in run.workers)]:
+        module, _, name = target.rpartition(".")
+        assert (module, name in defined) == ("my_job", True)
+    assert json.loads((folder / ".roost" / "job.schema.json").read_text()) == job_schema()
+    assert (folder / "job.yaml").read_text().startswith("# yaml-language-server: $schema=.roost/job.schema.json\n")
+    assert "pytest" in tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
+
+
+def test_what_is_made_is_as_tidy_as_what_we_write_ourselves(roost, tmp_path):
+    roost("new", "my-job")
+    for path in (tmp_path / "my-job").glob("[!.]*"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert max(map(len, lines)) <= 120, path.name
+        assert all(line == line.rstrip() for line in lines), path.name
+
+
+def test_a_project_can_be_made_elsewhere_and_in_an_empty_folder(roost, tmp_path):
+    assert roost("new", "some/where/my.job")[0] == 0
+    assert "my_job.py" in names(tmp_path / "some" / "where" / "my.job")
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    assert roost("new", "link")[0] == 0
+    assert "here.py" in names(tmp_path / "here")
+
+
+def test_a_project_in_this_folder_needs_no_cd(roost, tmp_path, monkeypatch):
+    (tmp_path / "own-job").mkdir()
+    monkeypatch.chdir(tmp_path / "own-job")
+    code, out, _ = roost("new", ".")
+    assert (code, "cd " in out) == (0, False)
+    assert "own_job.py" in names(tmp_path / "own-job")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("full", "full is not empty"),
+        ("file", "file is a file"),
+        ("file/my-job", "Not a directory"),
+        ("/proc/my-job", "/proc/my-job: "),
+        ("1job", "'1job' is no name for a project"),
+        ("my job", "'my job' is no name for a project"),
+        ("-job", "No such option"),
+        ("/", "'/' is no name for a project"),
+        ("jöb", "is no name for a project"),
+        ("a" * 65, "64 at most"),
+        ("x\ny", "is no name for a project"),
+        ("class", "'class' is a word of Python"),
+        ("json", "'json' is a module that is installed here"),
+        ("ray", "hint: try my-ray"),
+        ("roost", "'roost' is a module"),
+    ],
+)
+def test_what_cannot_be_made_is_told_and_nothing_is_written(roost, tmp_path, name, said):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").write_text("mine")
+    (tmp_path / "file").write_text("mine too")
+    code, out, err = roost("new", name)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert names(tmp_path) == ["file", "full/precious"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
+
+
+def test_what_was_begun_is_taken_back(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "some/where/my-job"):
+        done = subprocess.run(
+            [sys.executable, "-m", "roost", "new", name],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            # As on a full disk: small files can be written, and the schema cannot.
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000)),
+        )
+        assert done.returncode == 2, done.stderr
+        assert "File too large" in done.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+
+
+def test_the_schema_is_printed_or_written(roost, tmp_path):
+    assert json.loads(roost("schema")[1]) == job_schema()
+    assert json.loads(roost("schema", "--for", "cluster")[1]) == cluster_schema()
+    assert roost("schema", "--for", "inventory", "--out", "inventory.json") == (0, "", "wrote inventory.json\n")
+    assert json.loads((tmp_path / "inventory.json").read_text()) == inventory_schema()
+    code, _, err = roost("schema", "--out", "no/such/folder.json")
+    assert (code, "No such file or directory" in err) == (2, True)
+    assert roost("schema", "--for", "plan")[0] == 2
