@@ -79,4 +79,6 @@ def _append(text: Text, findings: Sequence[Finding], width: int) -> None:
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Say what is waited for to who sits before it; whoever reads later finds it among the findings."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)

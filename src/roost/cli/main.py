@@ -1,7 +1,7 @@
 """The command line: parsing, exit codes, and the one place where a RoostError becomes text.
 
-Exit codes: 0 all is well, 1 two plans differ or lint was told to be strict, 2 a mistake by the user, 3 a failure of
-the world, such as no Ray cluster.
+Exit codes: 0 all is well, 1 two plans differ, lint was told to be strict or doctor found a problem, 2 a mistake by the
+user, 3 a failure of the world, such as no Ray cluster.
 """
 
 from __future__ import annotations
