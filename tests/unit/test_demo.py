@@ -11,17 +11,19 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from roost import Topology, lint, make_plan
 from roost.cli.main import app
 from roost.demo import learning
-from roost.demo.display import WithoutRemarks
+from roost.demo.display import Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
 from roost.demo.show import DemoOptions
 from roost.demo.timeline import Mark, Span, SpanRecorder, make_timeline
+from roost.demo.training import Restart, Round
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -168,6 +170,60 @@ def test_a_curve_without_or_with_one_value_can_be_drawn():
     assert curve_text([], width=10, height=2, top=500) == [" 500 ┤", "   0 ┤"]
     assert curve_text([500], width=10, height=2, top=500)[0] == " 500 ┤⠁"
     read_svg(curve_svg("one", [20], top=500, marks={}))
+
+
+def make_display(*, is_terminal: bool) -> tuple[Display, Console]:
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80, color_system=None, legacy_windows=False)
+    return Display(console, 300, {"actor": "blue", "env": "green"}), console
+
+
+def tell(display: Display) -> None:
+    display.launched("actor", 4, 1.25)
+    for number, mean in enumerate([20.0, 90.0, 150.0], start=1):
+        display.busy("env")
+        seconds = {"play": 0.5, "learn": 0.02}
+        done = Round(number=number, mean_return=mean, episodes=9, seconds=seconds, behind=0)
+        display.round_ended(done, make_example())
+
+
+def test_on_a_terminal_the_return_its_curve_and_who_works_are_one_picture():
+    display, console = make_display(is_terminal=True)
+    with display.showing():
+        tell(display)
+    shown = console.file.getvalue().replace("\r", "\n")
+    assert "actor    4 workers ready in 1.2 s" in shown
+    last = shown[shown.rindex("round 3") :]
+    assert "mean return 150, the goal is 300" in last
+    assert " 500 ┤" in last
+    assert "node 0  ○ actor:0" in last
+    assert "node 2  ● env:0" in last
+    assert max(map(len, last.splitlines())) <= 80
+
+
+def test_in_a_pipe_there_are_plain_lines_and_a_restart_is_told():
+    display, console = make_display(is_terminal=False)
+    with display.showing():
+        tell(display)
+        display.killing("rollout:2", 77)
+        display.restarted(
+            Restart(
+                worker="rollout:2",
+                node=1,
+                accelerators=(0, 1),
+                old_pid=77,
+                new_pid=88,
+                seconds=1.04,
+                after_round=3,
+                error="rollout:2 on node 1 died in 'load'",
+            )
+        )
+    assert console.file.getvalue().splitlines() == [
+        "  actor    4 workers ready in 1.2 s",
+        "  round  1  mean return   20  play 0.50 s, learn 0.02 s",
+        "  killing rollout:2 (pid 77) on purpose",
+        "    rollout:2 on node 1 died in 'load'",
+        "    rollout:2 is back in place after 1.0 s: node 1, accelerator 0,1, now pid 88",
+    ]
 
 
 def test_what_ray_remarks_is_left_out_with_its_line_end():

@@ -46,5 +46,5 @@ def demo(
     console = Console(file=sys.stdout, highlight=False)
     has_risen = run_demo(DemoOptions(modes=modes, minutes=minutes, seed=seed, folder=out), console)
     if not has_risen:
-        print("the return did not rise as it should: look at the logs in the runs' folders")
+        print("the return did not double in every mode: train longer, or look at the logs")
         raise typer.Exit(1)
