@@ -113,7 +113,10 @@ def _start_of_last(path: Path, lines: int) -> int:
 
 
 def _logs(run: str | None) -> Path:
-    folder = (latest_run() if run is None else find_run(run)) / "logs"
+    if run is None:
+        folder = latest_run() / "logs"
+    else:
+        folder = (Path(run) if "/" in run else find_run(run)) / "logs"
     if not folder.is_dir():
         raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once a group was launched")
     return folder
