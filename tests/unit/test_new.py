@@ -128,6 +128,13 @@ def test_what_cannot_be_made_is_told_and_nothing_is_written(roost, tmp_path, nam
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
 
 
+def test_links_in_a_circle_lead_nowhere(roost, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = roost("new", "loop/my-job")
+    assert (code, out) == (2, "")
+    assert "loop/my-job: " in err
+
+
 def test_what_was_begun_is_taken_back(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "some/where/my-job"):

@@ -55,7 +55,11 @@ def schema_text(schema: dict[str, object]) -> str:
 
 def plan_project(path: Path) -> Project:
     """What `roost new PATH` would make; ConfigError where the name or the folder cannot be used."""
-    folder = path.resolve()
+    try:
+        folder = path.resolve()
+    except (OSError, RuntimeError) as error:
+        # Links in a circle, which Python tells in either way.
+        raise ConfigError(f"{path}: {error}") from None
     name = folder.name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or len(name) > _MAX_NAME:
         raise ConfigError(
