@@ -113,6 +113,8 @@ def test_an_exception_in_the_entry_point_is_the_users_and_leaves_nothing(shared_
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "in actor:" in done.stderr
+    first = next(line for line in done.stderr.splitlines() if line.startswith("  File "))
+    assert str(module) in first, "the way through the command line is left out"
     assert isinstance(shared_cluster, Cluster)
     assert not [entry for entry in list_named_actors(all_namespaces=True) if entry["name"].startswith("actor:")]
 

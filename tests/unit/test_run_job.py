@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,26 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(monkeypatch, tmp_pa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
         load("needs_more.Actor")
+
+
+@pytest.mark.parametrize(
+    ("code", "frames", "end"),
+    [
+        ("def low():\n    open('/nowhere/at/all')\nlow()\n", 2, "FileNotFoundError: [Errno 2]"),
+        ("import missing_here\n", 1, "ModuleNotFoundError: No module named 'missing_here'"),
+        ("def low(:\n", 1, "SyntaxError: invalid syntax"),
+    ],
+)
+def test_what_the_users_code_raises_is_shown_from_where_it_begins(tmp_path, code, frames, end):
+    (tmp_path / "mine.py").write_text(code)
+    text = (JOB / "job.yaml").read_text().replace("two_components.Actor", "mine.Actor")
+    (tmp_path / "job.yaml").write_text(text)
+    command = [sys.executable, "-m", "roost", "run", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    shown = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert [f'"{tmp_path}/mine.py"' in line for line in shown] == [True] * frames
+    assert done.stderr.splitlines()[-1].startswith(end)
 
 
 def test_a_dry_run_is_the_plan():

@@ -65,7 +65,15 @@ def main() -> NoReturn:
     except RoostError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
+    except Exception as error:
+        from roost.cli.users_error import users_report
+
+        report = users_report(error)
+        if report is not None:
+            print(report, end="", file=sys.stderr)
+            sys.exit(1)
+        if not isinstance(error, OSError):
+            raise
         # A full disk behind `> FILE`.
         print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
         drop_output()
