@@ -160,6 +160,11 @@ def test_a_rule_that_fails_on_what_it_got_is_told_too():
     assert "could not be looked at: AttributeError" in found.seen
 
 
+def test_what_cannot_be_looked_at_for_a_reason_that_hinders_jobs_too_is_a_warning():
+    found = judge_home(HomeFacts(practice=None, heaps=Unseen(why="not yours", do="remove it")))[1]
+    assert found == warning("old files", "could not be looked at: not yours", "remove it")
+
+
 def test_python_and_ray_must_be_new_enough():
     assert levels(judge_python(SOFTWARE)) == ["ok"]
     assert levels(judge_python(replace(SOFTWARE, python="3.10.2"))) == ["problem"]
@@ -216,7 +221,7 @@ def test_visible_devices_are_noted_and_wrong_ones_warned_of():
     assert "hides all accelerators" in only(judge_visible_devices({"CUDA_VISIBLE_DEVICES": ""}, pair)).seen
     wrong = only(judge_visible_devices({"CUDA_VISIBLE_DEVICES": "0,7"}, pair))
     assert wrong.level == Level.WARNING
-    assert "names 7, and there are 2" in wrong.seen
+    assert "names 7, and there are 0-1" in wrong.seen
 
 
 @pytest.mark.parametrize(("free", "level"), [(50, "ok"), (8, "warning"), (4, "problem"), (0, "problem")])
@@ -494,7 +499,7 @@ def test_no_cluster_is_a_note_unless_one_was_named():
     assert cannot_join("Ray at a:1 could not be joined:\n  Version mismatch", "", is_named=False) == problem(
         "cluster",
         "Ray at a:1 could not be joined: Version mismatch",
-        "is it the same Ray and Python there and here? `ray status` asks it too",
+        "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)",
     )
 
 
@@ -531,7 +536,7 @@ def test_looks_that_fail_or_hang_are_unseen_and_the_others_are_not_lost():
     forever = threading.Event()
     found = health_look.at_once({"a": fail, "b": forever.wait, "c": lambda: 3, "d": lambda: {}["x"]}, 0.2, told.append)
     forever.set()
-    assert found["a"] == Unseen(why="no hint: yes")
+    assert found["a"] == Unseen(why="no", do="yes")
     assert found["b"] == Unseen(why="no answer in 0.2 s")
     assert found["c"] == 3
     assert found["d"] == Unseen(why="KeyError: 'x'")
@@ -579,6 +584,13 @@ def test_folders_on_one_file_system_are_one_disk(tmp_path):
 def test_variables_are_told_under_one_name():
     found = health_look.look_at_environment({"HTTP_PROXY": "http://p", "CUDA_VISIBLE_DEVICES": "", "HOME": "/root"})
     assert found == {"http_proxy": "http://p", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_command_of_another_process_is_shown_in_one_line_and_upsets_no_terminal():
+    assert health_look.in_one_line(["python", "-c", "import time\ntime.sleep(9)\x1b[2J"], 80) == (
+        "python -c import time time.sleep(9)\\x1b[2J"
+    )
+    assert len(health_look.in_one_line(["x" * 500], 80)) == 80
 
 
 def test_the_mark_of_a_job_is_the_one_that_workers_get():
@@ -645,3 +657,13 @@ def test_a_ray_that_cannot_be_loaded_is_a_problem_and_the_rest_is_looked_at(doct
     assert done.returncode == 1, done.stderr
     assert "it cannot be loaded: ImportError: protobuf is broken" in done.stdout
     assert "  memory " in done.stdout
+
+
+def test_without_ray_that_is_the_one_problem():
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from roost.runtime.doctor_child import examine\n"
+        "examine(None, None, 5, lambda said: print(said['finding']['level'], said['finding']['seen']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "note could not be looked at without Ray\n"

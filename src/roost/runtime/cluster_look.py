@@ -14,11 +14,11 @@ from pathlib import Path
 import ray
 from ray.util import list_named_actors
 
-from roost.errors import CheckFailed
+from roost.errors import CheckFailed, RoostError
 from roost.runtime import connection, discover
 from roost.runtime.discover import RayNode
 from roost.runtime.health import Clock, ClusterFacts, JobFacts, NodeFacts, Silent, Unseen
-from roost.runtime.health_look import at_once, driver_folders, look_at_machine, runs_folder
+from roost.runtime.health_look import at_once, driver_folders, look_at_machine, runs_folder, unseen_for
 from roost.runtime.health_node import look_at_node, tell_time
 from roost.runtime.jobs import get_job
 from roost.runtime.managers import MANAGER_NAMES, JobInfo
@@ -141,14 +141,17 @@ def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unsee
 @contextlib.contextmanager
 def _marker(run_dir: str | None) -> Iterator[Path | Unseen]:
     """A file in the run folder that only who sees that very folder sees."""
-    folder = runs_folder(run_dir)
-    path = folder / f".doctor-{secrets.token_hex(8)}"
     try:
-        if folder == roost_folder() / "runs":
+        folder = runs_folder(run_dir)
+        if run_dir is None and folder == roost_folder() / "runs":
             folder.mkdir(exist_ok=True)
+        path = folder / f".doctor-{secrets.token_hex(8)}"
         path.write_text("", encoding="utf-8")
+    except RoostError as error:
+        yield unseen_for(error)
+        return
     except OSError as error:
-        yield Unseen(why=f"{folder}: {error.strerror or error}")
+        yield Unseen(why=str(error))
         return
     try:
         yield path

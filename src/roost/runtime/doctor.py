@@ -46,7 +46,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         finally:
             child.kill()
             child.wait()
-        reader.join()
+        reader.join(1)
         complaints.seek(0)
         last_words = complaints.read().decode(errors="replace")
     if told.mistake is not None and address is not None:

@@ -17,6 +17,7 @@ from roost.errors import ClusterError, ConfigError
 from roost.runtime.health import Finding, Level, note, problem
 
 _NO_CLUSTER = "there is no Ray cluster"
+_SAME = "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -26,6 +27,10 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
     try:
         from roost.runtime.cluster_look import look_at_cluster
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "ray":
+            # The check of this machine's packages says what to do.
+            _say(say, note("cluster", "could not be looked at without Ray"))
+            return
         why = f"it cannot be loaded: {type(error).__name__}: {error}"
         _say(say, problem("ray", why, "install Ray anew in this environment: pip install --force-reinstall ray"))
         return
@@ -66,7 +71,7 @@ def cannot_join(message: str, hint: str, is_named: bool) -> Finding:
             "no Ray cluster was found",
             "`ray start --head` starts one, `roost up 2x4` one for practice; RAY_ADDRESS or --address leads to one",
         )
-    return problem("cluster", message, hint or "is it the same Ray and Python there and here? `ray status` asks it too")
+    return problem("cluster", message, hint or _SAME)
 
 
 def finding_of(data: dict[str, Any]) -> Finding:

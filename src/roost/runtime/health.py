@@ -55,9 +55,10 @@ def problem(check: str, seen: str, do: str, nodes: tuple[str, ...] = ()) -> Find
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unseen:
-    """A fact that could not be had."""
+    """A fact that could not be had; `do` where that is known to hinder jobs too."""
 
     why: str
+    do: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -100,7 +100,7 @@ def at_once(
         try:
             found[name] = looks[name]()
         except RoostError as error:
-            found[name] = Unseen(why=" ".join(str(error).split()))
+            found[name] = unseen_for(error)
         except Exception as error:
             found[name] = Unseen(why=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
@@ -121,6 +121,11 @@ def at_once(
     return {name: found.get(name, late) for name in looks}
 
 
+def unseen_for(error: RoostError) -> Unseen:
+    """What an error of ours says: why, and what to do."""
+    return Unseen(why=error.problems[0].message, do=error.problems[0].hint)
+
+
 def machine_id() -> str:
     """The same for processes that share memory, file systems and ports: this boot, and the kernel's rooms for them."""
     try:
@@ -133,7 +138,11 @@ def machine_id() -> str:
 
 def driver_folders(run_dir: str | None) -> dict[str, str]:
     """The folders that a driver on this machine writes to, by what they are."""
-    return {"temporary files": tempfile.gettempdir(), "runs": str(runs_folder(run_dir))}
+    folders = {"temporary files": tempfile.gettempdir()}
+    # Where Roost's own folder cannot be had, the look at what is in it tells so.
+    with contextlib.suppress(RoostError):
+        folders["runs"] = str(runs_folder(run_dir))
+    return folders
 
 
 def runs_folder(run_dir: str | None) -> Path:
@@ -289,6 +298,12 @@ def look_at_heaps() -> tuple[Heap, ...]:
     )
 
 
+def in_one_line(words: Sequence[str], most: int) -> str:
+    """A command as it can be shown: whoever wrote it, it has one line and upsets no terminal."""
+    text = " ".join(" ".join(words).split())
+    return clipped("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text), most)
+
+
 class _Process(NamedTuple):
     pid: int
     name: str
@@ -298,7 +313,7 @@ class _Process(NamedTuple):
 
     @property
     def command(self) -> str:
-        return clipped(" ".join(self.words) or self.name, 120)
+        return in_one_line(self.words or (self.name,), 120)
 
     def flag(self, name: str) -> str:
         start = f"--{name}="
@@ -385,7 +400,7 @@ def _device_user(pid: int, memory: int | None) -> DeviceUser:
         process = psutil.Process(pid)
         line = [process, *process.parents()]
         of_ray = any(item.name().startswith("ray::") or item.name() == "raylet" for item in line)
-        command = clipped(" ".join(process.cmdline()) or process.name(), 80)
+        command = in_one_line(process.cmdline() or [process.name()], 80)
         user = process.username()
     except psutil.Error:
         return DeviceUser(pid=pid, command="", user="", memory=memory, of_ray=False)

@@ -61,11 +61,14 @@ def _raylet() -> RayletFacts | Unseen:
             if process.name() == "raylet":
                 words = [word.partition("=") for word in process.cmdline()]
                 flags = {name.removeprefix("--"): value for name, _, value in words}
-                return RayletFacts(
-                    session=flags.get("session_dir", ""),
-                    object_store=int(flags.get("object_store_memory") or 0),
-                    object_store_folder=flags.get("plasma_directory", ""),
-                )
+                try:
+                    return RayletFacts(
+                        session=flags["session_dir"],
+                        object_store=int(flags["object_store_memory"]),
+                        object_store_folder=flags["plasma_directory"],
+                    )
+                except (KeyError, ValueError) as error:
+                    return Unseen(why=f"this Ray starts its raylet otherwise: {error}")
     return Unseen(why="the raylet cannot be seen from its worker")
 
 

@@ -96,7 +96,8 @@ def judge(check: str, fact: Any, rule: Callable[[Any], Iterable[Finding]]) -> li
 
 def unseen(check: str, fact: Unseen) -> Finding:
     """A finding for what could not be looked at."""
-    return Finding(check=check, level=Level.NOTE, seen=f"could not be looked at: {fact.why}")
+    level = Level.WARNING if fact.do else Level.NOTE
+    return Finding(check=check, level=level, seen=f"could not be looked at: {fact.why}", do=fact.do)
 
 
 def judge_python(found: Software) -> list[Finding]:
@@ -187,11 +188,12 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> list[Fi
         value = found[entry.variable]
         named = entry.devices(value)
         wrong = [word for word in named if word.isdigit() and int(word) >= len(devices.nvidia)]
+        there = f"are 0-{len(devices.nvidia) - 1}" if len(devices.nvidia) > 1 else "is only 0"
         if kind == "nvidia" and devices.nvidia and wrong:
             findings.append(
                 warning(
                     "visible devices",
-                    f"{entry.variable}={value} names {said(wrong)}, and there are {len(devices.nvidia)}, from 0",
+                    f"{entry.variable}={value} names {said(wrong)}, and there {there}",
                     f"unset {entry.variable}",
                 )
             )
