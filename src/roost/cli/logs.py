@@ -113,10 +113,8 @@ def _start_of_last(path: Path, lines: int) -> int:
 
 
 def _logs(run: str | None) -> Path:
-    if run is None:
-        folder = latest_run() / "logs"
-    else:
-        folder = (Path(run) if "/" in run else find_run(run)) / "logs"
+    is_path = run is not None and "/" in run
+    folder = (latest_run() if run is None else Path(run) if is_path else find_run(run)) / "logs"
     if not folder.is_dir():
         raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once a group was launched")
     return folder
