@@ -29,6 +29,7 @@ from roost import (
 )
 from roost.cli.main import main
 from roost.placement.gathered import Placed, gather_plan
+from roost.runtime import recorder as recorder_module
 from roost.runtime.failures import Failure, FailureKind, attach_failures
 from roost.runtime.managers import JobInfo
 from roost.runtime.node_info import AcceleratorInfo, NodeInfo
@@ -336,6 +337,18 @@ def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(t
         recorder.note_restart("actor:1", "it crashed", 0.25, None)
         recorder.end()
     assert [record.message.startswith("this run's record is not complete") for record in caplog.records] == [True]
+
+
+def test_the_plan_of_very_many_groups_is_written_at_the_latest_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "_PLAN_SECONDS", -1.0)
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    for number in range(3):
+        launch(recorder, f"group{number}")
+    assert not (tmp_path / "run" / "plan.json").exists()
+    assert read_record(tmp_path / "run").plan is None
+    recorder.end()
+    plan = Plan.from_json((tmp_path / "run" / "plan.json").read_text())
+    assert (plan.names, plan.hash) == (["group0", "group1", "group2"], read_record(tmp_path / "run").plan)
 
 
 def test_a_recorder_that_was_not_begun_writes_nothing(tmp_path):

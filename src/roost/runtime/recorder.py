@@ -50,6 +50,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PLAN_SECONDS = 1.0
+_PLAN_SHARE = 0.02
+"""So much of a run's time, beside the seconds above, may go into writing its plan while it goes on."""
+
 Parameters = ParamSpec("Parameters")
 
 
@@ -86,6 +90,8 @@ class Recorder:
         self._topology: Topology | None = None
         self._placed: dict[str, Placed] = {}
         self._plan_is_given = False
+        self._plan_is_behind = False
+        self._plan_seconds = 0.0
         self._outcome: RunOutcome | None = None
         self._git: GitState | None = None
         self._began = time.monotonic()
@@ -182,10 +188,23 @@ class Recorder:
         self._record = replace(self._record, groups=(*self._record.groups, group))
         if not self._plan_is_given:
             self._placed[name] = Placed(placements=placements, strategy=strategy)
-            plan = gather_plan(self._topology, self._placed)
-            self._put(PLAN_FILE, plan.to_json() + "\n")
-            self._record = replace(self._record, plan=plan.hash)
+            self._plan_is_behind = True
+            # A script with very many groups does not write all of them down each time.
+            if self._plan_seconds <= _PLAN_SECONDS + _PLAN_SHARE * (time.monotonic() - self._began):
+                self._gather_plan()
         self._write()
+
+    @_harmless
+    def _gather_plan(self) -> None:
+        """Write the plan that the groups make together."""
+        if self._record is None or self._topology is None or not self._plan_is_behind:
+            return
+        began = time.monotonic()
+        plan = gather_plan(self._topology, self._placed)
+        self._put(PLAN_FILE, plan.to_json() + "\n")
+        self._record = replace(self._record, plan=plan.hash)
+        self._plan_is_behind = False
+        self._plan_seconds += time.monotonic() - began
 
     @_harmless
     def _end_group(self, place: int, seconds: float, phases: Mapping[str, float], error: str) -> None:
@@ -243,6 +262,7 @@ class Recorder:
     def end(self) -> None:
         """Write down how it ended; nothing comes after that."""
         with self._lock:
+            self._gather_plan()
             outcome = self._outcome or RunOutcome(status=Status.FINISHED)
             self._change(ended=_now(), seconds=round(time.monotonic() - self._began, 3), outcome=outcome)
             self._record = None
