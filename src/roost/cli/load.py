@@ -127,7 +127,7 @@ def _plan_in(folder: Path) -> Path:
     path = folder / PLAN_FILE
     if not path.is_file():
         record = read_record(folder)
-        raise ConfigError(f"run {record.id} has no plan: it ended before it launched anything")
+        raise ConfigError(f"run {record.id} has no plan: it launched nothing, or its {PLAN_FILE} was removed")
     return path
 
 
