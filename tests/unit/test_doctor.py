@@ -15,9 +15,9 @@ from dataclasses import replace
 import pytest
 
 from roost.cli.doctor import report_text
-from roost.errors import ConfigError
-from roost.runtime import doctor_child, health_look
-from roost.runtime.cluster_rules import (
+from roost.doctor import child, machine_look
+from roost.doctor.child import cannot_join, finding_of
+from roost.doctor.cluster_rules import (
     judge_accelerators,
     judge_addresses,
     judge_clocks,
@@ -29,9 +29,8 @@ from roost.runtime.cluster_rules import (
     judge_run_folder,
     judge_versions,
 )
-from roost.runtime.doctor import examine
-from roost.runtime.doctor_child import cannot_join, finding_of
-from roost.runtime.health import (
+from roost.doctor.examine import examine
+from roost.doctor.facts import (
     Clock,
     ClusterFacts,
     Device,
@@ -62,7 +61,7 @@ from roost.runtime.health import (
     problem,
     warning,
 )
-from roost.runtime.health_rules import (
+from roost.doctor.machine_rules import (
     fold,
     judge,
     judge_devices,
@@ -83,6 +82,7 @@ from roost.runtime.health_rules import (
     judge_tasks,
     judge_visible_devices,
 )
+from roost.errors import ConfigError
 
 GIB = 2**30
 SOFTWARE = Software(python="3.11.7", interpreter="/opt/python", packages={"roost": "1.0", "ray": "2.60.0"})
@@ -534,7 +534,7 @@ def test_looks_that_fail_or_hang_are_unseen_and_the_others_are_not_lost():
 
     told: list[list[str]] = []
     forever = threading.Event()
-    found = health_look.at_once({"a": fail, "b": forever.wait, "c": lambda: 3, "d": lambda: {}["x"]}, 0.2, told.append)
+    found = machine_look.at_once({"a": fail, "b": forever.wait, "c": lambda: 3, "d": lambda: {}["x"]}, 0.2, told.append)
     forever.set()
     assert found["a"] == Unseen(why="no", do="yes")
     assert found["b"] == Unseen(why="no answer in 0.2 s")
@@ -543,13 +543,13 @@ def test_looks_that_fail_or_hang_are_unseen_and_the_others_are_not_lost():
 
 
 def test_memory_is_that_of_the_container_where_it_has_less(tmp_path):
-    assert health_look.look_at_memory(tmp_path).total > GIB
+    assert machine_look.look_at_memory(tmp_path).total > GIB
     (tmp_path / "memory.max").write_text(f"{2**28}\n")
     (tmp_path / "memory.current").write_text(f"{2**27}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**26}\n")
-    assert health_look.look_at_memory(tmp_path) == Space(total=2**28, free=2**27 + 2**26)
+    assert machine_look.look_at_memory(tmp_path) == Space(total=2**28, free=2**27 + 2**26)
     (tmp_path / "memory.max").write_text("max\n")
-    assert health_look.look_at_memory(tmp_path).total > GIB
+    assert machine_look.look_at_memory(tmp_path).total > GIB
 
 
 def test_ports_in_use_are_read_from_the_kernel(tmp_path):
@@ -558,7 +558,7 @@ def test_ports_in_use_are_read_from_the_kernel(tmp_path):
     (settings / "ip_local_port_range").write_text("32768\t60999\n")
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text("  sl  local_address rem_address\n   0: 0100007F:4E20 00000000:0000 0A\n")
-    assert health_look.look_at_ports(tmp_path) == Ports(ephemeral=(32768, 60999), used=frozenset({20000}))
+    assert machine_look.look_at_ports(tmp_path) == Ports(ephemeral=(32768, 60999), used=frozenset({20000}))
 
 
 def test_devices_of_vendors_are_counted_where_the_kernel_shows_them(tmp_path):
@@ -570,33 +570,33 @@ def test_devices_of_vendors_are_counted_where_the_kernel_shows_them(tmp_path):
         folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{number}"
         folder.mkdir(parents=True)
         (folder / "properties").write_text(f"cpu_cores_count 64\nsimd_count {simds}\n")
-    found = health_look.look_at_devices(tmp_path)
+    found = machine_look.look_at_devices(tmp_path)
     assert (found.nvidia_files, found.nvidia_installed, found.amd, found.ascend) == (2, 1, 1, 1)
 
 
 def test_folders_on_one_file_system_are_one_disk(tmp_path):
     folders = {"runs": str(tmp_path / "not" / "there"), "temporary files": str(tmp_path)}
-    found = only(list(health_look.look_at_disks(folders)))
+    found = only(list(machine_look.look_at_disks(folders)))
     assert found.uses == ("runs", "temporary files")
     assert 0 < found.free <= found.total
 
 
 def test_variables_are_told_under_one_name():
-    found = health_look.look_at_environment({"HTTP_PROXY": "http://p", "CUDA_VISIBLE_DEVICES": "", "HOME": "/root"})
+    found = machine_look.look_at_environment({"HTTP_PROXY": "http://p", "CUDA_VISIBLE_DEVICES": "", "HOME": "/root"})
     assert found == {"http_proxy": "http://p", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_a_command_of_another_process_is_shown_in_one_line_and_upsets_no_terminal():
-    assert health_look.in_one_line(["python", "-c", "import time\ntime.sleep(9)\x1b[2J"], 80) == (
+    assert machine_look.in_one_line(["python", "-c", "import time\ntime.sleep(9)\x1b[2J"], 80) == (
         "python -c import time time.sleep(9)\\x1b[2J"
     )
-    assert len(health_look.in_one_line(["x" * 500], 80)) == 80
+    assert len(machine_look.in_one_line(["x" * 500], 80)) == 80
 
 
 def test_the_mark_of_a_job_is_the_one_that_workers_get():
     from roost.runtime.managers import JOB_VARIABLE
 
-    assert health_look.JOB_VARIABLE == JOB_VARIABLE
+    assert machine_look.JOB_VARIABLE == JOB_VARIABLE
 
 
 def test_a_run_folder_that_is_not_there_is_a_mistake():
@@ -639,12 +639,12 @@ def test_the_command_works_without_a_cluster_and_says_how_to_get_one(doctor):
 
 def test_a_cluster_that_does_not_answer_is_a_problem_and_an_address_that_is_none_a_mistake():
     said: list[dict[str, object]] = []
-    doctor_child.examine("127.0.0.1:9", None, 5, said.append)
+    child.examine("127.0.0.1:9", None, 5, said.append)
     loaded, found = said
     assert loaded == {"loaded": True}
     assert found["finding"]["level"] == "problem"
     assert found["finding"]["seen"].startswith("nothing answers at 127.0.0.1:9")
-    doctor_child.examine("nowhere", None, 5, said.append)
+    child.examine("nowhere", None, 5, said.append)
     assert said[-1] == {
         "mistake": ["'nowhere' is not an address of a Ray cluster", "write host:port, as in 10.0.0.2:6379"]
     }
@@ -662,7 +662,7 @@ def test_a_ray_that_cannot_be_loaded_is_a_problem_and_the_rest_is_looked_at(doct
 def test_without_ray_that_is_the_one_problem():
     code = (
         "import sys; sys.modules['ray'] = None\n"
-        "from roost.runtime.doctor_child import examine\n"
+        "from roost.doctor.child import examine\n"
         "examine(None, None, 5, lambda said: print(said['finding']['level'], said['finding']['seen']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

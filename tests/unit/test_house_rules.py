@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "roost"
 # Who may import whom, from the top down; a package may always import itself.
 LAYERS = {
     "__main__": {"cli"},
-    "cli": {"demo", "rl", "testing", "runtime", "render", "placement", "errors", ""},
+    "cli": {"demo", "doctor", "rl", "testing", "runtime", "render", "placement", "errors", ""},
+    "doctor": {"runtime", "placement", "errors"},
     "demo": {"testing", "runtime", "render", "placement", "errors"},
     "testing": {"runtime", "placement", "errors"},
     "rl": {"runtime", "placement", "errors"},
@@ -30,6 +31,7 @@ LAYERS = {
 OUTSIDE = {
     "__main__": set(),
     "cli": {"rich", "typer"},
+    "doctor": {"ray", "psutil", "pynvml"},
     "demo": {"gymnasium", "numpy", "rich"},
     "testing": {"ray", "psutil", "pytest"},
     "rl": {"ray", "numpy"},

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from roost.runtime.health import Finding, Report
+    from roost.doctor.facts import Finding, Report
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
 _LEVEL_WIDTH = 9
@@ -32,7 +32,7 @@ def doctor(
 ) -> None:
     """Look at this machine and at the cluster for what would hinder a job, and say what to do."""
     from roost.cli.out import print_text, write_text
-    from roost.runtime.doctor import examine
+    from roost.doctor.examine import examine
 
     report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=_tell)
     if form is TextFormat.JSON:
@@ -49,8 +49,8 @@ def report_text(report: Report) -> Text:
     """The findings, for people: a line for each, and below it what to do."""
     from rich.text import Text
 
+    from roost.doctor.facts import Level
     from roost.errors import counted
-    from roost.runtime.health import Level
 
     width = max(len(item.check) for item in report.findings) + 2
     text = Text()

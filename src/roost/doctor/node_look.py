@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from roost.doctor.facts import NodeLook, RayletFacts, Unseen
+from roost.doctor.machine_look import LOOK_SECONDS, look_at_machine
 from roost.errors import CheckFailed
 from roost.runtime.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.health import NodeLook, RayletFacts, Unseen
-from roost.runtime.health_look import LOOK_SECONDS, look_at_machine
 from roost.runtime.probe import probe, starting_environment
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import ray
 from ray.util import list_named_actors
 
+from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Silent, Unseen
+from roost.doctor.machine_look import at_once, driver_folders, look_at_machine, runs_folder, unseen_for
+from roost.doctor.node_look import look_at_node, tell_time
 from roost.errors import CheckFailed, RoostError
 from roost.runtime import connection, discover
 from roost.runtime.discover import RayNode
-from roost.runtime.health import Clock, ClusterFacts, JobFacts, NodeFacts, Silent, Unseen
-from roost.runtime.health_look import at_once, driver_folders, look_at_machine, runs_folder, unseen_for
-from roost.runtime.health_node import look_at_node, tell_time
 from roost.runtime.jobs import get_job
 from roost.runtime.managers import MANAGER_NAMES, JobInfo
 from roost.runtime.node_info import describe_node

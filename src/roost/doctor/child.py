@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from roost.doctor.facts import Finding, Level, note, problem
 from roost.errors import ClusterError, ConfigError
-from roost.runtime.health import Finding, Level, note, problem
 
 _NO_CLUSTER = "there is no Ray cluster"
 _SAME = "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
@@ -25,7 +25,7 @@ Say = Callable[[dict[str, Any]], None]
 def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) -> None:
     """Look at the cluster and say each finding."""
     try:
-        from roost.runtime.cluster_look import look_at_cluster
+        from roost.doctor.cluster_look import look_at_cluster
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
             # The check of this machine's packages says what to do.
@@ -34,7 +34,7 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
         why = f"it cannot be loaded: {type(error).__name__}: {error}"
         _say(say, problem("ray", why, "install Ray anew in this environment: pip install --force-reinstall ray"))
         return
-    from roost.runtime.cluster_rules import judge_cluster
+    from roost.doctor.cluster_rules import judge_cluster
 
     def lost(head: str) -> None:
         seen = f"Ray's head at {head} went away while it was looked at"

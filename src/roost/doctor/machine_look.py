@@ -23,9 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from roost.errors import RoostError, clipped
-from roost.placement.hardware import accelerator_types
-from roost.runtime.health import (
+from roost.doctor.facts import (
     Device,
     Devices,
     DeviceUser,
@@ -42,6 +40,8 @@ from roost.runtime.health import (
     Space,
     Unseen,
 )
+from roost.errors import RoostError, clipped
+from roost.placement.hardware import accelerator_types
 from roost.runtime.practice import read_practice, roost_folder
 from roost.runtime.runs import RUNS_VARIABLE
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from roost.doctor.child import finding_of
+from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unseen, note, problem
+from roost.doctor.machine_look import driver_folders, look_at_home, look_at_machine
+from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError, clipped
-from roost.runtime.doctor_child import finding_of
-from roost.runtime.health import Finding, Level, MachineFacts, Report, Unseen, note, problem
-from roost.runtime.health_look import driver_folders, look_at_home, look_at_machine
-from roost.runtime.health_rules import judge, judge_head_ports, judge_home, judge_machine
 from roost.runtime.processes import die_with_parent
 
 _LOAD_SECONDS = 60.0
@@ -104,7 +104,7 @@ class _Told:
 def _start(complaints: IO[bytes]) -> subprocess.Popen[str]:
     # -P: a file in the folder that it is started from must not stand in for a module.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "roost.runtime.doctor_child"],
+        [sys.executable, "-P", "-m", "roost.doctor.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,

@@ -1,6 +1,6 @@
 """What `roost doctor` knows: facts about a machine and a cluster, and findings about them. Values only.
 
-A look (`health_look`, `health_node`) gives facts, a rule (`health_rules`, `cluster_rules`) turns facts into findings.
+A look (`machine_look`, `node_look`) gives facts, a rule (`machine_rules`, `cluster_rules`) turns facts into findings.
 A fact that could not be had is `Unseen`, and becomes a finding too.
 """
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roost.errors import ClusterError, counted, said
-from roost.placement.hardware import accelerator_types
-from roost.runtime.health import (
+from roost.doctor.facts import (
     Device,
     Devices,
     Finding,
@@ -29,6 +27,8 @@ from roost.runtime.health import (
     size_text,
     warning,
 )
+from roost.errors import ClusterError, counted, said
+from roost.placement.hardware import accelerator_types
 from roost.runtime.ports import lease_range
 from roost.runtime.versions import OLDEST_RAY, check_ray_version
 

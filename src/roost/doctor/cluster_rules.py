@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from roost.errors import counted, said
-from roost.placement.hardware import accelerator_types
-from roost.runtime.health import (
+from roost.doctor.facts import (
     ClusterFacts,
     Devices,
     Finding,
@@ -23,7 +21,7 @@ from roost.runtime.health import (
     size_text,
     warning,
 )
-from roost.runtime.health_rules import (
+from roost.doctor.machine_rules import (
     fold,
     fold_alike,
     is_loopback,
@@ -32,6 +30,8 @@ from roost.runtime.health_rules import (
     judge_open_files,
     judge_tasks,
 )
+from roost.errors import counted, said
+from roost.placement.hardware import accelerator_types
 
 _CLOCK_WARNING = 1.0
 _CLOCK_PROBLEM = 5.0
