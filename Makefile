@@ -39,7 +39,7 @@ tests: $(VENV)/.installed-dev
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(BIN)/pytest tests/alone
-	@$(BIN)/pytest -n 2 --dist loadfile tests/ray
+	@$(BIN)/pytest -n 3 --dist loadfile tests/ray
 
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray

@@ -7,6 +7,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 _EXAMPLES = {
+    "demo": "roost demo --mode colocate",
     "new": "roost new my-job",
     "schema": "roost schema --out job.schema.json",
     "plan": "roost plan job.yaml --cluster 2x8",
@@ -16,6 +17,9 @@ _EXAMPLES = {
     "lint": "roost lint job.yaml --cluster 2x8 --strict",
     "run": "roost run job.yaml",
     "logs": "roost logs actor:3 --follow",
+    "show": "roost show 20261115-2242",
+    "rerun": "roost rerun 20261115-2242 --dry-run",
+    "doctor": "roost doctor --run-dir /shared/runs",
     "nodes": "roost nodes --format inventory --out live.yaml",
     "up": "roost up 2x4",
 }
