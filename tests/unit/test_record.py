@@ -253,6 +253,7 @@ def test_versions_are_those_of_what_is_loaded(monkeypatch):
         (["python", "/a/train.py", "-m", "x"], "train.py"),
         (["python", "-X", "dev", "-u", "train.py"], "train.py"),
         (["python", "-m", "my.train", "--lr", "1"], "my.train"),
+        (["python", "-m", "roost", "demo"], "roost demo"),
         (["python", "-c", "print()"], "python -c"),
         (["python", "-"], "standard input"),
         (["python"], "python"),

@@ -95,7 +95,7 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console, 
     ):
         plan = make_plan(job, cluster)
         grid = make_grid(plan, title=f"{mode}: {mode.said}")
-        (folder / "plan.json").write_text(plan.to_json() + "\n", encoding="utf-8")
+        cluster.recorder.note_plan(plan)
         (folder / "map.svg").write_text(draw_svg(plan, grid), encoding="utf-8")
         console.print(draw_terminal(make_grid(plan), width=min(console.width, 100)), soft_wrap=True)
         console.print()

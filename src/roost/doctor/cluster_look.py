@@ -15,7 +15,7 @@ import ray
 from ray.util import list_named_actors
 
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Silent, Unseen
-from roost.doctor.machine_look import at_once, driver_folders, look_at_machine, runs_folder, unseen_for
+from roost.doctor.machine_look import at_once, driver_folders, look_at_machine, unseen_for
 from roost.doctor.node_look import look_at_node, tell_time
 from roost.errors import CheckFailed, RoostError
 from roost.runtime import connection, discover
@@ -24,6 +24,7 @@ from roost.runtime.jobs import get_job
 from roost.runtime.managers import MANAGER_NAMES, JobInfo
 from roost.runtime.node_info import describe_node
 from roost.runtime.practice import roost_folder
+from roost.runtime.runs import runs_folder
 
 _ASK_SECONDS = 5.0
 _CLOCK_ROUNDS = 4
@@ -142,7 +143,7 @@ def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unsee
 def _marker(run_dir: str | None) -> Iterator[Path | Unseen]:
     """A file in the run folder that only who sees that very folder sees."""
     try:
-        folder = runs_folder(run_dir)
+        folder = Path(run_dir).absolute() if run_dir else runs_folder()
         if run_dir is None and folder == roost_folder() / "runs":
             folder.mkdir(exist_ok=True)
         path = folder / f".doctor-{secrets.token_hex(8)}"

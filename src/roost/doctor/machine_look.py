@@ -43,7 +43,7 @@ from roost.doctor.facts import (
 from roost.errors import RoostError, clipped
 from roost.placement.hardware import accelerator_types
 from roost.runtime.practice import read_practice, roost_folder
-from roost.runtime.runs import RUNS_VARIABLE
+from roost.runtime.runs import runs_folder
 
 LOOK_SECONDS = 15.0
 """How long a look at a machine may take; what is not there by then is unseen."""
@@ -141,13 +141,8 @@ def driver_folders(run_dir: str | None) -> dict[str, str]:
     folders = {"temporary files": tempfile.gettempdir()}
     # Where Roost's own folder cannot be had, the look at what is in it tells so.
     with contextlib.suppress(RoostError):
-        folders["runs"] = str(runs_folder(run_dir))
+        folders["runs"] = str(Path(run_dir).absolute() if run_dir else runs_folder())
     return folders
-
-
-def runs_folder(run_dir: str | None) -> Path:
-    """Where runs are kept: the folder that was named, else that of the variable, else this user's own."""
-    return Path(run_dir or os.environ.get(RUNS_VARIABLE) or roost_folder() / "runs").absolute()
 
 
 def look_at_software() -> Software:
@@ -287,7 +282,7 @@ def look_at_heaps() -> tuple[Heap, ...]:
     used = {flag for item in _processes() for flag in (item.flag("session_dir"), item.flag("temp_dir")) if flag}
     sessions = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"  # noqa: S108 - where Ray keeps them
     home = roost_folder()
-    runs = runs_folder(None)
+    runs = runs_folder()
     return tuple(
         _heap(what, folder, pattern, used)
         for what, folder, pattern in (

@@ -181,8 +181,8 @@ class RunRecord:
     def what(self) -> str:
         """What ran, in a word: the job's file or the script.
 
-        >>> what_of(["python", "-u", "/home/me/train.py", "--lr", "1"]), what_of(["python", "-m", "my.train"])
-        ('train.py', 'my.train')
+        >>> what_of(["python", "-u", "/home/me/train.py", "--lr", "1"]), what_of(["python", "/usr/bin/roost", "demo"])
+        ('train.py', 'roost demo')
         """
         return PurePath(self.job.file).name if self.job is not None else what_of(self.command)
 
@@ -240,14 +240,19 @@ def what_of(command: Sequence[str]) -> str:
     while rest:
         word = rest.pop(0)
         if word == "-m" and rest:
-            return rest[0]
+            return _with_command(rest.pop(0), rest)
         if word == "-c":
             return "python -c"
         if word in ("-X", "-W") and rest:
             rest.pop(0)
         elif word == "-" or not word.startswith("-"):
-            return PurePath(word).name if word != "-" else "standard input"
+            return _with_command(PurePath(word).name, rest) if word != "-" else "standard input"
     return "python"
+
+
+def _with_command(name: str, rest: Sequence[str]) -> str:
+    """`roost demo` says more than `roost`."""
+    return f"{name} {rest[0]}" if name == "roost" and rest else name
 
 
 def outcome_of(error: BaseException | None) -> RunOutcome:

@@ -41,8 +41,7 @@ def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
 
 def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
     """Make a folder for a run, with its marker; the newest one is found by `latest_run`."""
-    own = roost_folder() / "runs"
-    runs = Path(os.environ.get(RUNS_VARIABLE) or own).absolute()
+    own, runs = roost_folder() / "runs", runs_folder()
     token = secrets.token_hex(8)
     path = Path(wanted).absolute() if wanted else runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{token[:6]}"
     made = RunDir(path=str(path), token=token)
@@ -58,6 +57,11 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
         hint = f"give Cluster another run_dir, or set {RUNS_VARIABLE}"
         raise ClusterError(f"the run's folder {path} cannot be made: {error.strerror or error}", hint=hint) from None
     return made
+
+
+def runs_folder() -> Path:
+    """Where the folders of runs are made: in that of the variable, else in this user's own."""
+    return Path(os.environ.get(RUNS_VARIABLE) or roost_folder() / "runs").absolute()
 
 
 def latest_run() -> Path:
