@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from roost.cli.main import main
 from roost.placement import hardware, kinds
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +21,7 @@ settings.register_profile("roost", deadline=None, derandomize=True, print_blob=T
 settings.load_profile("roost")
 
 Golden = Callable[[Path, str], None]
+Roost = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,3 +49,19 @@ def golden(request: pytest.FixtureRequest) -> Golden:
         assert text == path.read_text(encoding="utf-8"), f"{path} differs: run make golden and look at the change"
 
     return compare
+
+
+@pytest.fixture
+def roost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Roost:
+    """Run the command line in this process: `code, out, err = roost("plan", …)`."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        told = capsys.readouterr()
+        return int(end.value.code or 0), told.out, told.err
+
+    return run

@@ -11,28 +11,15 @@ from pathlib import Path
 import pytest
 
 from roost import Plan
-from roost.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "examples/job.yaml"
 HARDWARE = ["--cluster", "2x8:H100,1x0"]
 
 
-@pytest.fixture
-def roost(monkeypatch, capsys):
-    """Run the command line in this process: `code, out, err = roost("plan", …)`."""
+@pytest.fixture(autouse=True)
+def _at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return run
 
 
 def test_plan_draws_a_map(roost):

@@ -14,28 +14,14 @@ from pathlib import Path
 import pytest
 
 from roost import Topology, make_plan
-from roost.cli.main import main
 from roost.placement.config import read_job_draft
 from roost.placement.schema import cluster_schema, inventory_schema, job_schema
 from roost.placement.workers import read_run_config
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.fixture
-def roost(monkeypatch, capsys, tmp_path):
-    """Run the command line in this process, in an empty folder."""
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return run
 
 
 def names(folder: Path) -> list[str]:

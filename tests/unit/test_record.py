@@ -27,7 +27,6 @@ from roost import (
     Topology,
     make_plan,
 )
-from roost.cli.main import main
 from roost.placement.gathered import Placed, gather_plan
 from roost.runtime import recorder as recorder_module
 from roost.runtime.failures import Failure, FailureKind, attach_failures
@@ -117,22 +116,6 @@ def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
     found.mkdir()
     yield found
     shutil.rmtree(folder)
-
-
-@pytest.fixture
-def roost(monkeypatch, capsys):
-    """Run the command line in this process: `code, out, err = roost("runs")`."""
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["roost", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
-
-    return run
 
 
 def begin(run_dir: RunDir) -> Recorder:
