@@ -15,6 +15,9 @@ FLOOR_RAY ?= 2.47.1
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
+# Also a virtual environment that was only half made, as without python3-venv: the next try makes it anew.
+.DELETE_ON_ERROR:
+
 .PHONY: demo test check lint tests ray test-ray-floor golden bench format clean docs docs-serve
 
 demo: $(VENV)/.installed
