@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from roost import ConfigError
 from roost.cli.main import app
+from roost.cli.users_error import users_part, users_report
 from roost.placement.config import read_job_draft
+from roost.runtime.failures import attach_failures
 from roost.runtime.job_run import load, run_job
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
@@ -64,6 +67,26 @@ def test_what_the_users_code_raises_is_shown_from_where_it_begins(tmp_path, code
     shown = [line for line in done.stderr.splitlines() if line.startswith("  File ")]
     assert [f'"{tmp_path}/mine.py"' in line for line in shown] == [True] * frames
     assert done.stderr.splitlines()[-1].startswith(end)
+
+
+def test_an_error_of_ours_is_shown_whole_wherever_it_was_raised():
+    ours = {"__name__": "roost.cli.load", "json": json}
+    exec("def load(): json.loads('{')", ours)  # noqa: S102 - a module of ours that has a mistake in it
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        ours["load"]()
+    # Down from the command, as the command line sees it.
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)
+    assert users_part(error) is None
+    assert users_report(error) is None
+
+
+def test_what_a_worker_raised_in_its_constructor_is_told_by_its_notes():
+    error = FileNotFoundError(2, "No such file or directory", "model.bin")
+    error.add_note("in actor:0 on node 1")
+    assert users_report(error) is None, "so far it is an error of ours"
+    attach_failures(error, ())
+    shown = "FileNotFoundError: [Errno 2] No such file or directory: 'model.bin'\nin actor:0 on node 1\n"
+    assert users_report(error) == shown
 
 
 def test_a_dry_run_is_the_plan():
