@@ -79,6 +79,9 @@ def bash(ask):
         (["where", "job.yaml", "env", ":"], ["0", "1", "2"]),
         (["where", "job.yaml", "env", ":", "1"], ["1"]),
         (["where", "job.yaml", "--cluster", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
+        (["where", "job.yaml", "--cluster", "=", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
+        (["plan", "job.yaml", "--format", "="], ["map", "table", "json", "svg", "html"]),
+        (["plan", "job.yaml", "--format", "=", "js"], ["json"]),
         # On hardware that does not fit, which another flag may still set right.
         (["where", "job.yaml", "--cluster", "1x1", "r"], ["rollout:0", "rollout:1", "rollout:2", "rollout:3"]),
         (["where", "nothing.yaml", ""], []),
@@ -155,6 +158,7 @@ def test_the_script_for_bash_works_in_bash(place):
         ("roost up 2x8 : H100 --cp", 5, (["roost", "up", "2x8:H100", "--cp"], 3, "")),
         ("roost logs a : --run x", 5, (["roost", "logs", "a:", "--run", "x"], 4, "")),
         ("roost logs a : 1", 2, (["roost", "logs", "a:1"], 2, "")),
+        ("roost plan j --format = js", 5, (["roost", "plan", "j", "--format=js"], 3, "--format=")),
         ("roost logs a : 1", 9, (["roost", "logs", "a:1"], 3, "")),
     ],
 )

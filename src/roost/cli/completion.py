@@ -100,7 +100,7 @@ def _job_on_the_line() -> str:
 
 
 def complete_in_bash(run: Callable[[], object]) -> None:
-    """Answer bash, which takes `actor:3` for three words, and puts what it gets in place of the last of them."""
+    """Answer bash, which takes `actor:3` and `--format=json` for three words, and wants what ends the last of them."""
     if os.environ.get(_VARIABLE) != "complete_bash" or not os.environ.get("COMP_CWORD", "").isdigit():
         return
     words, current, begun = join_words(os.environ.get("COMP_WORDS", "").split("\n"), int(os.environ["COMP_CWORD"]))
@@ -114,7 +114,7 @@ def complete_in_bash(run: Callable[[], object]) -> None:
 
 
 def join_words(words: list[str], current: int) -> tuple[list[str], int, str]:
-    """The words with those that bash cut at colons whole again, which is the current one, and what it has before.
+    """The words with those that bash cut at `:` and `=` whole again, which is the current one, and what it has before.
 
     >>> join_words(["roost", "where", "job.yaml", "actor", ":", "1"], 5)
     (['roost', 'where', 'job.yaml', 'actor:1'], 3, 'actor:')
@@ -123,11 +123,11 @@ def join_words(words: list[str], current: int) -> tuple[list[str], int, str]:
     place, begun = 0, ""
     is_open = False
     for index, word in enumerate(words):
-        is_colon = re.fullmatch(":+", word) is not None
-        belongs = is_colon or (is_open and not word.startswith("-"))
+        is_cut = re.fullmatch("[:=]+", word) is not None
+        belongs = is_cut or (is_open and not word.startswith("-"))
         before = joined.pop() if joined and belongs else ""
         joined.append(before + word)
         if index == current:
-            place, begun = len(joined) - 1, before + (word if is_colon else "")
-        is_open = is_colon
+            place, begun = len(joined) - 1, before + (word if is_cut else "")
+        is_open = is_cut
     return joined, place if current < len(words) else len(joined), begun
