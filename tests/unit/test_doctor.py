@@ -361,6 +361,8 @@ def test_nodes_that_do_not_answer_or_left_are_named():
     found = [item for item in judge_cluster(facts) if item.check == "nodes"]
     assert found[0] == problem("nodes", "did not answer: no answer in 30 s", "look there", ("10.0.0.3 (n3)",))
     assert found[1].seen == "1 node left the cluster: 10.0.0.4"
+    nobody = judge_cluster(replace(facts, nodes=(), gone=()))
+    assert levels(nobody) == ["problem"], "nothing is fine on nodes of which nothing is known"
 
 
 def test_versions_that_differ_are_named():
@@ -377,6 +379,7 @@ def test_versions_that_differ_are_named():
     roost = only(judged(packages={"roost": "0.9", "ray": "2.60.0"}))
     assert roost.level == Level.WARNING
     assert roost.do.startswith("pip install roost==1.0 there, or roost==0.9 here")
+    assert only(judged(packages={"ray": "2.60.0"})).do == "pip install roost==1.0 there, and start the node again"
 
 
 def test_packages_that_differ_between_nodes_are_warned_of_and_missing_ones_noted():
@@ -597,6 +600,45 @@ def test_the_mark_of_a_job_is_the_one_that_workers_get():
     from roost.runtime.managers import JOB_VARIABLE
 
     assert machine_look.JOB_VARIABLE == JOB_VARIABLE
+
+
+def test_a_folder_where_this_user_may_not_look_or_that_hangs_is_not_seen(tmp_path, monkeypatch):
+    from roost.doctor import node_look
+
+    (tmp_path / "marker").touch()
+    assert node_look.sees(str(tmp_path / "marker"))
+    assert not node_look.sees(str(tmp_path / "nothing"))
+
+    def stat(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        assert not node_look.sees(str(tmp_path / "marker"))
+    released = threading.Event()
+    monkeypatch.setattr(node_look, "_SEE_SECONDS", 0.01)
+    monkeypatch.setattr(os.path, "exists", lambda _: released.wait(60))
+    assert not node_look.sees(str(tmp_path / "marker"))
+    released.set()
+
+
+def test_a_run_folder_that_does_not_answer_is_told(monkeypatch):
+    from roost.doctor import examine as module
+
+    released = threading.Event()
+    monkeypatch.setattr(module, "_FOLDER_SECONDS", 0.01)
+    monkeypatch.setattr(os.path, "isdir", lambda _: released.wait(60))
+    with pytest.raises(ConfigError, match=r"--run-dir /far cannot be looked at: no answer in 0\.01 s"):
+        examine(address=None, run_dir="/far", seconds=1, waiting=print)
+    released.set()
+
+
+def test_a_finding_is_one_line_whatever_an_exception_said():
+    report = Report(host="a", machine=(note("memory", "could not be looked at: two\nlines \x1b[2J", "look\nthere"),))
+    assert report_text(report).plain.splitlines()[1:3] == [
+        "  note     memory  could not be looked at: two lines \\x1b[2J",
+        "                   do: look there",
+    ]
 
 
 def test_a_run_folder_that_is_not_there_is_a_mistake():

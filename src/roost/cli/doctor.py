@@ -73,9 +73,16 @@ def _append(text: Text, findings: Sequence[Finding], width: int) -> None:
     for item in findings:
         text.append(f"  {item.level:<{_LEVEL_WIDTH}}", style=_STYLES[item.level])
         where = f" [{said(item.nodes, most=4)}]" if item.nodes else ""
-        text.append(f"{item.check:<{width}}{item.seen}{where}\n")
+        text.append(f"{item.check:<{width}}{_one_line(item.seen + where)}\n")
         if item.do:
-            text.append(f"{'':<{_LEVEL_WIDTH + width + 2}}do: {item.do}\n", style="dim")
+            text.append(f"{'':<{_LEVEL_WIDTH + width + 2}}do: {_one_line(item.do)}\n", style="dim")
+
+
+def _one_line(text: str) -> str:
+    """Exceptions of others may have many lines, and their names what upsets a terminal."""
+    from roost.runtime.logs import printable
+
+    return printable(" ".join(text.split()))
 
 
 def _tell(text: str) -> None:

@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util import list_named_actors
 
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Silent, Unseen
-from roost.doctor.machine_look import at_once, driver_folders, look_at_machine, unseen_for
+from roost.doctor.machine_look import at_once, driver_folders, look_at_machine
 from roost.doctor.node_look import look_at_node, tell_time
-from roost.errors import CheckFailed, RoostError
+from roost.errors import CheckFailed
 from roost.runtime import connection, discover
 from roost.runtime.discover import RayNode
 from roost.runtime.jobs import get_job
@@ -81,9 +82,14 @@ def _look(address: str, run_dir: str | None, deadline: float, waiting: Callable[
     with _marker(run_dir) as marker:
         path = None if isinstance(marker, Unseen) else str(marker)
         asks = {node.ray_id: partial(_ask, node, path, drivers, deadline) for node in nodes}
-        # A little longer than each node has, so that what comes at the deadline is its own word.
-        answers = at_once(asks, left + 2, say)
-    driver = look_at_machine(driver_folders(run_dir), os.environ)
+        # Both at the same time: either may take all of it.
+        looks: dict[str, Callable[[], Any]] = {
+            # A little longer than each node has, so that what comes at the deadline is its own word.
+            "nodes": partial(at_once, asks, left + 2, say),
+            "driver": partial(look_at_machine, driver_folders(run_dir), os.environ, max(left, _ASK_SECONDS)),
+        }
+        found = at_once(looks, max(left, _ASK_SECONDS) + 4)
+    answers, driver = found["nodes"], found["driver"]
     after = at_once({"jobs": _jobs}, _ASK_SECONDS * 2)["jobs"]
     return ClusterFacts(
         address=address,
@@ -142,22 +148,21 @@ def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unsee
 @contextlib.contextmanager
 def _marker(run_dir: str | None) -> Iterator[Path | Unseen]:
     """A file in the run folder that only who sees that very folder sees."""
+    made = at_once({"marker": partial(_put_marker, run_dir)}, _ASK_SECONDS)["marker"]
     try:
-        folder = Path(run_dir).absolute() if run_dir else runs_folder()
-        if run_dir is None and folder == roost_folder() / "runs":
-            folder.mkdir(exist_ok=True)
-        path = folder / f".doctor-{secrets.token_hex(8)}"
-        path.write_text("", encoding="utf-8")
-    except RoostError as error:
-        yield unseen_for(error)
-        return
-    except OSError as error:
-        yield Unseen(why=str(error))
-        return
-    try:
-        yield path
+        yield made
     finally:
-        path.unlink(missing_ok=True)
+        if not isinstance(made, Unseen):
+            at_once({"marker": partial(made.unlink, missing_ok=True)}, _ASK_SECONDS)
+
+
+def _put_marker(run_dir: str | None) -> Path:
+    folder = Path(run_dir).absolute() if run_dir else runs_folder()
+    if run_dir is None and folder == roost_folder() / "runs":
+        folder.mkdir(exist_ok=True)
+    path = folder / f".doctor-{secrets.token_hex(8)}"
+    path.write_text("", encoding="utf-8")
+    return path
 
 
 _Jobs = tuple[tuple[str, JobInfo | None, tuple[str, ...]], ...]

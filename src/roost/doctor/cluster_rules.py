@@ -43,6 +43,9 @@ _NOT_ON_NODES = {"python", "ray", "visible devices"}
 def judge_cluster(facts: ClusterFacts) -> list[Finding]:
     """All that there is to say of a cluster."""
     nodes = facts.nodes
+    if not nodes:
+        # Of nodes that do not answer nothing is known, and so nothing is fine.
+        return judge_nodes(facts)
     return [
         *judge_nodes(facts),
         *judge("versions", facts.driver.software, lambda found: judge_versions(found, nodes)),
@@ -91,7 +94,8 @@ def judge_versions(driver: Software, nodes: Sequence[NodeFacts]) -> list[Finding
             mine, theirs = driver.packages.get(package), item.packages.get(package)
             if mine != theirs:
                 seen = f"{package} {theirs or 'is not installed as a package'}, and {mine or 'not as one'} here"
-                do = f"pip install {package}=={mine} there, or {package}=={theirs} here, and start the node again"
+                ways = [f"{package}=={it} {where}" for it, where in ((mine, "there"), (theirs, "here")) if it]
+                do = f"pip install {', or '.join(ways)}, and start the node again"
                 level = problem if package == "ray" else warning
                 findings.append(level("versions", seen, do, (name,)))
     findings = fold_alike(findings)

@@ -12,25 +12,26 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import IO, Any
 
 from roost.doctor.child import finding_of
 from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unseen, note, problem
-from roost.doctor.machine_look import driver_folders, look_at_home, look_at_machine
+from roost.doctor.machine_look import at_once, driver_folders, look_at_home, look_at_machine
 from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError, clipped
 from roost.runtime.processes import die_with_parent
 
 _LOAD_SECONDS = 60.0
+_FOLDER_SECONDS = 10.0
 # To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
 _SPARE_SECONDS = 15.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
     """Look at this machine and, in a process of its own, at the cluster; never raises for what it finds."""
-    if run_dir is not None and not Path(run_dir).is_dir():
-        raise ConfigError(f"--run-dir {run_dir} is no folder", hint="name one that is there, on the shared file system")
+    if run_dir is not None:
+        _check_folder(run_dir)
     told = _Told(waiting=waiting)
     with tempfile.TemporaryFile() as complaints:
         child = _start(complaints)
@@ -62,6 +63,15 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if told.address is None and not _heads(machine):
         findings += judge("ports", machine.ports, judge_head_ports)
     return Report(host=socket.gethostname(), machine=tuple(findings), address=told.address, cluster=tuple(cluster))
+
+
+def _check_folder(run_dir: str) -> None:
+    there = at_once({"folder": partial(os.path.isdir, run_dir)}, _FOLDER_SECONDS)["folder"]
+    if isinstance(there, Unseen):
+        hint = "its file system may be gone: `mount` shows where it comes from"
+        raise ConfigError(f"--run-dir {run_dir} cannot be looked at: {there.why}", hint=hint)
+    if not there:
+        raise ConfigError(f"--run-dir {run_dir} is no folder", hint="name one that is there, on the shared file system")
 
 
 @dataclass(slots=True)

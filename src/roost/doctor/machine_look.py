@@ -52,7 +52,8 @@ NO_PROXY = "no_proxy"
 _PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
 JOB_VARIABLE = "ROOST_JOB"
 """As in `managers`, which loads Ray."""
-_KNOCK_SECONDS = 1.0
+# Longer than the kernel waits before it asks a busy head a second time.
+_KNOCK_SECONDS = 3.0
 _SAY_SECONDS = 5.0
 _YOUNG_SECONDS = 30.0
 _MOST_FILES = 200_000

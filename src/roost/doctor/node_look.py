@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 
 import psutil
 
 from roost.doctor.facts import NodeLook, RayletFacts, Unseen
-from roost.doctor.machine_look import LOOK_SECONDS, look_at_machine
+from roost.doctor.machine_look import LOOK_SECONDS, at_once, look_at_machine
 from roost.errors import CheckFailed
 from roost.runtime.accelerators import node_accelerators, variables_of_interest
 from roost.runtime.probe import probe, starting_environment
+
+_SEE_SECONDS = 5.0
 
 
 def look_at_node(
@@ -34,10 +37,15 @@ def look_at_node(
         machine=look_at_machine(folders, starting_environment(), seconds),
         host=socket.gethostname(),
         raylet=raylet,
-        sees_folder=marker is not None and Path(marker).exists(),
+        sees_folder=marker is not None and sees(marker),
         drivers=tuple(pid for pid, since in drivers if _is_alive(pid, since)),
         accelerator_problem=_refused(node, resources),
     )
+
+
+def sees(marker: str) -> bool:
+    """Whether a file is there: not where this user may not look, nor where its file system does not answer."""
+    return at_once({"marker": partial(os.path.exists, marker)}, _SEE_SECONDS)["marker"] is True
 
 
 def tell_time() -> float:
