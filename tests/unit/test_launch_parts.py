@@ -24,7 +24,7 @@ from roost.runtime import runs
 from roost.runtime.carrying import carry
 from roost.runtime.environment import join_environments, split_environment
 from roost.runtime.failures import Failure, FailureKind, in_order_of_cause, make_error
-from roost.runtime.logs import LogPlace, printable, read_stack, read_tail
+from roost.runtime.logs import LogPlace, choose_place, printable, read_stack, read_tail
 from roost.runtime.progress import LaunchBoard, Phase, Screen
 from roost.runtime.run_dir import log_file
 from roost.runtime.runs import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
@@ -318,6 +318,22 @@ def test_an_exception_travels_pickled_or_at_least_described():
     assert huge.pickled is None
     assert len(huge.description.message) + len(huge.description.traceback) < 100_000
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
+
+
+def test_a_worker_that_may_not_look_into_the_runs_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
+    monkeypatch.delenv("ROOST_LOG_DIR", raising=False)
+    made = make_run_dir(tmp_path / "run")
+    assert choose_place(made, "actor:0") == LogPlace(path=str(log_file(made.logs, "actor:0")), is_shared=True)
+    look = os.stat
+
+    def stat(path, *args, **kwargs):
+        if str(path).startswith(f"{made.path}/"):
+            raise PermissionError(13, "Permission denied")
+        return look(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not choose_place(made, "actor:0").is_shared
 
 
 def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):

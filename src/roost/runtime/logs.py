@@ -42,7 +42,8 @@ _own: LogPlace | None = None
 def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     """The run's folder where this process sees it, else a folder on this node that the driver fetches from."""
     own_folder = os.environ.get(LOG_DIR_VARIABLE)
-    if not own_folder and run_dir.marker.exists():
+    # Not Path's own `exists`: that raises where this user may not look, as in the folder of a driver of another user.
+    if not own_folder and os.path.exists(run_dir.marker):
         return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
     from roost.runtime.practice import roost_folder
 
