@@ -210,11 +210,17 @@ def test_variables_that_matter_are_kept_and_secrets_are_not():
             "VLLM_Secret_2": "abc",
             "HYDRA_CREDENTIALS": "abc",
             "RAY_REDIS_ADDRESS": "redis://me:abc@10.0.0.2",
+            "ROOST_INDEX": "https://abc@git.example.org/me",
+            "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"MINE": "abc"}}}',
+            "VLLM_EXTRA": '{"api_key": "abc"}',
+            "SGLANG_ARGS": "--port 1 --token=abc",
+            "PYTHONPATH": "/home/monkey:/code",
             "WANDB_API_KEY": "abc",
         }
     )
     assert {name: value for name, value in kept.items() if value is not None} == {
         "NCCL_DEBUG": "INFO",
+        "PYTHONPATH": "/home/monkey:/code",
         "RAY_ADDRESS": "10.0.0.2:6379",
         "SLURM_JOB_ID": "12",
     }

@@ -23,7 +23,13 @@ _NAMES = {
     *("MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM"),
 }
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"://[^/\s@]*:[^/\s@]*@")
+_SECRET_VALUE = re.compile(
+    # An address with a password or a token in it; settings, as in JSON, of which one is called like a secret.
+    r"://[^\s/]+@|://[^\s@/]*:[^\s@]*@|(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?|CREDENTIALS?)([\"']\s*:|:\s|\s*=)",
+    re.IGNORECASE,
+)
+# What `ray job submit` was given, with the variables of the job and their values.
+_ALWAYS_SECRET = {"RAY_JOB_CONFIG_JSON_ENV_VAR"}
 _SET_BY_RAY = {"RAY_CLIENT_MODE"}
 _NOT_SECRET = {"TOKENIZERS_PARALLELISM"}
 _MODULES = (
@@ -44,7 +50,8 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return bool((name not in _NOT_SECRET and _SECRET.search(name)) or _SECRET_VALUE.search(value))
+    is_named_so = name in _ALWAYS_SECRET or (name not in _NOT_SECRET and _SECRET.search(name))
+    return bool(is_named_so or _SECRET_VALUE.search(value))
 
 
 def loaded_versions() -> dict[str, str]:
