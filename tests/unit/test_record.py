@@ -29,6 +29,7 @@ from roost import (
 )
 from roost.placement.gathered import Placed, gather_plan
 from roost.runtime import recorder as recorder_module
+from roost.runtime import runs as runs_module
 from roost.runtime.failures import Failure, FailureKind, attach_failures
 from roost.runtime.managers import JobInfo
 from roost.runtime.node_info import AcceleratorInfo, NodeInfo
@@ -49,7 +50,7 @@ from roost.runtime.record import (
 from roost.runtime.recorder import JobSource, Recorder
 from roost.runtime.run_dir import RunDir
 from roost.runtime.run_index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age
-from roost.runtime.runs import make_run_dir
+from roost.runtime.runs import make_run_dir, own_run_dir
 from roost.runtime.surroundings import environment_of, git_state, loaded_versions, with_changes
 
 TOPOLOGY = Topology.from_shorthand("2x4:H100")
@@ -439,6 +440,67 @@ def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own,
     assert "run0" not in links
     assert (tmp_path / "run0").is_dir(), "folders that the user chose are left alone"
     assert stays.is_dir()
+
+
+def test_a_link_that_is_looked_at_for_ever_does_not_hold_up_a_job(own, tmp_path, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(runs_module, "_prune_links", lambda _: released.wait(60))
+    monkeypatch.setattr(runs_module, "_PRUNE_SECONDS", 0.01)
+    (own / "far").symlink_to("/nowhere/far")
+    assert read_record(finished_run(tmp_path / "near")).id == "near"
+    released.set()
+
+
+def test_a_job_runs_where_it_cannot_be_listed(own, tmp_path, caplog):
+    shutil.rmtree(own)
+    own.write_text("in the way")
+    folder = finished_run(tmp_path / "run")
+    assert folder.is_dir()
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"this run is not among your runs in {own}",
+        "this run's record is not complete",
+    ]
+
+
+def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, monkeypatch):
+    good, closed = (finished_run(tmp_path / name) for name in ("good", "closed"))
+    look = os.stat
+
+    def stat(path, *args, **kwargs):
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(13, "Permission denied")
+        return look(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert all_runs() == {"good": good}
+    assert find_run("good") == good
+    with pytest.raises(ConfigError, match="there is no run"):
+        find_run("x" * 5000)
+
+
+def test_a_file_system_without_locks_is_no_reason_not_to_run(tmp_path, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with own_run_dir(tmp_path / "run") as made:
+        recorder = begin(made)
+        assert not is_gone(recorder.record, tmp_path / "run")
+
+
+def test_an_old_run_that_goes_on_is_not_removed(own):
+    for number in range(22):
+        folder = own / f"20200101-0000{number:02d}-abcdef"
+        folder.mkdir()
+        (folder / ".lock").touch()
+        os.utime(folder / ".lock", (1, 1))
+        os.utime(folder, (1, 1))
+    with (own / "20200101-000000-abcdef" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_run_dir(None)
+    left = {path.name for path in own.iterdir()}
+    assert "20200101-000000-abcdef" in left
+    assert "20200101-000001-abcdef" not in left
 
 
 def test_a_run_is_found_by_what_only_its_id_begins_with(tmp_path):

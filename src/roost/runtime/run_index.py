@@ -6,7 +6,6 @@ A run that Roost chose the folder of is there under its own name. For any other 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import secrets
@@ -20,7 +19,7 @@ import psutil
 from roost.errors import ConfigError, said
 from roost.runtime.practice import roost_folder
 from roost.runtime.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
-from roost.runtime.runs import LATEST
+from roost.runtime.runs import LATEST, is_free
 
 _MOST_NAMED = 5
 
@@ -30,7 +29,7 @@ def claim_id(folder: Path) -> str:
     own = roost_folder() / "runs"
     if folder.parent == own:
         return folder.name
-    known = next((name for name, path in _links(own).items() if path == folder), None)
+    known = next((item.name for item in own.iterdir() if _is_good(item.name) and _leads_to(item, folder)), None)
     if known is not None:
         # Its place among the others is that of the newest run in the folder.
         draft = own / f".{known}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -52,16 +51,16 @@ def all_runs() -> dict[str, Path]:
     found = _links(own)
     with contextlib.suppress(FileNotFoundError):
         found |= {item.name: item for item in own.iterdir() if item.is_dir() and not item.is_symlink()}
-    return {name: path for name, path in found.items() if (path / RECORD_FILE).is_file()}
+    return {name: path for name, path in found.items() if _has_record(path)}
 
 
 def find_run(name: str) -> Path:
     """The folder of a run: by its id, by what only its id begins with, or by its path."""
     path = Path(name)
-    if name and (path / RECORD_FILE).is_file():
+    if name and _has_record(path):
         return path.absolute()
     if "/" in name:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists the runs that there are")
         return path.absolute()
     known = all_runs()
@@ -74,10 +73,15 @@ def find_run(name: str) -> Path:
         return known[fitting[0]]
     if fitting:
         raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {said(fitting, last='or')}")
-    if name and path.is_dir():
+    if name and os.path.isdir(path):
         # A run without a record has logs all the same.
         return path.absolute()
     raise ConfigError(f"there is no run {name!r}", hint=_hint(name, known))
+
+
+def find_id(folder: Path) -> str | None:
+    """The id by which a run in a folder is found here; None for one that came from elsewhere, or was dropped."""
+    return next((name for name, path in all_runs().items() if path == folder), None)
 
 
 def latest_record(known: dict[str, Path]) -> Path:
@@ -118,7 +122,21 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
             return True
         except psutil.Error:
             pass
-    return _is_free(folder / ".lock")
+    return is_free(folder)
+
+
+def _leads_to(link: Path, folder: Path) -> bool:
+    """Whether a link is one to a folder. That is not looked at: it may be on a server that does not answer."""
+    try:
+        return link.readlink() == folder
+    except OSError:
+        # No link, or another driver has just dropped it.
+        return False
+
+
+def _has_record(folder: Path) -> bool:
+    # Not Path's own: that raises where somebody may not look.
+    return os.path.isfile(folder / RECORD_FILE)
 
 
 def _links(own: Path) -> dict[str, Path]:
@@ -130,18 +148,6 @@ def _links(own: Path) -> dict[str, Path]:
                 if item.is_symlink() and _is_good(item.name) and item.is_dir():
                     found[item.name] = item.readlink()
     return found
-
-
-def _is_free(lock: Path) -> bool:
-    try:
-        with lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        # Held, or on a file system that does not tell.
-        return False
-    return True
 
 
 def _is_good(name: str) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import logging
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,12 @@ from roost.errors import ClusterError, ConfigError, clipped
 from roost.runtime.practice import roost_folder
 from roost.runtime.run_dir import RunDir
 
+log = logging.getLogger(__name__)
+
 _KEPT_RUNS = 20
 _KEPT_LINKS = 200
+_PRUNE_SECONDS = 2.0
+_LOCK = ".lock"
 LATEST = "latest"
 """The link to this user's newest run."""
 RUNS_VARIABLE = "ROOST_RUNS_DIR"
@@ -28,15 +34,31 @@ RUNS_VARIABLE = "ROOST_RUNS_DIR"
 def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
     """Have the folder of a new run to oneself: the one that the caller names, else a new one."""
     made = make_run_dir(wanted)
-    with (Path(made.path) / ".lock").open("w") as lock:
+    with (Path(made.path) / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"another job is using {made.path}", hint="give each its own run_dir") from None
+        except OSError as error:
+            # Some shared file systems have no locks: a job can do without.
+            log.debug("%s cannot be locked: %s", made.path, error)
         for old in Path(made.path).glob(".roost-*"):
             if old != made.marker:
                 old.unlink(missing_ok=True)
         yield made
+
+
+def is_free(folder: Path) -> bool:
+    """Whether no driver holds the folder of a run."""
+    try:
+        with (folder / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        # Held, or on a file system that does not tell.
+        return False
+    return True
 
 
 def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
@@ -46,16 +68,23 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
     path = Path(wanted).absolute() if wanted else runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{token[:6]}"
     made = RunDir(path=str(path), token=token)
     try:
-        own.mkdir(exist_ok=True)
         path.mkdir(parents=True, exist_ok=True)
         made.marker.write_text("", encoding="utf-8")
-        if runs == own and not wanted:
-            _prune(own)
-        _prune_links(own)
-        _point_latest(own, path)
     except OSError as error:
         hint = f"give Cluster another run_dir, or set {RUNS_VARIABLE}"
         raise ClusterError(f"the run's folder {path} cannot be made: {error.strerror or error}", hint=hint) from None
+    try:
+        own.mkdir(exist_ok=True)
+        if runs == own and not wanted:
+            _prune(own)
+        # Not for ever: of many folders one may be on a server that does not answer.
+        pruning = threading.Thread(target=_prune_links, args=(own,), daemon=True)
+        pruning.start()
+        pruning.join(_PRUNE_SECONDS)
+        _point_latest(own, path)
+    except OSError as error:
+        # The job has its folder, and can do without being found by its id.
+        log.warning("this run is not among your runs in %s: %s", own, error.strerror or error)
     return made
 
 
@@ -99,14 +128,16 @@ def put_aside(folder: Path) -> None:
 def _prune_links(own: Path) -> None:
     """Drop links to folders that are gone, and the oldest of the others where there are too many."""
     dated = []
-    for item in own.iterdir():
-        # Those with a dot are being made just now, by another driver.
-        if item.is_symlink() and item.name != LATEST and not item.name.startswith("."):
-            with contextlib.suppress(OSError):
-                dated.append((item.is_dir(), item.lstat().st_mtime, item))
+    with contextlib.suppress(OSError):
+        for item in own.iterdir():
+            # Those with a dot are being made just now, by another driver.
+            if item.is_symlink() and item.name != LATEST and not item.name.startswith("."):
+                with contextlib.suppress(OSError):
+                    dated.append((item.is_dir(), item.lstat().st_mtime, item))
     kept = sorted((entry for entry in dated if entry[0]), key=lambda entry: entry[1], reverse=True)
     for _, _, link in [*(entry for entry in dated if not entry[0]), *kept[_KEPT_LINKS:]]:
-        link.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            link.unlink()
 
 
 def _point_latest(runs: Path, path: Path) -> None:
@@ -122,5 +153,6 @@ def _prune(runs: Path) -> None:
     # Some at a time, the oldest: whoever starts a job does not wait for all of them.
     for old in found[_KEPT_RUNS:][-_KEPT_RUNS:]:
         with contextlib.suppress(OSError):
-            if max(path.stat().st_mtime for path in [old, *old.rglob("*")]) < day_ago:
+            # A job may be quiet for days: as long as it runs, it holds its folder.
+            if max(path.lstat().st_mtime for path in [old, *old.rglob("*")]) < day_ago and is_free(old):
                 shutil.rmtree(old, ignore_errors=True)
