@@ -330,14 +330,18 @@ def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(t
     assert [record.message.startswith("this run's record is not complete") for record in caplog.records] == [True]
 
 
-def test_the_plan_of_very_many_groups_is_written_at_the_latest_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder_module, "_PLAN_SECONDS", -1.0)
+def test_the_record_of_very_many_groups_is_written_at_the_latest_at_the_end(tmp_path, monkeypatch):
     recorder = begin(make_run_dir(tmp_path / "run"))
+    monkeypatch.setattr(recorder_module, "_WRITE_SECONDS", -1.0)
     for number in range(3):
         launch(recorder, f"group{number}")
+    recorder.note_restart("group0:1", "it crashed", 0.25, None)
     assert not (tmp_path / "run" / "plan.json").exists()
-    assert read_record(tmp_path / "run").plan is None
+    behind = read_record(tmp_path / "run")
+    assert (behind.plan, behind.groups, behind.restarts) == (None, (), ())
     recorder.end()
+    whole = read_record(tmp_path / "run")
+    assert ([group.seconds is None for group in whole.groups], len(whole.restarts)) == ([False] * 3, 1)
     plan = Plan.from_json((tmp_path / "run" / "plan.json").read_text())
     assert (plan.names, plan.hash) == (["group0", "group1", "group2"], read_record(tmp_path / "run").plan)
 

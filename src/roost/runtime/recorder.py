@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PLAN_SECONDS = 1.0
-_PLAN_SHARE = 0.02
-"""So much of a run's time, beside the seconds above, may go into writing its plan while it goes on."""
+_WRITE_SECONDS = 1.0
+_WRITE_SHARE = 0.02
+"""So much of a run's time, beside the seconds above, may go into writing its record while it goes on."""
 
 Parameters = ParamSpec("Parameters")
 
@@ -91,7 +91,7 @@ class Recorder:
         self._placed: dict[str, Placed] = {}
         self._plan_is_given = False
         self._plan_is_behind = False
-        self._plan_seconds = 0.0
+        self._write_seconds = 0.0
         self._outcome: RunOutcome | None = None
         self._git: GitState | None = None
         self._began = time.monotonic()
@@ -189,22 +189,20 @@ class Recorder:
         if not self._plan_is_given:
             self._placed[name] = Placed(placements=placements, strategy=strategy)
             self._plan_is_behind = True
-            # A script with very many groups does not write all of them down each time.
-            if self._plan_seconds <= _PLAN_SECONDS + _PLAN_SHARE * (time.monotonic() - self._began):
+            if self._may_write():
                 self._gather_plan()
-        self._write()
+        self._write_soon()
 
     @_harmless
     def _gather_plan(self) -> None:
         """Write the plan that the groups make together."""
         if self._record is None or self._topology is None or not self._plan_is_behind:
             return
-        began = time.monotonic()
-        plan = gather_plan(self._topology, self._placed)
-        self._put(PLAN_FILE, plan.to_json() + "\n")
-        self._record = replace(self._record, plan=plan.hash)
-        self._plan_is_behind = False
-        self._plan_seconds += time.monotonic() - began
+        with self._timed():
+            plan = gather_plan(self._topology, self._placed)
+            self._put(PLAN_FILE, plan.to_json() + "\n")
+            self._record = replace(self._record, plan=plan.hash)
+            self._plan_is_behind = False
 
     @_harmless
     def _end_group(self, place: int, seconds: float, phases: Mapping[str, float], error: str) -> None:
@@ -214,7 +212,8 @@ class Recorder:
             groups = list(self._record.groups)
             told = tuple((name, round(after, 3)) for name, after in phases.items())
             groups[place] = replace(groups[place], seconds=round(seconds, 3), phases=told, error=error)
-            self._change(groups=tuple(groups))
+            self._record = replace(self._record, groups=tuple(groups))
+            self._write_soon()
 
     @_harmless
     def note_restart(self, worker: str, reason: str, seconds: float, error: BaseException | None) -> None:
@@ -229,7 +228,8 @@ class Recorder:
                 seconds=round(seconds, 3),
                 error="" if error is None else clipped(f"{type(error).__name__}: {error}", 300),
             )
-            self._change(restarts=(*self._record.restarts, restart))
+            self._record = replace(self._record, restarts=(*self._record.restarts, restart))
+            self._write_soon()
 
     @_harmless
     def note_error(self, error: BaseException | None) -> None:
@@ -283,8 +283,24 @@ class Recorder:
                 self._record = replace(self._record, **changes)
                 self._write()
 
+    def _write_soon(self) -> None:
+        """Write what came to pass now or, where very much did, with what comes next."""
+        if self._may_write():
+            self._write()
+
+    def _may_write(self) -> bool:
+        return self._write_seconds <= _WRITE_SECONDS + _WRITE_SHARE * (time.monotonic() - self._began)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._write_seconds += time.monotonic() - began
+
     def _write(self) -> None:
-        with self._lock:
+        with self._lock, self._timed():
             if self._record is not None:
                 self._record = replace(self._record, versions=loaded_versions(), git=self._git)
                 self._put(RECORD_FILE, self._record.to_json())
