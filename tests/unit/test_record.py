@@ -45,6 +45,7 @@ from roost.runtime.record import (
     diff_records,
     outcome_of,
     read_record,
+    text_hash,
     what_of,
 )
 from roost.runtime.recorder import JobSource, Recorder
@@ -179,6 +180,11 @@ def test_a_record_comes_back_as_it_was_written():
         ({"nodes": [{}]}, "KeyError"),
         ({"groups": 3}, "TypeError"),
         ({"versions": []}, "AttributeError"),
+        ({"pid": -1}, "-1 is no process id"),
+        ({"pid": float("inf")}, "inf is no process id"),
+        ({"git": ""}, "TypeError"),
+        ({"job": []}, "TypeError"),
+        ({"began": "0001-01-01T00:00:00+14:00"}, "OverflowError"),
     ],
 )
 def test_what_is_no_record_is_refused_in_words(tmp_path, change, said):
@@ -266,6 +272,15 @@ def test_an_outcome_is_what_the_exception_says():
     assert (found.error, found.worker, found.log) == ("ValueError", "actor:3", "/logs/3.log")
     assert found.message.startswith("first\nline")
     assert found.message.endswith("… and 89 more lines")
+
+
+def test_an_exception_that_cannot_be_shown_is_a_failure_all_the_same():
+    class OddError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    found = outcome_of(OddError())
+    assert (str(found), found.message) == ("failed: OddError", "(its text cannot be made)")
 
 
 def test_a_run_is_recorded_as_it_goes_on(tmp_path):
@@ -721,6 +736,8 @@ def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, 
     for changed, options, said in (
         (replace(script, cwd="/no/such/place"), [], "which is not there any more"),
         (replace(script, command=("python", "-")), [], "what was typed is not kept"),
+        (replace(script, command=("python", "-u", "-", "--lr", "1")), [], "what was typed is not kept"),
+        (replace(script, command=("python", "-u")), [], "what was typed is not kept"),
         (replace(script, command=("python",)), [], "what was typed is not kept"),
         (script, ["--same"], "leave out --same"),
         (replace(script, job=RECORD.job), [], "job.yaml: No such file"),
@@ -728,6 +745,31 @@ def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, 
         written(tmp_path / "run", changed)
         code, _, err = roost("rerun", "run", "--dry-run", *options)
         assert (code, said in err) == (2, True), err
+
+
+def test_rerun_says_if_the_kept_file_is_not_as_it_was(tmp_path, roost):
+    text = "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: 0\n"
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    recorder.note_job(JobSource(text=text, job=RunJob(file="job.yaml", hash=text_hash(text))))
+    path = tmp_path / "run" / "job.yaml"
+    nowhere = ("--dry-run", "--address", "127.0.0.1:9")
+    code, _, err = roost("rerun", "run", *nowhere)
+    assert (code, f"with the file as it was: {path}\n" in err) == (0, True), err
+    path.write_text(text.replace("actor: 0", "actor: 0-1"))
+    code, _, err = roost("rerun", "run", *nowhere)
+    assert (code, f"with a file that was changed since: {path}\n" in err) == (0, True), err
+
+
+def test_a_run_that_came_from_elsewhere_is_shown_with_a_way_to_its_logs_and_upsets_no_terminal(tmp_path, roost):
+    finished_run(tmp_path / "run", PackedPlacementStrategy(0, 3))
+    copied = tmp_path / "copied" / "run"
+    shutil.copytree(tmp_path / "run", copied)
+    record = read_record(copied)
+    written(copied, replace(record, job=RunJob(file="\x1b[2Jjob.yaml", hash="ff")))
+    assert " roost logs --run run\n" in roost("show", "run")[1]
+    out = roost("show", str(copied))[1]
+    assert f" roost logs --run {copied}\n" in out
+    assert "\x1b" not in out
 
 
 def test_records_are_written_whole_also_by_many_threads(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
 
 def run_folder(path: Path) -> Path | None:
     """The folder of the run that is meant, by its id or its path; None where a file is meant."""
-    is_file = str(path) == "-" or path.suffix in _FILES or (path.exists() and not path.is_dir())
+    is_file = str(path) == "-" or path.suffix in _FILES or (os.path.exists(path) and not os.path.isdir(path))
     if is_file:
         return None
     from roost.runtime.run_index import find_run
@@ -125,7 +126,7 @@ def _plan_in(folder: Path) -> Path:
     from roost.runtime.record import PLAN_FILE, read_record
 
     path = folder / PLAN_FILE
-    if not path.is_file():
+    if not os.path.isfile(path):
         record = read_record(folder)
         raise ConfigError(f"run {record.id} has no plan: it launched nothing, or its {PLAN_FILE} was removed")
     return path

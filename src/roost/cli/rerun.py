@@ -18,7 +18,7 @@ from roost.placement.files import JOB_FILE_LIMIT, load_text, parse_text
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.logs import printable
-from roost.runtime.record import RunJob, RunRecord, diff_environments
+from roost.runtime.record import RunJob, RunRecord, diff_environments, text_hash, what_of
 from roost.runtime.surroundings import environment_of
 
 _MOST_VARIABLES = 12
@@ -32,7 +32,7 @@ def run_again(
     folder: Path, record: RunRecord, *, same: bool, dry_run: bool, address: str | None, run_dir: Path | None
 ) -> None:
     """Run the job or the script of a run once more; with `dry_run` only say what that would be."""
-    if not Path(record.cwd).is_dir():
+    if not os.path.isdir(record.cwd):
         raise ConfigError(f"run {record.id} was started in {printable(record.cwd)}, which is not there any more")
     if record.job is not None:
         # In a folder of its own, on the cluster that is there now: the record of then stays as it is.
@@ -49,7 +49,7 @@ def run_again(
 
 def _run_script(record: RunRecord, dry_run: bool) -> None:
     words = [sys.executable, *record.command[1:]]
-    if len(words) < 2 or words[-1] == "-":
+    if what_of(record.command) in ("python", "standard input"):
         raise ConfigError(f"run {record.id} was typed into Python, and what was typed is not kept")
     tell(printable(shlex.join(words)))
     tell(f"  in {printable(record.cwd)}")
@@ -57,7 +57,7 @@ def _run_script(record: RunRecord, dry_run: bool) -> None:
     if not dry_run:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.chdir(record.cwd)
+        _enter(record)
         # No shell: exactly these words. Signals and exit code are those of the script.
         os.execv(words[0], words)  # noqa: S606
 
@@ -76,13 +76,15 @@ def _run_job(
     kept = {name: value for name, value in job.flags if name not in ("--address", "--run-dir")}
     given = {"--address": address, "--run-dir": run_dir}
     flags = kept | {name: value for name, value in given.items() if value is not None}
-    again = replace(job, flags=tuple(flags.items()), rerun_of=record.id)
+    again = replace(job, hash=text_hash(text), flags=tuple(flags.items()), rerun_of=record.id)
     tell(printable(shlex.join(["roost", "run", job.file, *again.arguments])))
-    tell(f"  in {printable(record.cwd)}, with the file as it was: {path}")
+    is_as_it_was = again.hash == job.hash
+    how = "with the file as it was" if is_as_it_was else "with a file that was changed since"
+    tell(printable(f"  in {record.cwd}, {how}: {path}"))
     _tell_environment(record)
     check = _make_check(record, plan_of_run(folder) if record.plan is not None else None, same)
     if not dry_run:
-        os.chdir(record.cwd)
+        _enter(record)
         run_text(text, str(path), again, check)
         return
     draft = read_job_draft(parse_text(text, name=str(path)))
@@ -95,6 +97,13 @@ def _run_job(
         return
     isolate = "--no-isolate" not in flags
     check(make_plan(draft, live.topology, placement=again.placement, isolate_accelerator=isolate))
+
+
+def _enter(record: RunRecord) -> None:
+    try:
+        os.chdir(record.cwd)
+    except OSError as error:
+        raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
 
 
 def _make_check(record: RunRecord, before: Plan | None, same: bool) -> Callable[[Plan], None]:

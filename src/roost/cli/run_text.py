@@ -29,6 +29,7 @@ def table(found: Sequence[Found], most: int) -> Text:
     rows: list[Sequence[str]] = [("ID", "WHEN", "WHAT", "PLAN", "WORKERS", "SECONDS", "OUTCOME")]
     for name, _, record in found[:most]:
         if isinstance(record, ConfigError):
+            name = printable(name)
             rows.append((name, "-", "-", "-", "-", "-", f"unreadable: see roost show {name}"))
             continue
         rows.append(
@@ -63,8 +64,8 @@ def summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[st
     }
 
 
-def facts_of(record: RunRecord, folder: Path) -> Text:
-    """All that is known of a run, apart from its map."""
+def facts_of(record: RunRecord, folder: Path, id_here: str | None) -> Text:
+    """All that is known of a run, apart from its map; it is found by `id_here`, or else by its folder only."""
     lines = [
         ("run", record.id),
         ("outcome", str(record.outcome)),
@@ -89,7 +90,7 @@ def facts_of(record: RunRecord, folder: Path) -> Text:
     variables = [f"{name}={'(not kept)' if value is None else value}" for name, value in record.environment.items()]
     lines += _titled("environment", variables, len(variables))
     lines.append(("run folder", str(folder)))
-    lines.append(("logs", f"roost logs --run {shlex.quote(record.id)}"))
+    lines.append(("logs", f"roost logs --run {shlex.quote(id_here or str(folder))}"))
     return facts([(name, printable(text)) for name, text in lines if text])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +44,7 @@ def run(
     if cluster or inventory or live:
         raise ConfigError("a job runs on the Ray cluster that is there", hint="--cluster and the like plan a --dry-run")
     from roost.placement.files import JOB_FILE_LIMIT, load_text
-    from roost.runtime.record import RunJob
+    from roost.runtime.record import RunJob, text_hash
 
     flags: dict[str, str | bool] = {
         "--placement": placement.value if placement is not Kind.AUTO else "",
@@ -57,8 +56,7 @@ def run(
     }
     given = tuple((name, value) for name, value in flags.items() if value)
     text = load_text(job, limit=JOB_FILE_LIMIT)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    run_text(text, str(job), RunJob(file=str(job), hash=digest, flags=given))
+    run_text(text, str(job), RunJob(file=str(job), hash=text_hash(text), flags=given))
 
 
 def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], None] | None = None) -> None:

@@ -43,7 +43,8 @@ def show(
     from roost.cli import run_text, show
     from roost.cli.load import plan_of_run
     from roost.render.grid import make_grid
-    from roost.runtime.run_index import find_run, read_run
+    from roost.runtime.logs import printable
+    from roost.runtime.run_index import find_id, find_run, read_run
 
     folder = find_run(run)
     record = read_run(folder)
@@ -51,13 +52,13 @@ def show(
         from roost.render.svg import draw_svg
 
         plan = plan_of_run(folder)
-        write_text(draw_svg(plan, make_grid(plan, title=record.what)), svg)
+        write_text(draw_svg(plan, make_grid(plan, title=printable(record.what))), svg)
     elif form is TextFormat.JSON:
         write_text(show.as_json({"folder": str(folder), **record.to_dict()}), None)
     else:
-        print_text(run_text.facts_of(record, folder))
+        print_text(run_text.facts_of(record, folder, find_id(folder)))
         if record.plan is not None:
-            grid = make_grid(plan_of_run(folder), title=record.what)
+            grid = make_grid(plan_of_run(folder), title=printable(record.what))
             write_text("\n", None)
             draw_map(grid, None)
 

@@ -6,6 +6,7 @@ is ever run, apart from the command that `roost rerun` shows first.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -228,7 +229,7 @@ class RunRecord:
             )
         try:
             return _read_record(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(
                 f"this record cannot be read: {type(error).__name__}: {clipped(str(error), 200)}"
             ) from None
@@ -263,7 +264,7 @@ def outcome_of(error: BaseException | None) -> RunOutcome:
         return RunOutcome(status=Status.FINISHED)
     failures: Sequence[Any] = getattr(error, "worker_failures", ())
     first = failures[0] if failures else None
-    lines = str(error).splitlines()
+    lines = _message_of(error).splitlines()
     more = [f"… and {counted(len(lines) - _ERROR_LINES, 'more line')}"] if len(lines) > _ERROR_LINES else []
     return RunOutcome(
         status=Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED,
@@ -272,6 +273,19 @@ def outcome_of(error: BaseException | None) -> RunOutcome:
         worker=getattr(first, "address", ""),
         log=getattr(first, "log_path", ""),
     )
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # The user's own class: that it cannot be shown is no reason to take the run for a good one.
+        return "(its text cannot be made)"
+
+
+def text_hash(text: str) -> str:
+    """What tells whether the text of a job is another one."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -356,7 +370,7 @@ def _read_record(data: Mapping[str, Any]) -> RunRecord:
         cwd=_text(data["cwd"]),
         user=_text(data["user"]),
         host=_text(data["host"]),
-        pid=int(data["pid"]),
+        pid=_pid(data["pid"]),
         pid_began=float(data["pid_began"]),
         address=_text(data["address"]),
         namespace=_text(data["namespace"]),
@@ -364,14 +378,21 @@ def _read_record(data: Mapping[str, Any]) -> RunRecord:
         environment={
             _text(name): None if value is None else _text(value) for name, value in data["environment"].items()
         },
-        git=git and GitState(commit=_text(git["commit"]), branch=_text(git["branch"]), changed=git["changed"]),
-        job=job and _read_job(job),
+        git=None if git is None else _read_git(git),
+        job=None if job is None else _read_job(job),
         nodes=tuple(_read_node(item) for item in data["nodes"]),
         plan=None if data["plan"] is None else _text(data["plan"]),
         groups=tuple(_read_group(item) for item in data["groups"]),
         restarts=tuple(_read_restart(item) for item in data["restarts"]),
         outcome=_read_outcome(data["outcome"]),
     )
+
+
+def _read_git(data: Mapping[str, Any]) -> GitState:
+    changed = data["changed"]
+    if not isinstance(changed, bool | None):
+        raise TypeError(f"{clipped(repr(changed))} is neither true nor false")
+    return GitState(commit=_text(data["commit"]), branch=_text(data["branch"]), changed=changed)
 
 
 def _read_job(data: Mapping[str, Any]) -> RunJob:
@@ -426,9 +447,18 @@ def _text(value: object) -> str:
 
 def _time(value: object) -> str:
     text = _text(value)
-    if started_at(text).tzinfo is None:
+    found = started_at(text)
+    if found.tzinfo is None:
         raise ValueError(f"{clipped(text)} has no time zone")
+    # It is shown in the reader's own time zone, where the first and the last days of all may be out of range.
+    found.astimezone()
     return text
+
+
+def _pid(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{clipped(repr(value))} is no process id")
+    return value
 
 
 def _number(value: object) -> float | None:
