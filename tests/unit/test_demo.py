@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,16 +16,19 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from roost import Topology, lint, make_plan
+from roost import CallTimedOut, ConfigError, Topology, WorkerDied, lint, make_plan
 from roost.cli.main import app
+from roost.cli.out import speak_ascii
 from roost.demo import learning
-from roost.demo.display import Display, WithoutRemarks
+from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
-from roost.demo.show import DemoOptions
+from roost.demo.show import DemoOptions, _Finished, _new_folders, _say_files, _summary
 from roost.demo.timeline import Mark, Span, SpanRecorder, make_timeline
-from roost.demo.training import Restart, Round
+from roost.demo.training import Restart, Round, Trained, _Run
+from roost.render.grid import make_grid
+from roost.render.terminal import terminal_colours
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -186,7 +191,8 @@ def tell(display: Display) -> None:
         display.round_ended(done, make_example())
 
 
-def test_on_a_terminal_the_return_its_curve_and_who_works_are_one_picture():
+def test_on_a_terminal_the_return_its_curve_and_who_works_are_one_picture(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     display, console = make_display(is_terminal=True)
     with display.showing():
         tell(display)
@@ -224,6 +230,120 @@ def test_in_a_pipe_there_are_plain_lines_and_a_restart_is_told():
         "    rollout:2 on node 1 died in 'load'",
         "    rollout:2 is back in place after 1.0 s: node 1, accelerator 0,1, now pid 88",
     ]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_the_plain_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    display, console = make_display(is_terminal=True)
+    with display.showing():
+        tell(display)
+    assert "  round  1  mean return   20  play 0.50 s, learn 0.02 s\n" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [0, 1, 12, 40])
+def test_a_picture_on_a_narrow_terminal(columns, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
+    display = Display(console, 300, {})
+    for number in (1, 2):
+        done = Round(number=number, mean_return=20.0, episodes=9, seconds={}, behind=0)
+        display.round_ended(done, make_example())
+        console.print(display._picture())
+    assert "┤" in console.file.getvalue() or columns < 6
+
+
+def test_a_reader_that_goes_away_is_told_and_ends_nothing_by_itself():
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w", encoding="utf-8")
+    filtered = WithoutRemarks(stream)
+    assert filtered.fileno() == write
+    with contextlib.redirect_stdout(filtered), pytest.raises(BrokenPipeError):
+        DemoConsole(file=stream).print("round 1")
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()
+
+
+def test_where_there_is_only_ascii_the_pictures_are_drawn_in_it(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    speak_ascii()
+    print(*curve_text([0, 50, 100], width=4, height=2, top=100))
+    print(*timeline_text(make_example(), width=6, start=1, end=4))
+    sys.stdout.flush()
+    assert raw.getvalue() == b" 100 |  **    0 |***\nactor |    ##| env   |####  |\n"
+
+
+def test_folders_that_nothing_came_into_are_taken_away_again(tmp_path):
+    paths = [tmp_path / "runs" / name for name in ("first", "second", "third")]
+    with _new_folders(paths) as (first, _, _):
+        (first / "plan.json").write_text("{}")
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+    with pytest.raises(ConfigError, match="first is there already"), _new_folders(paths[::-1]):
+        pass
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
+
+
+def test_a_folder_is_named_as_it_is(tmp_path):
+    folder = tmp_path / "my [red]runs[" / "x]"
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    (folder / "timeline.svg").write_text("")
+    console = Console(file=io.StringIO(), width=20)
+    trained = Trained(mode=Mode.DISAGG, rounds=(), seconds={}, timeline=make_example(), restarts=())
+    _say_files([_Finished(folder=folder, trained=trained)], console)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[:3] == [f"{folder}/", "  plan.json", "  timeline.svg"]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_the_summary_fits_on_the_terminal(columns, tmp_path):
+    done = Round(number=1, mean_return=20.0, episodes=9, seconds={"play": 2.0}, behind=0)
+    trained = Trained(mode=Mode.DISAGG, rounds=(done,), seconds={}, timeline=make_example(), restarts=())
+    lines = _summary(_Finished(folder=tmp_path, trained=trained), columns).plain.splitlines()
+    drawn = [line for line in lines if line.endswith("│")]
+    assert len(drawn) == 2
+    assert max(map(len, drawn)) <= min(columns, 80)
+
+
+def test_on_a_terminal_of_16_colours_each_component_still_has_one_of_its_own():
+    grid = make_grid(make_plan(make_job(Mode.COLOCATE), Topology.from_shorthand(HARDWARE)))
+    colours = terminal_colours(grid, basic_colours=True)
+    assert list(colours) == ["actor", "rollout", "env"]
+    assert len(set(colours.values())) == 3
+    assert not any(colour.startswith("#") for colour in colours.values())
+
+
+class Waited:
+    """The result of a call that has an answer, or an error, at the second look."""
+
+    def __init__(self, end) -> None:
+        self.end, self.looks = end, 0
+
+    def done(self):
+        return self.looks > 1
+
+    def wait(self, _):
+        self.looks += 1
+        if self.looks == 1:
+            raise CallTimedOut("'play' of 'env' has not answered in 0.25 s")
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+@pytest.mark.parametrize("end", [["played"], CallTimedOut("rollout:2 has no weights"), WorkerDied("env:1 is dead")])
+def test_a_round_ends_with_what_its_environments_give_or_raise(end, monkeypatch):
+    run, restarts = object.__new__(_Run), []
+    monkeypatch.setattr(_Run, "_restart_dead", lambda _: restarts.append(1))
+    playing = Waited(end)
+    if isinstance(end, Exception):
+        with pytest.raises(type(end), match=str(end)):
+            run._wait(playing)
+    else:
+        assert run._wait(playing) == end
+    assert len(restarts) == 1
+    assert playing.looks <= 3, "it does not ask again and again"
 
 
 def test_what_ray_remarks_is_left_out_with_its_line_end():

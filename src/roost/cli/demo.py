@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.out import drop_output, speak_ascii
 from roost.errors import ConfigError
 
 
@@ -36,15 +37,19 @@ def demo(
     """Train a policy on a cluster that is started on this machine, and watch it."""
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
         raise ConfigError(f"--minutes is {minutes:g}: it is a number above 0")
-    from rich.console import Console
-
+    from roost.demo.display import DemoConsole
     from roost.demo.jobs import Mode
     from roost.demo.show import DemoOptions, run_demo
 
     modes = tuple(Mode) if mode is DemoMode.BOTH else (Mode(mode.value),)
-    # This very stream: the demo filters what others write to standard output meanwhile.
-    console = Console(file=sys.stdout, highlight=False)
-    has_risen = run_demo(DemoOptions(modes=modes, minutes=minutes, seed=seed, folder=out), console)
+    speak_ascii()
+    # This very stream: the demo filters what others write to standard output meanwhile. FORCE_COLOR makes no terminal.
+    console = DemoConsole(file=sys.stdout, highlight=False, force_interactive=None if sys.stdout.isatty() else False)
+    try:
+        has_risen = run_demo(DemoOptions(modes=modes, minutes=minutes, seed=seed, folder=out), console)
+    except BrokenPipeError:
+        drop_output()
+        raise typer.Exit(141) from None
     if not has_risen:
         print("the return did not double in every mode: train longer, or look at the logs")
         raise typer.Exit(1)

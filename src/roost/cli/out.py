@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import shutil
 import sys
@@ -73,12 +75,27 @@ def _ascii() -> bool:
     return "utf" not in (getattr(sys.stdout, "encoding", "") or "").lower()
 
 
+def speak_ascii() -> None:
+    """Let standard output have ASCII for what it cannot encode, for those who write there by themselves."""
+    if _ascii() and isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("roost", _in_ascii)
+        sys.stdout.reconfigure(errors="roost")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    from roost.render.terminal import ascii_of
+
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(ascii_of, error.object[error.start : error.end])), error.end
+
+
 def write_text(text: str, out: Path | None) -> None:
     """Write text as it is: to a file, or to standard output."""
     if out is None:
         try:
-            # JSON, SVG and HTML are UTF-8 whatever the terminal speaks.
-            sys.stdout.buffer.write(text.encode())
+            # JSON, SVG and HTML are UTF-8 whatever the terminal speaks; a file's name may be no text at all.
+            sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader went away, as in `roost plan … | head`: nothing to say, and nobody to say it to.
@@ -86,7 +103,7 @@ def write_text(text: str, out: Path | None) -> None:
             raise typer.Exit(141) from None
         return
     try:
-        out.write_text(text, encoding="utf-8")
+        out.write_text(text, encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror or error}") from None
     print(f"wrote {out}", file=sys.stderr)

@@ -24,6 +24,13 @@ _EVERY_ROUNDS = 4
 _MOST_COLUMNS = 78
 
 
+class DemoConsole(Console):
+    """A console that tells when the reader of a pipe went away, and leaves it to others to end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Display:
     """One run as it goes on; the training tells it what happens."""
 
@@ -41,7 +48,7 @@ class Display:
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
         """Show it, from the first round to the last."""
-        if not self._console.is_terminal:
+        if not self._console.is_interactive:
             yield
             return
         # The last picture stays where it is.
@@ -63,8 +70,8 @@ class Display:
         self._busy = groups
 
     def round_ended(self, done: Round, timeline: Timeline) -> None:
-        since = self._timeline.end if self._timeline else timeline.start
-        self._parts = {track.worker: track.at_work(since, timeline.end) for track in timeline.tracks}
+        since, until = self._timeline.end if self._timeline else timeline.start, timeline.end
+        self._parts = {track.worker: track.at_work(since, until) for track in timeline.tracks}
         self._timeline, self._rounds = timeline, done.number
         self._returns.append(done.mean_return)
         if self._live is None and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
@@ -93,7 +100,7 @@ class Display:
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._goal, completed=min(reached, self._goal), width=30)
         head.add_row(f"  round {self._rounds}", bar, f"mean return {reached:.0f}, the goal is {self._goal:.0f}")
-        width = min(self._console.width, _MOST_COLUMNS) - 8
+        width = max(1, min(self._console.width, _MOST_COLUMNS) - 8)
         curve = Text("\n".join(curve_text(self._returns, width=width, height=_CURVE_HEIGHT, top=TOP)), style="cyan")
         return Group(head, curve, Text(), self._who())
 
@@ -129,3 +136,6 @@ class WithoutRemarks(io.TextIOBase):
 
     def flush(self) -> None:
         self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from roost.demo.display import TOP, Display, WithoutRemarks
@@ -18,11 +19,10 @@ from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.pictures import curve_svg, timeline_svg, timeline_text
 from roost.demo.training import Goal, Trained, train
 from roost.errors import ConfigError
-from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
-from roost.render.terminal import draw_terminal
+from roost.render.terminal import draw_terminal, terminal_colours
 from roost.runtime.cluster import Cluster
 from roost.testing.local import local_cluster
 
@@ -68,18 +68,18 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         raise ConfigError("the demo plays Gymnasium's CartPole, which is not installed", hint=hint)
     began = time.monotonic()
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folders = {mode: _make_folder(options.folder / f"{stamp}-{mode}") for mode in options.modes}
-    say = console.print
-    say(f"[bold]A cluster on this machine[/]: {HARDWARE}, three Ray nodes with fake accelerators")
-    with local_cluster(HARDWARE):
-        say(f"  up after {time.monotonic() - began:.1f} s")
-        done = [
-            _run_mode(mode, folders[mode], options, console, is_first=index == 0)
-            for index, mode in enumerate(options.modes)
-        ]
+    cluster, say = local_cluster(HARDWARE), console.print
+    with _new_folders([options.folder / f"{stamp}-{mode}" for mode in options.modes]) as folders:
+        say(f"[bold]A cluster on this machine[/]: {HARDWARE}, three Ray nodes with fake accelerators")
+        with cluster:
+            say(f"  up after {time.monotonic() - began:.1f} s")
+            done = [
+                _run_mode(mode, folder, options, console, is_first=index == 0)
+                for index, (mode, folder) in enumerate(zip(options.modes, folders, strict=True))
+            ]
     say("\n[bold]The cluster is gone; what came of it[/]")
     for item in done:
-        console.print(_summary(item), soft_wrap=True)
+        console.print(_summary(item, console.width), soft_wrap=True)
     _say_files(done, console)
     say(f"\n{time.monotonic() - began:.0f} s in all")
     return all(item.trained.after >= _RISE * item.trained.before for item in done)
@@ -97,14 +97,29 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console, 
         grid = make_grid(plan, title=f"{mode}: {mode.said}")
         cluster.recorder.note_plan(plan)
         (folder / "map.svg").write_text(draw_svg(plan, grid), encoding="utf-8")
-        console.print(draw_terminal(make_grid(plan), width=min(console.width, 100)), soft_wrap=True)
+        is_basic = console.color_system == "standard"
+        width = min(console.width, 100)
+        console.print(draw_terminal(make_grid(plan), width=width, basic_colours=is_basic), soft_wrap=True)
         console.print()
-        colours = _colours(plan)
-        display = Display(console, min(goal.mean_return, TOP), colours)
+        display = Display(console, min(goal.mean_return, TOP), terminal_colours(grid, basic_colours=is_basic))
         with display.showing():
             trained = train(cluster, plan, mode, seed=options.seed, goal=goal, kill=is_first, watcher=display)
-    _write_pictures(folder, trained, colours)
+    _write_pictures(folder, trained, terminal_colours(grid))
     return _Finished(folder=folder, trained=trained)
+
+
+@contextlib.contextmanager
+def _new_folders(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Folders for the runs, before anything is started; those that nothing came into are taken away again."""
+    made: list[Path] = []
+    try:
+        for path in paths:
+            made.append(_make_folder(path))
+        yield made
+    finally:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _make_folder(folder: Path) -> Path:
@@ -116,10 +131,6 @@ def _make_folder(folder: Path) -> Path:
         hint = "choose another folder with --out"
         raise ConfigError(f"{folder} cannot be made: {error.strerror or error}", hint=hint) from None
     return folder
-
-
-def _colours(plan: Plan) -> dict[str, str]:
-    return {entry.name: entry.colour for entry in make_grid(plan).legend}
 
 
 def _write_pictures(folder: Path, trained: Trained, colours: Mapping[str, str]) -> None:
@@ -141,7 +152,7 @@ def _write_pictures(folder: Path, trained: Trained, colours: Mapping[str, str]) 
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _summary(done: _Finished) -> Text:
+def _summary(done: _Finished, width: int) -> Text:
     trained = done.trained
     text = Text()
     text.append(f"{trained.mode}", style="bold")
@@ -156,7 +167,7 @@ def _summary(done: _Finished) -> Text:
     shown = sum(sum(item.seconds.values()) for item in trained.rounds[-_SHOWN_ROUNDS:])
     end = trained.timeline.end
     text.append(f"  the last {shown:.1f} s, who was at work:\n", style="dim")
-    for line in timeline_text(trained.timeline, width=62, start=end - shown, end=end):
+    for line in timeline_text(trained.timeline, width=max(8, min(62, width - 16)), start=end - shown, end=end):
         text.append(f"    {line}\n")
     return text
 
@@ -164,8 +175,10 @@ def _summary(done: _Finished) -> Text:
 def _say_files(done: Sequence[_Finished], console: Console) -> None:
     for item in done:
         names = sorted(f"{path.name}{'/' if path.is_dir() else ''}" for path in item.folder.iterdir())
-        console.print(f"[bold]{item.folder}/[/]")
-        console.print("  " + "  ".join(name for name in names if not name.startswith(".")))
+        # A name may have brackets in it, which would be read as a style.
+        console.print(Text(f"{item.folder}/", style="bold"), soft_wrap=True)
+        shown = Text("  ".join(name for name in names if not name.startswith(".")))
+        console.print(Padding(shown, (0, 0, 0, 2), expand=False))
     first = done[0].folder
     steps = {"see a run again": f"roost show {first.name}"}
     if done[1:]:

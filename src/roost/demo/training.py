@@ -222,7 +222,8 @@ class _Run:
             worker, pid = f"rollout:{_VICTIM}", self._pids[_VICTIM]
             self._watcher.killing(worker, pid)
             self._notes.marks.append(Mark(name=f"{worker} killed", at=time.time()))
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return playing
 
     def _wait(self, playing: CallResult) -> list[Played]:
@@ -232,6 +233,9 @@ class _Run:
             try:
                 return playing.wait(_LOOK_SECONDS)
             except CallTimedOut:
+                if playing.done():
+                    # The last one came just now, or it is an environment that could not wait any longer.
+                    return playing.wait(0)
                 if time.monotonic() > deadline:
                     raise
             self._restart_dead()

@@ -22,7 +22,9 @@ _CELL_WIDTH = (7, 16)
 _NODE_CELL_WIDTH = 32
 _BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", "bright_black")
 _DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
-_ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~"}
+_ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o"}
+_ASCII |= {"░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
+"""What stands for a character where there is only ASCII; the last are Braille, of which curves are drawn."""
 
 
 def draw_terminal(grid: Grid, *, width: int = 80, basic_colours: bool = False) -> Text:
@@ -33,10 +35,19 @@ def draw_terminal(grid: Grid, *, width: int = 80, basic_colours: bool = False) -
     return Text("\n").join(_Drawing(grid, width, basic_colours).lines())
 
 
+def terminal_colours(grid: Grid, *, basic_colours: bool = False) -> dict[str, str]:
+    """The colour of each component in such a picture."""
+    return {
+        entry.name: _BASIC[index % len(_BASIC)] if basic_colours else entry.colour
+        for index, entry in enumerate(grid.legend)
+    }
+
+
 class _Drawing:
     def __init__(self, grid: Grid, width: int, basic_colours: bool) -> None:
         self._grid = grid
         self._basic = basic_colours
+        self._colours = list(terminal_colours(grid, basic_colours=basic_colours).values())
         self._width = max(40, width)
         labels = [_title(row) for row in grid.rows] + [s.title for row in grid.rows for s in row.strips]
         longest = max((cell_len(label) for label in labels), default=0)
@@ -206,7 +217,7 @@ class _Drawing:
         return self._colour_of(block.component)
 
     def _colour_of(self, component: int) -> str:
-        return _BASIC[component % len(_BASIC)] if self._basic else self._grid.legend[component].colour
+        return self._colours[component]
 
 
 def _title(row: Row) -> str:
@@ -239,9 +250,14 @@ def _wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
+def ascii_of(character: str) -> str:
+    """What stands for a character on a terminal that knows only ASCII, as wide as it is."""
+    return _ASCII.get(character, character if ord(character) < 128 else "?" * cell_len(character))
+
+
 def to_ascii(text: Text) -> Text:
     """The same text for a terminal that knows only ASCII, every character as wide as it was."""
-    parts = [_ASCII.get(c, c if ord(c) < 128 else "?" * cell_len(c)) for c in text.plain]
+    parts = [ascii_of(c) for c in text.plain]
     starts = [0, *accumulate(map(len, parts))]
     spans = [Span(starts[span.start], starts[span.end], span.style) for span in text.spans]
     return Text("".join(parts), spans=spans)
