@@ -329,6 +329,12 @@ def test_a_reader_that_goes_away_gets_no_traceback():
     assert b"BrokenPipe" not in done.stderr
 
 
+def test_standard_output_may_be_closed():
+    command = f"{sys.executable} -m roost lint examples/job.yaml --cluster 2x8:H100,1x0 >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=60)  # noqa: S607
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_job_can_come_through_a_pipe():
     command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan /dev/stdin -c 1x8 -f table"
     job = b"cluster: {component_placement: {actor: 0-3}}"

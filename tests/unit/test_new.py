@@ -83,6 +83,22 @@ def test_a_project_in_this_folder_needs_no_cd(roost, tmp_path, monkeypatch):
     assert "own_job.py" in names(tmp_path / "own-job")
 
 
+def test_a_folder_whose_own_name_will_not_do_is_named(roost, tmp_path, monkeypatch):
+    (tmp_path / "2 jobs").mkdir()
+    monkeypatch.chdir(tmp_path / "2 jobs")
+    code, out, err = roost("new", ".")
+    assert (code, out) == (2, "")
+    assert err.startswith("'2 jobs' is no name for a project")
+
+
+def test_a_project_below_a_folder_whose_name_is_no_text(tmp_path):
+    command = [sys.executable, "-m", "roost", "new", b"caf\xe9/my-job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"made caf\xe9/my-job\n")
+    assert "my_job.py" in names(tmp_path / "caf\udce9" / "my-job")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -1,11 +1,12 @@
 """The command line: parsing, exit codes, and the one place where a RoostError becomes text.
 
-Exit codes: 0 all is well, 1 two plans differ, lint was told to be strict or doctor found a problem, 2 a mistake by the
-user, 3 a failure of the world, such as no Ray cluster.
+Exit codes: 0 all is well, 1 two plans differ, lint was told to be strict, doctor found a problem or the demo did not
+learn, 2 a mistake by the user, 3 a failure of the world, such as no Ray cluster.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, NoReturn
 
@@ -56,6 +57,9 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line."""
+    if sys.stdout is None:
+        # Closed, as by `>&-`: nobody wants to see it.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
     try:
         complete_in_bash(app)
         app()

@@ -63,7 +63,7 @@ def plan_project(path: Path) -> Project:
     name = folder.name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or len(name) > _MAX_NAME:
         raise ConfigError(
-            f"{str(path)!r} is no name for a project",
+            f"{(name or str(path))!r} is no name for a project",
             hint=f"it starts with a letter, and has letters, digits, '-', '_' and '.', {_MAX_NAME} at most: my-job",
         )
     module = re.sub(r"[.-]", "_", name)
