@@ -202,6 +202,10 @@ def test_what_is_not_even_like_a_record_is_refused_in_words(tmp_path, text):
         read_record(tmp_path)
     with pytest.raises(ConfigError, match=r"there is no run\.json"):
         read_record(tmp_path / "nowhere")
+    (tmp_path / "run.json").unlink()
+    os.mkfifo(tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"run\.json is no file"):
+        read_record(tmp_path)
 
 
 def test_variables_that_matter_are_kept_and_secrets_are_not():

@@ -111,7 +111,8 @@ def _outcome_lines(record: RunRecord) -> list[str]:
     if outcome.worker:
         lines.append(f"in {outcome.worker}, log {outcome.log}")
     if outcome.status is Status.DIED:
-        lines.append(f"its driver, pid {record.pid} on {record.host}, is gone without a word")
+        lines.append(f"its driver, pid {record.pid} on {record.host}, is gone without a word: it was killed,")
+        lines.append("its machine went down, or its end could not be written, as on a full disk")
     elif outcome.status is Status.ENDED:
         lines.append("its script did not close its Cluster: whether it ended well is not known")
     return lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -292,8 +293,10 @@ def read_record(folder: Path) -> RunRecord:
     """The record of the run in a folder; ConfigError where there is none that can be read."""
     path = folder / RECORD_FILE
     try:
-        if path.stat().st_size > _LIMIT:
-            raise ConfigError(f"{path} is too large to be the record of a run")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _LIMIT:
+            # A pipe would be waited for.
+            raise ConfigError(f"{path} is no file, or too large to be the record of a run")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         hint = "it was made with Cluster(record=False), by an older Roost, or is no run's folder"
