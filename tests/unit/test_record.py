@@ -339,6 +339,25 @@ def test_the_plan_of_a_job_is_kept_as_a_whole(tmp_path):
     assert not (tmp_path / "run" / "plan.json").exists(), "a plan of an earlier run is none of this one"
 
 
+def test_files_of_the_user_in_the_runs_folder_are_left_alone(tmp_path, caplog):
+    mine = {"plan.json": "my plan", "job.yaml": "my job"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o644)
+    for file, text in (("other.yaml", "another job"), ("job.yaml", "my job"), ("other.yaml", "another job")):
+        recorder = begin(make_run_dir(tmp_path))
+        recorder.note_job(JobSource(text=text, job=RunJob(file=str(tmp_path / file), hash=text_hash(text))))
+        launch(recorder, "actor")
+        recorder.end()
+        record = read_record(tmp_path)
+        assert (record.plan, record.job is None, record.num_workers) == (None, text != "my job", 8)
+        assert {name: (tmp_path / name).read_text() for name in mine} == mine
+    assert "job.yaml is a file of yours; give the run a folder of its own" in caplog.records[0].message
+    (tmp_path / "run.json").write_text("my own")
+    begin(make_run_dir(tmp_path)).end()
+    assert (tmp_path / "run.json").read_text() == "my own"
+
+
 def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(tmp_path, caplog):
     recorder = begin(make_run_dir(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run")
@@ -760,7 +779,9 @@ def test_rerun_says_if_the_kept_file_is_not_as_it_was(tmp_path, roost):
     code, _, err = roost("rerun", "run", *nowhere)
     assert (code, f"with the file as it was: {path}\n" in err) == (0, True), err
     path.write_text(text.replace("actor: 0", "actor: 0-1"))
+    written(tmp_path / "run", replace(read_record(tmp_path / "run"), plan="ff"))
     code, _, err = roost("rerun", "run", *nowhere)
+    assert "run run has no plan" in err, "it goes on without"
     assert (code, f"with a file that was changed since: {path}\n" in err) == (0, True), err
 
 

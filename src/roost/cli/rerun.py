@@ -82,7 +82,7 @@ def _run_job(
     how = "with the file as it was" if is_as_it_was else "with a file that was changed since"
     tell(printable(f"  in {record.cwd}, {how}: {path}"))
     _tell_environment(record)
-    check = _make_check(record, plan_of_run(folder) if record.plan is not None else None, same)
+    check = _make_check(record, _plan_before(folder, record), same)
     if not dry_run:
         _enter(record)
         run_text(text, str(path), again, check)
@@ -99,6 +99,17 @@ def _run_job(
     check(make_plan(draft, live.topology, placement=again.placement, isolate_accelerator=isolate))
 
 
+def _plan_before(folder: Path, record: RunRecord) -> Plan | None:
+    if record.plan is None:
+        return None
+    try:
+        return plan_of_run(folder)
+    except ConfigError as error:
+        # Removed, or of another Roost: a job can run without.
+        tell(str(error))
+        return None
+
+
 def _enter(record: RunRecord) -> None:
     try:
         os.chdir(record.cwd)
@@ -110,7 +121,7 @@ def _make_check(record: RunRecord, before: Plan | None, same: bool) -> Callable[
     def check(plan: Plan) -> None:
         """Say how a plan compares with the one of then."""
         if before is None:
-            tell(f"run {record.id} came to no plan to compare with")
+            tell(f"there is no plan of run {record.id} to compare with")
         elif plan.hash == before.hash:
             tell(f"the plan is the same: {plan.hash[:8]}")
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 import stat
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from roost.errors import ConfigError, clipped, counted
 RECORD_VERSION = 1
 RECORD_FILE = "run.json"
 PLAN_FILE = "plan.json"
+JOB_FILES = ("job.yaml", "job.json")
 _LIMIT = 256 * 2**20
 _ERROR_LINES = 12
 
@@ -287,6 +289,37 @@ def _message_of(error: BaseException) -> str:
 def text_hash(text: str) -> str:
     """What tells whether the text of a job is another one."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def files_of_others(folder: Path) -> set[str]:
+    """The names that a record is kept under of which the folder has a file that is none of an earlier run's.
+
+    The folder may be any that the user chose, also the one with the job and with plans that were saved.
+    """
+    there = {name for name in (RECORD_FILE, PLAN_FILE, *JOB_FILES) if os.path.lexists(folder / name)}
+    try:
+        earlier = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return there
+    # Of whatever version.
+    if not isinstance(earlier, dict) or not {"version", "outcome"} <= set(earlier):
+        return there
+    ours = {RECORD_FILE}
+    if earlier.get("plan") is not None or _is_private(folder / PLAN_FILE):
+        ours.add(PLAN_FILE)
+    job = earlier.get("job")
+    if isinstance(job, dict):
+        its_own = os.path.join(str(earlier.get("cwd", "")), str(job.get("file", "")))
+        ours |= {name for name in JOB_FILES if os.path.realpath(its_own) != os.path.realpath(folder / name)}
+    return there - ours
+
+
+def _is_private(path: Path) -> bool:
+    """Whether a file is closed to others, as those of a record are."""
+    try:
+        return not path.lstat().st_mode & 0o077
+    except OSError:
+        return False
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -35,6 +35,7 @@ from roost.runtime.record import (
     RunRecord,
     RunRestart,
     Status,
+    files_of_others,
     outcome_of,
 )
 from roost.runtime.run_index import claim_id
@@ -86,6 +87,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._folder: Path | None = None
+        self._others: set[str] = set()
         self._record: RunRecord | None = None
         self._topology: Topology | None = None
         self._placed: dict[str, Placed] = {}
@@ -111,8 +113,12 @@ class Recorder:
         """Keep a record from now on, in the job's run folder."""
         folder = Path(job.run_dir.path)
         cwd = Path.cwd()
-        # Of an earlier run in the same folder.
-        (folder / PLAN_FILE).unlink(missing_ok=True)
+        self._others = files_of_others(folder)
+        if RECORD_FILE in self._others:
+            raise _taken(folder / RECORD_FILE)
+        if PLAN_FILE not in self._others:
+            # Of an earlier run in the same folder.
+            (folder / PLAN_FILE).unlink(missing_ok=True)
         self._git = git_state(cwd)
         self._topology = topology
         self._folder = folder
@@ -141,7 +147,12 @@ class Recorder:
     @_harmless
     def note_job(self, source: JobSource) -> None:
         """The job came from a file: keep that as it was, and what it was run with."""
-        self._put(source.job.stored, source.text)
+        if self._folder is None:
+            return
+        kept = self._folder / source.job.stored
+        # The job may be in the run's folder itself.
+        if kept.name not in self._others or kept.read_text(encoding="utf-8") != source.text:
+            self._put(kept.name, source.text)
         self._change(job=source.job)
 
     @_harmless
@@ -309,6 +320,8 @@ class Recorder:
         """Write a file of the run's folder: whole or not at all, and for this user's eyes."""
         if self._folder is None:
             return
+        if name in self._others:
+            raise _taken(self._folder / name)
         draft = self._folder / f".{name}-{os.getpid()}-{threading.get_ident()}"
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -317,6 +330,10 @@ class Recorder:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+def _taken(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} is a file of yours; give the run a folder of its own")
 
 
 def _now() -> str:
