@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from roost.testing.local import LocalCluster, local_cluster
+from roost.testing.local import LocalCluster, local_cluster, local_nodes
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
@@ -25,7 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def roost_local_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
     """A local Ray cluster for the whole run; `RAY_ADDRESS` leads to it."""
-    with local_cluster(pytestconfig.getini("roost_cluster")) as local:
+    # What the tests import by pytest's own setting, their workers import too, wherever pytest was started.
+    paths = [*map(str, pytestconfig.getini("pythonpath")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+    nodes = [replace(node, env=env) for node in local_nodes(pytestconfig.getini("roost_cluster"))]
+    with local_cluster(nodes) as local:
         yield local
 
 
