@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.timeline import Mark, Span, Timeline, make_timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
-from roost.errors import CallTimedOut, ClusterError, RoostError
+from roost.errors import CallTimedOut, RoostError
 from roost.placement.plan import Plan
 from roost.runtime.cluster import Cluster
 from roost.runtime.group import WorkerGroup
@@ -22,6 +22,7 @@ from roost.runtime.result import CallResult
 
 _ROUND_SECONDS = 180.0
 _LOOK_SECONDS = 0.25
+_UPDATE_RESTARTS = 3
 _RECENT = 40
 """The mean return is taken over so many episodes."""
 _VICTIM = 2
@@ -277,14 +278,15 @@ class _Run:
         """Hand the new weights to every rollout worker."""
         with self._notes.phase("weights", seconds):
             (self._weights,) = self._actor[0].weights().wait(_ROUND_SECONDS)
-            for _ in range(3):
+            for restarts_left in reversed(range(_UPDATE_RESTARTS + 1)):
                 try:
                     self._load(self._rollout)
                     return
                 except RoostError:
                     # Somebody died just now.
+                    if not restarts_left:
+                        raise
                     self._restart_dead()
-        raise ClusterError("the rollout workers do not take the weights: see their logs")
 
     def _load(self, rollout: WorkerGroup) -> None:
         spans = rollout.load(self._weights, self._version).wait(_ROUND_SECONDS)
