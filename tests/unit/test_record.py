@@ -43,6 +43,7 @@ from roost.runtime.record import (
     RunRestart,
     Status,
     diff_records,
+    files_of_others,
     outcome_of,
     read_record,
     text_hash,
@@ -356,6 +357,9 @@ def test_files_of_the_user_in_the_runs_folder_are_left_alone(tmp_path, caplog):
     (tmp_path / "run.json").write_text("my own")
     begin(make_run_dir(tmp_path)).end()
     assert (tmp_path / "run.json").read_text() == "my own"
+    (tmp_path / "run.json").unlink()
+    os.mkfifo(tmp_path / "run.json")
+    assert files_of_others(tmp_path) == {"run.json", *mine}, "nobody waits for a pipe"
 
 
 def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(tmp_path, caplog):

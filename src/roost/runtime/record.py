@@ -297,6 +297,8 @@ def files_of_others(folder: Path) -> set[str]:
     The folder may be any that the user chose, also the one with the job and with plans that were saved.
     """
     there = {name for name in (RECORD_FILE, PLAN_FILE, *JOB_FILES) if os.path.lexists(folder / name)}
+    if not os.path.isfile(folder / RECORD_FILE):
+        return there
     try:
         earlier = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
