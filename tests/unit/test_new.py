@@ -83,6 +83,12 @@ def test_a_project_in_this_folder_needs_no_cd(roost, tmp_path, monkeypatch):
     assert "own_job.py" in names(tmp_path / "own-job")
 
 
+def test_pytest_is_named_where_it_is_missing(roost, monkeypatch):
+    assert "pip install pytest" not in roost("new", "with-it")[1]
+    monkeypatch.setattr("roost.cli.starting.find_spec", lambda _: None)
+    assert "  cd without-it\n  pip install pytest\n" in roost("new", "without-it")[1]
+
+
 def test_a_folder_whose_own_name_will_not_do_is_named(roost, tmp_path, monkeypatch):
     (tmp_path / "2 jobs").mkdir()
     monkeypatch.chdir(tmp_path / "2 jobs")

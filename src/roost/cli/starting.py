@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ def new(
     width = max(map(len, made))
     lines = [f"made {path}", *(f"  {name:{width}}  {purpose}" for name, purpose in made.items()), "go on with"]
     lines += [] if project.folder == Path.cwd() else [f"  cd {shlex.quote(str(path))}"]
+    # Roost does not need it: the pytest that the shell finds may be one that does not know Roost.
+    lines += [] if find_spec("pytest") else ["  pip install pytest"]
     lines += [
         "  roost plan job.yaml --cluster 2x4",
         "  pytest",
