@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -630,6 +632,25 @@ def test_a_run_folder_that_does_not_answer_is_told(monkeypatch):
     monkeypatch.setattr(os.path, "isdir", lambda _: released.wait(60))
     with pytest.raises(ConfigError, match=r"--run-dir /far cannot be looked at: no answer in 0\.01 s"):
         examine(address=None, run_dir="/far", seconds=1, waiting=print)
+    released.set()
+
+
+def test_the_driver_looks_around_while_the_nodes_do_and_a_run_folder_that_hangs_holds_up_neither(tmp_path, monkeypatch):
+    from roost.doctor import cluster_look
+
+    looked, released = threading.Event(), threading.Event()
+    monkeypatch.setattr(cluster_look, "look_at_machine", lambda *_: looked.set() or machine())
+    monkeypatch.setattr(cluster_look, "_ask", lambda *_: node(1) if looked.wait(60) else None)
+    monkeypatch.setattr(cluster_look, "_jobs", tuple)
+    monkeypatch.setattr(cluster_look, "_gone", tuple)
+    monkeypatch.setattr(cluster_look.discover, "wait_for_nodes", lambda *_: [SimpleNamespace(ray_id="a")])
+    facts = cluster_look._look("a:1", str(tmp_path), time.monotonic() + 60, print)
+    assert (facts.nodes, facts.driver, facts.run_folder) == ((node(1),), machine(), str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(cluster_look, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_look, "_put_marker", lambda _: released.wait(60))
+    facts = cluster_look._look("a:1", str(tmp_path), time.monotonic() + 60, print)
+    assert (facts.nodes, facts.run_folder) == ((node(1),), Unseen(why="no answer in 0.01 s"))
     released.set()
 
 
