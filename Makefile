@@ -42,7 +42,7 @@ tests: $(VENV)/.installed-dev
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(BIN)/pytest tests/alone
-	@$(BIN)/pytest -n 3 --dist loadfile tests/ray
+	@$(BIN)/pytest -n 2 --dist loadfile --durations=40 tests/ray
 
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray

@@ -40,12 +40,13 @@ class Silent:
 
 @pytest.mark.usefixtures("roost_local_cluster")
 @pytest.mark.parametrize("mode", Mode)
-def test_the_return_rises_on_three_seeds(mode):
+def test_the_return_rises_on_more_seeds(mode):
+    # Beside seed 0, which the whole demo has.
     job = make_job(mode)
     goal = Goal(mean_return=90, seconds=150)
     with Cluster(cluster_cfg=job["cluster"], quiet=True) as cluster:
         plan = make_plan(job, cluster)
-        for seed in (1, 2, 3):
+        for seed in (1, 2):
             trained = train(cluster, plan, mode, seed=seed, goal=goal, kill=False, watcher=Silent())
             assert trained.before < 45, f"seed {seed} begins by chance"
             assert trained.after >= 90, f"seed {seed}: {[round(item.mean_return) for item in trained.rounds]}"
@@ -97,7 +98,7 @@ def _check_folder(folder: Path) -> None:
     assert ("rollout:2 on node 1" in killed and "waiting for it" in killed) == (mode == "colocate")
 
 
-def test_ctrl_c_in_the_demo_leaves_nothing(tmp_path):
+def test_ctrl_c_while_the_demo_launches_leaves_nothing(tmp_path):
     process = subprocess.Popen(
         [*ROOST, "demo", "--mode", "disagg", "--minutes", "5"],
         cwd=tmp_path,
@@ -110,7 +111,7 @@ def test_ctrl_c_in_the_demo_leaves_nothing(tmp_path):
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if line.startswith("  round  1"):
+        if line.startswith("  actor "):
             break
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=120)

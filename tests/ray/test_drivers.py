@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import pytest
 import ray
 
 from roost import Cluster, ClusterError, NameTaken, NodeManager
 from roost.runtime.look import look_at_jobs
-from roost.testing import local_cluster
+from roost.testing import LocalCluster, local_cluster
 from waiting import is_gone, wait_until
 
 # A job that says its namespace and its processes, and then does what the test wants.
@@ -33,7 +34,7 @@ class Worker:
         subprocess.run([sys.executable, "-c", code], check=True)
 
 def main():
-    cluster = Cluster(num_nodes=4)
+    cluster = Cluster(num_nodes=2)
     worker = cluster.allocate(Worker, "worker", 1, 0, {})
     pid, namespace = ray.get(worker.hello.remote(), timeout=60)
     print(cluster.namespace, namespace, pid, cluster.master_port, flush=True)
@@ -53,6 +54,13 @@ os._exit(5)
 """
 WAIT = "print('waiting', flush=True)\ntime.sleep(600)"
 OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
+
+
+@pytest.fixture(scope="module")
+def roost_local_cluster() -> Iterator[LocalCluster]:
+    """A smaller cluster than the other tests have: here many drivers join it one after the other."""
+    with local_cluster("2x1") as local:
+        yield local
 
 
 def job(body: str) -> str:
@@ -83,10 +91,10 @@ def test_two_jobs_at_once_have_namespaces_of_their_own(driver):
     assert "there are 2 jobs on this Ray cluster: 'roost' (pid " in str(caught.value)
     assert "Cluster(namespace='roost')" in str(caught.value)
     with pytest.raises(NameTaken, match="another job has namespace 'roost-2'"):
-        Cluster(num_nodes=4, namespace="roost-2")
+        Cluster(num_nodes=2, namespace="roost-2")
     with Cluster(namespace="roost-2") as attached:
         assert attached.namespace == "roost-2"
-        assert attached.num_nodes == 4
+        assert attached.num_nodes == 2
         assert str(attached.master_port) in (said[0][3], said[1][3])
     with Cluster(namespace="roost-2"):
         assert NodeManager.get_proxy().get_nodes(), "one that attached takes nothing away when it leaves"
@@ -137,7 +145,7 @@ def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, 
     # The worker first, so that Ray has no chance to clean up after it.
     os.kill(int(words[2]), signal.SIGKILL)
     mine.end(signal.SIGKILL)
-    with Cluster(num_nodes=4) as cluster:
+    with Cluster(num_nodes=2) as cluster:
         assert cluster.allocate(dict, "worker", 1, 0, {}) is not None, "the name is free"
     wait_until(lambda: look_at_jobs().leftovers, "the leftover is found")
     left = look_at_jobs().leftovers
