@@ -183,7 +183,7 @@ def test_ctrl_c_in_the_middle_of_start_leaves_nothing(driver):
     assert look_at_jobs().jobs == ()
     status = json.loads(json.dumps(look_at_jobs().to_dict()))
     assert status["jobs"] == []
-    assert len(status["nodes"]) == 4
+    assert len(status["nodes"]) == 2
 
 
 def test_when_the_head_is_gone_close_comes_back_and_the_driver_lives(driver):

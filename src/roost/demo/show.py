@@ -29,7 +29,7 @@ from roost.testing.local import local_cluster
 _GOAL_RETURN = 300.0
 _MOST_SECONDS = 60.0
 """Without --minutes a mode trains until the goal, and so long at the most."""
-_LEAST_ROUNDS = 20
+_LEAST_ROUNDS = 16
 _SHOWN_ROUNDS = 3
 _RISE = 2.0
 """The return has to become this many times as large."""

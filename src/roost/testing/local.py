@@ -110,7 +110,7 @@ class LocalCluster:
         self.folder = roost_folder() / f"ray-{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
-            self._keeper = _start_keeper(authentication, stays=self._stays)
+            self._keeper = _start_keeper(authentication, _startup_settings(len(self.nodes)), stays=self._stays)
             self._send({"folder": str(self.folder), "fast": self._fast})
             ports = _free_ports(_PORTS_PER_NODE * len(self.nodes))
             described = [
@@ -303,10 +303,19 @@ def _refresh() -> None:
         refresh_authentication()
 
 
-def _start_keeper(authentication: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
+def _startup_settings(num_nodes: int) -> dict[str, str]:
+    """Let the nodes, which share this machine's cores, start as many processes at once as it has cores.
+
+    By itself every node takes all cores for its own, and a raylet that may start several at once starts more than are
+    wanted: two for a single task.
+    """
+    return {"RAY_worker_maximum_startup_concurrency": str(max(1, (os.cpu_count() or 1) // num_nodes))}
+
+
+def _start_keeper(authentication: dict[str, str], settings: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
     not_ours = {*_NOT_OURS, *variables_of_interest()}
     environment = {name: value for name, value in os.environ.items() if name not in not_ours}
-    environment |= {**_RAY_SETTINGS, **authentication}
+    environment |= {**_RAY_SETTINGS, **settings, **authentication}
     return subprocess.Popen(
         [sys.executable, "-m", "roost.testing.keeper"],
         stdin=subprocess.PIPE,
