@@ -29,13 +29,19 @@ class Mode(StrEnum):
         return "actor and rollout have 4 accelerators each and work at the same time"
 
 
-_PLACEMENT = {
-    Mode.COLOCATE: {"actor": "0-7:0-3", "rollout": "0-7:0-3"},
+_ACCELERATORS = {
+    Mode.COLOCATE: {"actor": "0-7", "rollout": "0-7"},
     Mode.DISAGG: {"actor": "0-3", "rollout": "4-7"},
 }
 
 
-def make_job(mode: Mode) -> dict[str, Any]:
-    """The job's config, as it would stand in a YAML file."""
-    env = {"node_group": "node", "placement": "2:0-3"}
-    return {"cluster": {"num_nodes": 3, "component_placement": {**_PLACEMENT[mode], "env": env}}}
+def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:
+    """The job's config, as it would stand in a YAML file, with so many workers in each component.
+
+    >>> make_job(Mode.DISAGG)["cluster"]["component_placement"]["rollout"]
+    '4-7:0-3'
+    """
+    ranks = f"0-{workers - 1}"
+    placement: dict[str, Any] = {name: f"{where}:{ranks}" for name, where in _ACCELERATORS[mode].items()}
+    placement["env"] = {"node_group": "node", "placement": f"2:{ranks}"}
+    return {"cluster": {"num_nodes": 3, "component_placement": placement}}
