@@ -222,3 +222,11 @@ def test_long_names_do_not_widen_the_legend():
     for width in (40, 60):
         text = draw_terminal(make_grid(plan), width=width)
         assert max(line.cell_len for line in text.split()) <= width
+
+
+def test_a_long_title_is_not_cut_off():
+    plan = make_plan({"cluster": {"component_placement": {"actor": "0"}}}, Topology.from_shorthand("1x1"))
+    title = "a title that is much longer than the row of the one accelerator that there is below it"
+    width = re.search(r'<svg [^>]*width="(\d+)"', draw_svg(plan, make_grid(plan, title=title)))
+    # A bold letter of 16 px is about this wide on average.
+    assert int(width[1]) >= 8.5 * len(title) + 2 * 24

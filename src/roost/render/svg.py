@@ -18,6 +18,8 @@ _LANE = 26
 _GAP = 18
 _LETTER = 7.4
 """The width of a 12 px letter, generously."""
+_TITLE = 16 / 12 * 1.08
+"""How much wider the title's letters are, which are larger and bold."""
 _WRAP = 10
 _NODE_CELLS = 4
 """A node that stands for itself is drawn this many cells wide: many workers share it."""
@@ -56,7 +58,7 @@ class _Drawing:
         for row in self._grid.rows:
             self._row(row)
         self._legend()
-        text = [_width(line) for line in (self._grid.title, self._grid.summary)]
+        text = [_width(self._grid.title) * _TITLE, _width(self._grid.summary)]
         longest = max(map(_width, self._names), default=0) + _width(" (xxx) ")
         text += [longest + _width(entry.summary) + 30 for entry in self._grid.legend]
         text += [_LABEL + _width(_folded_text(row, self._names)) for row in self._grid.rows if row.folded is not None]
