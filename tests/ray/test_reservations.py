@@ -283,7 +283,7 @@ def main():
 
 main()
 """
-    drivers = [driver(code.format(seed=seed, rounds=2, folder=str(tmp_path))) for seed in range(4)]
+    drivers = [driver(code.format(seed=seed, rounds=3, folder=str(tmp_path))) for seed in range(4)]
     outcomes = [item.finish() for item in drivers]
     for said, complaints in outcomes:
         assert re.search(r"^had \d+$", said, re.MULTILINE), complaints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ _LOAD_SECONDS = 60.0
 _FOLDER_SECONDS = 10.0
 # To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
 _SPARE_SECONDS = 15.0
+_END_SECONDS = 5.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
@@ -46,7 +48,9 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
             is_late = reader.is_alive()
         finally:
             child.kill()
-            child.wait()
+            # One that hangs in the kernel, as on a dead file system, is not waited for.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_END_SECONDS)
         reader.join(1)
         complaints.seek(0)
         last_words = complaints.read().decode(errors="replace")

@@ -132,14 +132,7 @@ def _component() -> Schema:
 
 def _placement(description: str) -> Schema:
     one = _ranks(_PLACEMENT, "write ranks such as 0-7, 0-3:0-7 (without a space) or all")
-    return {
-        "description": description,
-        **one,
-        "type": ["string", "integer", "array"],
-        "items": one,
-        "minItems": 1,
-        "examples": ["0-7", "0-3:0-7", "all"],
-    }
+    return _one_or_several(description, one, ["0-7", "0-3:0-7", "all"])
 
 
 def _group() -> Schema:
@@ -371,14 +364,18 @@ def _ranks(pattern: str, message: str) -> Schema:
 
 
 def _node_ranks(description: str) -> Schema:
-    one = _ranks(_NODE_RANKS, "write node ranks such as 0-3,5")
+    return _one_or_several(description, _ranks(_NODE_RANKS, "write node ranks such as 0-3,5"), [0, "0-3"])
+
+
+def _one_or_several(description: str, one: Schema, examples: list[Any]) -> Schema:
+    """Ranks, or a list of such ranks."""
     return {
         "description": description,
         **one,
         "type": ["string", "integer", "array"],
         "items": one,
         "minItems": 1,
-        "examples": [0, "0-3"],
+        "examples": examples,
     }
 
 
