@@ -42,13 +42,13 @@ from roost.runtime.record import (
     RunRecord,
     RunRestart,
     Status,
-    diff_records,
     files_of_others,
     outcome_of,
     read_record,
     text_hash,
     what_of,
 )
+from roost.runtime.record_diff import diff_records
 from roost.runtime.recorder import JobSource, Recorder
 from roost.runtime.run_dir import RunDir
 from roost.runtime.run_index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age

@@ -18,7 +18,7 @@ from roost.placement.topology import Topology
 
 if TYPE_CHECKING:
     from roost.cli.live import LiveHardware
-    from roost.runtime.record import Fact
+    from roost.runtime.record_diff import Fact
 
 _DEFAULT_ACCELERATORS = 8
 _FILES = (".yaml", ".yml", ".json")
@@ -102,7 +102,7 @@ def diff_runs(before: Path, after: Path) -> list[Fact] | None:
     folders = [run_folder(path) for path in (before, after)]
     if folders[0] is None or folders[1] is None:
         return None
-    from roost.runtime.record import diff_records
+    from roost.runtime.record_diff import diff_records
     from roost.runtime.run_index import read_run
 
     return diff_records(read_run(folders[0]), read_run(folders[1]))

@@ -18,7 +18,8 @@ from roost.placement.files import JOB_FILE_LIMIT, load_text, parse_text
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.logs import printable
-from roost.runtime.record import RunJob, RunRecord, diff_environments, text_hash, what_of
+from roost.runtime.record import RunJob, RunRecord, text_hash, what_of
+from roost.runtime.record_diff import diff_environments
 from roost.runtime.surroundings import environment_of
 
 _MOST_VARIABLES = 12

@@ -13,7 +13,8 @@ from rich.text import Text
 from roost.cli.show import aligned, facts
 from roost.errors import ConfigError, clipped, counted
 from roost.runtime.logs import printable
-from roost.runtime.record import Fact, RunGroup, RunRecord, Status, started_at
+from roost.runtime.record import RunGroup, RunRecord, Status, started_at
+from roost.runtime.record_diff import Fact
 
 _MOST_NODES = 16
 _MOST_RESTARTS = 16
