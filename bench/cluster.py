@@ -88,7 +88,7 @@ def discovery(nodes: int) -> dict[str, float]:
     """Discovery with no worker process on any node, again when there is one, and where each node takes its time."""
     import ray
 
-    from roost.runtime.discover import discover, live_nodes, on_nodes
+    from roost.runtime.nodes.discover import discover, live_nodes, on_nodes
     from roost.testing import LocalNode, local_cluster
 
     def timed(action: Callable[[], Mapping[str, object] | Sequence[object]]) -> float:

@@ -135,7 +135,7 @@ class Field:
 
     def settle(self, state: str, but: int = 0) -> None:
         """Wait until the workers of before are gone, but for so many; then a node has an idle process or none."""
-        from roost.runtime.discover import on_nodes
+        from roost.runtime.nodes.discover import on_nodes
 
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

@@ -29,7 +29,7 @@ import numpy as np
 
 from roost import CallTimedOut, Cluster, ConfigError, Worker
 from roost.rl import NumpyEngine, RayTrainGroup, RolloutManager, TinyPolicy, create_placement_groups, read_flags
-from roost.runtime.practice import read_practice
+from roost.runtime.connect.local_cluster import read_practice
 from roost.testing import local_cluster
 
 RIGHT = np.array([2, 0, 3, 1])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 from roost.cli.main import main
-from roost.placement import hardware, kinds
+from roost.config import hardware, kinds
 
 ROOT = Path(__file__).resolve().parent.parent
 

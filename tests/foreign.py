@@ -6,7 +6,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost import Cluster
-from roost.runtime.holdings import find_holdings
+from roost.runtime.reserve.occupancy import find_holdings
 from waiting import wait_until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from roost import PlacementError, Topology
-from roost.placement.topology import RankSpace
+from roost.config.topology import RankSpace
 
 LABELS = ("a800", "4090", "机器人", "cpu-1")
 

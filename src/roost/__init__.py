@@ -9,6 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roost.config.hardware import AcceleratorType, register_accelerator_type
+    from roost.config.job import ClusterConfig, JobConfig
+    from roost.config.kinds import register_hardware
+    from roost.config.node_groups import DeclaredHardware, EnvConfig, NodeGroup
+    from roost.config.topology import Accelerator, Node, Topology
     from roost.errors import (
         AcceleratorsTaken,
         CallTimedOut,
@@ -28,98 +33,93 @@ if TYPE_CHECKING:
         WrongPlace,
     )
     from roost.placement.components import ComponentPlacement, HybridComponentPlacement
-    from roost.placement.config import ClusterConfig, JobConfig
     from roost.placement.diff import PlanDiff
-    from roost.placement.groups import DeclaredHardware, EnvConfig, NodeGroup
-    from roost.placement.hardware import AcceleratorType, register_accelerator_type
-    from roost.placement.kinds import register_hardware
     from roost.placement.lint import Finding, lint
-    from roost.placement.parallel import ModelParallelComponentPlacement
-    from roost.placement.placement import (
+    from roost.placement.model_parallel import ModelParallelComponentPlacement
+    from roost.placement.placement import Placement
+    from roost.placement.plan import ComponentPlan, PlacementMode, Plan
+    from roost.placement.planner import make_plan
+    from roost.placement.strategies import (
         FlexiblePlacementStrategy,
         NodePlacementStrategy,
         PackedPlacementStrategy,
         PlacementStrategy,
     )
-    from roost.placement.plan import ComponentPlan, PlacementMode, Plan
-    from roost.placement.planner import make_plan
-    from roost.placement.spot import Placement
-    from roost.placement.topology import Accelerator, Node, Topology
     from roost.runtime.cluster import Cluster
-    from roost.runtime.failures import Failure
-    from roost.runtime.group import WorkerGroup
-    from roost.runtime.job_run import Job
-    from roost.runtime.ledgers import CollectiveGroup, WorkerRecord, WorkerState
-    from roost.runtime.managers import CollectiveManager, NodeManager, WorkerManager
-    from roost.runtime.node_info import AcceleratorInfo, NodeInfo
-    from roost.runtime.ports import PortLease
-    from roost.runtime.reservation import Reservation
-    from roost.runtime.result import CallResult, Outcome, OutcomeKind
-    from roost.runtime.worker import Worker
+    from roost.runtime.failures.failure import Failure
+    from roost.runtime.groups.group import WorkerGroup
+    from roost.runtime.groups.result import CallResult, Outcome, OutcomeKind
+    from roost.runtime.job import Job
+    from roost.runtime.managers.ledgers.ports import PortLease
+    from roost.runtime.managers.ledgers.workers import CollectiveGroup, WorkerRecord, WorkerState
+    from roost.runtime.managers.proxies import CollectiveManager, NodeManager, WorkerManager
+    from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
+    from roost.runtime.process.worker import Worker
+    from roost.runtime.reserve.reservation import Reservation
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Accelerator": "placement.topology",
-    "AcceleratorInfo": "runtime.node_info",
-    "AcceleratorType": "placement.hardware",
+    "Accelerator": "config.topology",
+    "AcceleratorInfo": "runtime.nodes.info",
+    "AcceleratorType": "config.hardware",
     "AcceleratorsTaken": "errors",
-    "CallResult": "runtime.result",
+    "CallResult": "runtime.groups.result",
     "CallTimedOut": "errors",
     "CheckFailed": "errors",
     "Cluster": "runtime.cluster",
-    "ClusterConfig": "placement.config",
+    "ClusterConfig": "config.job",
     "ClusterError": "errors",
-    "CollectiveGroup": "runtime.ledgers",
-    "CollectiveManager": "runtime.managers",
+    "CollectiveGroup": "runtime.managers.ledgers.workers",
+    "CollectiveManager": "runtime.managers.proxies",
     "ComponentPlacement": "placement.components",
     "ComponentPlan": "placement.plan",
     "ConfigError": "errors",
-    "DeclaredHardware": "placement.groups",
-    "EnvConfig": "placement.groups",
-    "Failure": "runtime.failures",
+    "DeclaredHardware": "config.node_groups",
+    "EnvConfig": "config.node_groups",
+    "Failure": "runtime.failures.failure",
     "Finding": "placement.lint",
-    "FlexiblePlacementStrategy": "placement.placement",
+    "FlexiblePlacementStrategy": "placement.strategies",
     "HybridComponentPlacement": "placement.components",
-    "Job": "runtime.job_run",
-    "JobConfig": "placement.config",
+    "Job": "runtime.job",
+    "JobConfig": "config.job",
     "LaunchTimedOut": "errors",
     "ManagerDied": "errors",
-    "ModelParallelComponentPlacement": "placement.parallel",
+    "ModelParallelComponentPlacement": "placement.model_parallel",
     "NameTaken": "errors",
-    "Node": "placement.topology",
-    "NodeGroup": "placement.groups",
-    "NodeInfo": "runtime.node_info",
-    "NodeManager": "runtime.managers",
-    "NodePlacementStrategy": "placement.placement",
+    "Node": "config.topology",
+    "NodeGroup": "config.node_groups",
+    "NodeInfo": "runtime.nodes.info",
+    "NodeManager": "runtime.managers.proxies",
+    "NodePlacementStrategy": "placement.strategies",
     "NodesMissing": "errors",
-    "Outcome": "runtime.result",
-    "OutcomeKind": "runtime.result",
-    "PackedPlacementStrategy": "placement.placement",
-    "Placement": "placement.spot",
+    "Outcome": "runtime.groups.result",
+    "OutcomeKind": "runtime.groups.result",
+    "PackedPlacementStrategy": "placement.strategies",
+    "Placement": "placement.placement",
     "PlacementError": "errors",
     "PlacementMode": "placement.plan",
-    "PlacementStrategy": "placement.placement",
+    "PlacementStrategy": "placement.strategies",
     "Plan": "placement.plan",
     "PlanDiff": "placement.diff",
-    "PortLease": "runtime.ports",
+    "PortLease": "runtime.managers.ledgers.ports",
     "PortsExhausted": "errors",
-    "Reservation": "runtime.reservation",
+    "Reservation": "runtime.reserve.reservation",
     "ReservationLost": "errors",
     "RoostError": "errors",
-    "Topology": "placement.topology",
-    "Worker": "runtime.worker",
+    "Topology": "config.topology",
+    "Worker": "runtime.process.worker",
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
-    "WorkerGroup": "runtime.group",
-    "WorkerManager": "runtime.managers",
-    "WorkerRecord": "runtime.ledgers",
-    "WorkerState": "runtime.ledgers",
+    "WorkerGroup": "runtime.groups.group",
+    "WorkerManager": "runtime.managers.proxies",
+    "WorkerRecord": "runtime.managers.ledgers.workers",
+    "WorkerState": "runtime.managers.ledgers.workers",
     "WrongPlace": "errors",
     "lint": "placement.lint",
     "make_plan": "placement.planner",
-    "register_accelerator_type": "placement.hardware",
-    "register_hardware": "placement.kinds",
+    "register_accelerator_type": "config.hardware",
+    "register_hardware": "config.kinds",
 }
 
 __all__ = [

@@ -24,9 +24,10 @@ found, each with where it stands (if it stands somewhere), what is wrong and wha
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from roost.text import cell_width
 
 _EXCERPT_CELLS = 100
 """A source line longer than this is cut around the mistake."""
@@ -65,8 +66,8 @@ class Where:
             offset = offset - cut + (1 if cut else 0)
         text = "".join(c if c.isprintable() else " " for c in text).rstrip()
         length = max(1, min(self.length, len(text) - offset))
-        pad = " " * _cells(text[:offset])
-        return f"    {text}\n    {pad}{'^' * max(1, _cells(text[offset : offset + length]))}"
+        pad = " " * cell_width(text[:offset])
+        return f"    {text}\n    {pad}{'^' * max(1, cell_width(text[offset : offset + length]))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,28 +169,3 @@ class WorkerFailed(ClusterError):  # noqa: N818 - what happened
 
 class WorkerDied(ClusterError):  # noqa: N818 - what happened
     """A worker's process is gone: it ended, was killed or ran out of memory, or its node is lost."""
-
-
-def _cells(text: str) -> int:
-    """How many terminal cells `text` takes: East Asian wide characters take two."""
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def clipped(text: str, most: int = 60) -> str:
-    """The text, cut where it is too long for a message."""
-    return text if len(text) <= most else text[: most - 3] + "..."
-
-
-def said(items: Sequence[object], *, last: str = "and", most: int = 8) -> str:
-    """`[1, 2, 3]` as "1, 2 and 3", cut after `most` items so that a message stays readable."""
-    words = [str(item) for item in items[:most]]
-    if len(items) > most:
-        return f"{', '.join(words)} {last} {len(items) - most} more"
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} {last} {words[-1]}"
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """`1 node`, `2 nodes`; `many` where it is not `one` with an s."""
-    return f"{number} {one if number == 1 else many or one + 's'}"

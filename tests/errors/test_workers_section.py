@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from roost import ConfigError
-from roost.placement.config import read_job_draft
-from roost.placement.files import parse_text
-from roost.placement.workers import read_run_config
+from roost.config.job import read_job_draft
+from roost.config.run import read_run_config
+from roost.config.yaml_file import parse_text
 
 CLUSTER = "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-3}}\n"
 

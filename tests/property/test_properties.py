@@ -22,9 +22,9 @@ from roost import (
     lint,
     make_plan,
 )
-from roost.placement.hardware import ACCELERATOR, BARE_NODE
+from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.ranks import format_placement, format_ranks, parse_placement, parse_ranks
 from roost.placement.plan import pieces_of
-from roost.placement.ranks import format_placement, format_ranks, parse_placement, parse_ranks
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg

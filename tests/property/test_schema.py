@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from roost import RoostError
-from roost.placement.config import read_job_draft
-from roost.placement.files import parse_text
-from roost.placement.inventory import read_inventory, read_inventory_file
-from roost.placement.schema import inventory_schema, job_schema
-from roost.placement.workers import read_run_config
+from roost.config.inventory import read_inventory, read_inventory_file
+from roost.config.job import read_job_draft
+from roost.config.run import read_run_config
+from roost.config.schema import inventory_schema, job_schema
+from roost.config.yaml_file import parse_text
 
 GROUPS: list[dict[str, Any]] = [
     {

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError, NameTaken, NodeManager
-from roost.runtime.look import look_at_jobs
+from roost.runtime.status import look_at_jobs
 from roost.testing import LocalCluster, local_cluster
 from waiting import is_gone, wait_until
 

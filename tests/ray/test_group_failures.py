@@ -27,7 +27,7 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
-from roost.runtime.shell import MethodKind, make_worker_shell
+from roost.runtime.process.actor import MethodKind, make_worker_shell
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter

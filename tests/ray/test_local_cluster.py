@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError, ConfigError
-from roost.runtime.practice import roost_folder
+from roost.runtime.connect.local_cluster import roost_folder
 from roost.testing import LocalCluster, LocalNode, local_cluster
 from waiting import is_gone, wait_until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
-from roost.runtime.progress import Screen
+from roost.runtime.launch.progress import Screen
 from roost.testing import LocalNode, local_cluster
 from waiting import wait_until
 from workers import Performer

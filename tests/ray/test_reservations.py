@@ -29,11 +29,11 @@ from roost import (
 )
 from roost.placement.plan import Piece
 from roost.rl import NumpyEngine, RolloutManager, create_placement_groups
-from roost.runtime.bundles import Pin
-from roost.runtime.holdings import find_holdings
-from roost.runtime.reservation import Reservation
-from roost.runtime.reserve import Reserver
-from roost.runtime.versions import has_bundle_labels
+from roost.runtime.connect.versions import has_bundle_labels
+from roost.runtime.nodes.placement_groups import Pin
+from roost.runtime.reserve.occupancy import find_holdings
+from roost.runtime.reserve.reservation import Reservation
+from roost.runtime.reserve.reserver import Reserver
 from roost.testing import LocalNode, local_cluster
 from waiting import wait_until
 from workers import Performer, Waiter

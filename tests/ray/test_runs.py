@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from roost import Cluster, PackedPlacementStrategy, Plan, WorkerDied
-from roost.runtime.record import Status, read_record
-from roost.runtime.run_index import read_run
+from roost.runtime.runs.index import read_run
+from roost.runtime.runs.record import Status, read_record
 from roost.testing import LocalCluster
 from waiting import wait_until
 from workers import Performer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from roost import CheckFailed, ClusterError, ConfigError, Topology, make_plan, register_accelerator_type
-from roost.placement.hardware import accelerator_types
-from roost.runtime.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.probe import NodeReport, VendorDevice, probe
-from roost.runtime.versions import check_ray_version, has_token_authentication
+from roost.config.hardware import accelerator_types
+from roost.machine.probe import NodeReport, VendorDevice, probe
+from roost.runtime.connect.versions import check_ray_version, has_token_authentication
+from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
 
 
 def report(nvidia: tuple[VendorDevice, ...] = (), **environment: str) -> NodeReport:

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from roost import ConfigError, JobConfig, PlacementError, Topology, make_plan
-from roost.placement.config import read_job_draft
+from roost.config.job import read_job_draft
 
 YAML = """\
 defaults: [base]
@@ -206,6 +206,6 @@ cluster:
 
 
 def make_plan_text(text):
-    from roost.placement.files import parse_text
+    from roost.config.yaml_file import parse_text
 
     return make_plan(parse_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from roost import ConfigError, JobConfig, register_hardware
-from roost.placement.kinds import hardware_kind, make_piece, setting_problems
+from roost.config.kinds import hardware_kind, make_piece, setting_problems
 
 
 @pytest.fixture

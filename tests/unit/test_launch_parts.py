@@ -20,16 +20,17 @@ from roost import (
     WorkerFailed,
     make_plan,
 )
-from roost.runtime import runs
-from roost.runtime.carrying import carry
-from roost.runtime.environment import join_environments, split_environment
-from roost.runtime.failures import Failure, FailureKind, in_order_of_cause, make_error
-from roost.runtime.logs import LogPlace, choose_place, printable, read_stack, read_tail
-from roost.runtime.progress import LaunchBoard, Phase, Screen
-from roost.runtime.run_dir import log_file
-from roost.runtime.runs import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
-from roost.runtime.seats import differences, make_seats, place_group
-from roost.runtime.shell import Report
+from roost.runtime.failures.carry import carry
+from roost.runtime.failures.failure import Failure, FailureKind, in_order_of_cause, make_error
+from roost.runtime.launch.progress import LaunchBoard, Phase, Screen
+from roost.runtime.launch.worker_spec import differences, make_seats, place_group
+from roost.runtime.process.actor import Report
+from roost.runtime.process.environment import join_environments, split_environment
+from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
+from roost.runtime.runs import folder as runs
+from roost.runtime.runs.folder import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
+from roost.runtime.runs.run_dir import log_file
+from roost.text import printable
 
 JOB = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3"}}}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from roost import CollectiveGroup, NameTaken, WorkerRecord, WorkerState
-from roost.runtime.jobs import choose_namespace
-from roost.runtime.ledgers import CollectiveLedger, RollCall, WorkerLedger
+from roost.runtime.managers.ledgers.workers import CollectiveLedger, RollCall, WorkerLedger
+from roost.runtime.managers.namespaces import choose_namespace
 
 
 def record(address: str) -> WorkerRecord:

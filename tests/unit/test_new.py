@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from roost import Topology, make_plan
-from roost.placement.config import read_job_draft
-from roost.placement.schema import cluster_schema, inventory_schema, job_schema
-from roost.placement.workers import read_run_config
+from roost.config.job import read_job_draft
+from roost.config.run import read_run_config
+from roost.config.schema import cluster_schema, inventory_schema, job_schema
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
-from roost.rl.numpy_engine import NumpyEngine, TinyPolicy
+from roost.testing.numpy_engine import NumpyEngine, TinyPolicy
 from sockets import free_port
 from waiting import wait_until
 

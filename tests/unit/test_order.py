@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost import ConfigError
-from roost.runtime.order import FoundNode, address_key, order_nodes
+from roost.runtime.nodes.order import FoundNode, address_key, order_nodes
 
 
 def no_names(name: str) -> str:

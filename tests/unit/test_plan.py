@@ -9,7 +9,7 @@ import pickle
 import pytest
 
 from roost import ConfigError, ModelParallelComponentPlacement, PlacementError, Plan, Topology, lint, make_plan
-from roost.placement.environ import worker_interpreter
+from roost.placement.environment import worker_interpreter
 from roost.placement.plan import Piece, WorkerId
 
 TOPOLOGY = Topology.from_dict(

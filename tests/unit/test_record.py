@@ -27,13 +27,16 @@ from roost import (
     Topology,
     make_plan,
 )
-from roost.placement.gathered import Placed, gather_plan
-from roost.runtime import recorder as recorder_module
-from roost.runtime import runs as runs_module
-from roost.runtime.failures import Failure, FailureKind, attach_failures
-from roost.runtime.managers import JobInfo
-from roost.runtime.node_info import AcceleratorInfo, NodeInfo
-from roost.runtime.record import (
+from roost.placement.from_groups import Placed, gather_plan
+from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
+from roost.runtime.managers.proxies import JobInfo
+from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
+from roost.runtime.runs import folder as runs_module
+from roost.runtime.runs import recorder as recorder_module
+from roost.runtime.runs.diff import diff_records
+from roost.runtime.runs.folder import make_run_dir, own_run_dir
+from roost.runtime.runs.index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age
+from roost.runtime.runs.record import (
     GitState,
     RunGroup,
     RunJob,
@@ -48,12 +51,9 @@ from roost.runtime.record import (
     text_hash,
     what_of,
 )
-from roost.runtime.record_diff import diff_records
-from roost.runtime.recorder import JobSource, Recorder
-from roost.runtime.run_dir import RunDir
-from roost.runtime.run_index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age
-from roost.runtime.runs import make_run_dir, own_run_dir
-from roost.runtime.surroundings import environment_of, git_state, loaded_versions, with_changes
+from roost.runtime.runs.recorder import JobSource, Recorder
+from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versions, with_changes
 
 TOPOLOGY = Topology.from_shorthand("2x4:H100")
 BEGAN = "2026-03-01T10:00:00.000+01:00"

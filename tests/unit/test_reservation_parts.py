@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost import AcceleratorType, FlexiblePlacementStrategy, PlacementError, Topology, make_plan
-from roost.placement.nearest import nearest_fit
+from roost.placement.fit import nearest_fit
 from roost.placement.plan import Piece
-from roost.runtime.accounts import Accounts, ActorEntry, GroupEntry, RayJob
-from roost.runtime.bundles import Ask
-from roost.runtime.holdings import combine
-from roost.runtime.node_info import AcceleratorInfo, NodeInfo
-from roost.runtime.slots import HeldSlot, Slot, SlotLedger
+from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger
+from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
+from roost.runtime.nodes.placement_groups import Ask
+from roost.runtime.nodes.ray_state import Accounts, ActorEntry, GroupEntry, RayJob
+from roost.runtime.reserve.occupancy import combine
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
 from roost.rl.http_server import MOST_BODY_BYTES
-from roost.rl.numpy_engine import NumpyEngine
 from roost.rl.router import EnginePool, EngineState, Router, check_engine_url
+from roost.testing.numpy_engine import NumpyEngine
 from sockets import free_port
 from waiting import wait_until
 

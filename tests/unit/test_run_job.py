@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from roost import ConfigError
 from roost.cli.main import app
 from roost.cli.users_error import users_part, users_report
-from roost.placement.config import read_job_draft
-from roost.runtime.failures import attach_failures
-from roost.runtime.job_run import load, run_job
+from roost.config.job import read_job_draft
+from roost.runtime.failures.failure import attach_failures
+from roost.runtime.job import load, run_job
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
 

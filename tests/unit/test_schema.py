@@ -12,7 +12,7 @@ from jsonschema import Draft7Validator
 
 import yaml12
 from docs.blocks import PAGES, blocks_of
-from roost.placement.schema import cluster_schema, inventory_schema, job_schema
+from roost.config.schema import cluster_schema, inventory_schema, job_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "errors" / "cases"

@@ -21,8 +21,8 @@ from roost import (
     Topology,
     register_accelerator_type,
 )
-from roost.placement.hardware import visible_devices
-from roost.placement.topology import topology_of
+from roost.config.hardware import visible_devices
+from roost.config.topology import topology_of
 
 INVENTORY = {
     "nodes": [

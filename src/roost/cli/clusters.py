@@ -20,14 +20,14 @@ def nodes(
 ) -> None:
     """Show the nodes of the live cluster, with their ranks."""
     from roost.cli import live, show
-    from roost.runtime.discover import make_topology
-    from roost.runtime.look import look_at_nodes
+    from roost.runtime.nodes.discover import make_topology
+    from roost.runtime.status import look_at_nodes
 
     nodes = look_at_nodes(address)
     if form is NodesFormat.JSON:
         write_text(show.as_json([node.to_dict() for node in nodes]), out)
     elif form is NodesFormat.INVENTORY:
-        from roost.placement.inventory import inventory_text
+        from roost.config.inventory import inventory_text
 
         write_text(inventory_text(make_topology(nodes)), out)
     elif form is NodesFormat.MAP:
@@ -46,7 +46,7 @@ def status(
 ) -> None:
     """Tell which jobs are on the live cluster, and who has what."""
     from roost.cli import live, show
-    from roost.runtime.look import look_at_jobs
+    from roost.runtime.status import look_at_jobs
 
     status = look_at_jobs(address)
     if form is TextFormat.JSON:

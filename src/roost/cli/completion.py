@@ -55,7 +55,7 @@ def complete_run(incomplete: str) -> list[str]:
     """The runs of this user, the newest first."""
 
     def find() -> list[str]:
-        from roost.runtime.run_index import all_runs, runs_by_age
+        from roost.runtime.runs.index import all_runs, runs_by_age
 
         return [name for name, _ in runs_by_age(all_runs())]
 
@@ -75,8 +75,8 @@ def _workers(context: typer.Context) -> dict[str, int]:
     """The components of the job on the line, and how many workers each has."""
     from roost.cli.load import load_plan
     from roost.cli.options import Kind, make_flags
+    from roost.config.job import read_job_draft
     from roost.errors import RoostError
-    from roost.placement.config import read_job_draft
 
     given = context.params
     job = Path(given.get("job") or _job_on_the_line())

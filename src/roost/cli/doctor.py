@@ -50,7 +50,7 @@ def report_text(report: Report) -> Text:
     from rich.text import Text
 
     from roost.doctor.facts import Level
-    from roost.errors import counted
+    from roost.text import plural
 
     width = max(len(item.check) for item in report.findings) + 2
     text = Text()
@@ -59,7 +59,7 @@ def report_text(report: Report) -> Text:
     text.append(f"the cluster, Ray at {report.address}\n" if report.address else "the cluster\n", style="bold")
     _append(text, report.cluster, width)
     counts = [
-        counted(report.count(level), level.value)
+        plural(report.count(level), level.value)
         for level in reversed(Level)
         if level != Level.OK and report.count(level)
     ]
@@ -68,11 +68,11 @@ def report_text(report: Report) -> Text:
 
 
 def _append(text: Text, findings: Sequence[Finding], width: int) -> None:
-    from roost.errors import said
+    from roost.text import join_words
 
     for item in findings:
         text.append(f"  {item.level:<{_LEVEL_WIDTH}}", style=_STYLES[item.level])
-        where = f" [{said(item.nodes, most=4)}]" if item.nodes else ""
+        where = f" [{join_words(item.nodes, most=4)}]" if item.nodes else ""
         text.append(f"{item.check:<{width}}{_one_line(item.seen + where)}\n")
         if item.do:
             text.append(f"{'':<{_LEVEL_WIDTH + width + 2}}do: {_one_line(item.do)}\n", style="dim")
@@ -80,7 +80,7 @@ def _append(text: Text, findings: Sequence[Finding], width: int) -> None:
 
 def _one_line(text: str) -> str:
     """Exceptions of others may have many lines, and their names what upsets a terminal."""
-    from roost.runtime.logs import printable
+    from roost.text import printable
 
     return printable(" ".join(text.split()))
 

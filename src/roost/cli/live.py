@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from roost.cli.show import aligned
-from roost.errors import ClusterError, ConfigError, counted, said
-from roost.placement.hardware import ACCELERATOR
+from roost.config.hardware import ACCELERATOR
+from roost.config.ranks import format_ranks
+from roost.config.topology import Topology
+from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Piece, Plan
-from roost.placement.ranks import format_ranks
-from roost.placement.topology import Topology
+from roost.text import join_words, plural
 
 if TYPE_CHECKING:
-    from roost.runtime.holdings import Holdings
-    from roost.runtime.look import ClusterStatus, JobStatus
-    from roost.runtime.node_info import AcceleratorInfo, NodeInfo
-    from roost.runtime.practice import PracticeCluster
+    from roost.runtime.connect.local_cluster import PracticeCluster
+    from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
+    from roost.runtime.reserve.occupancy import Holdings
+    from roost.runtime.status import ClusterStatus, JobStatus
 
 _STOP_SECONDS = 30.0
 _MOST_LINES = 16
@@ -43,14 +44,14 @@ class LiveHardware:
 
 def live_hardware(num_nodes: int | None, address: str | None) -> LiveHardware:
     """The hardware of the live cluster as a job with `num_nodes` would get it."""
-    from roost.runtime.discover import first_nodes, make_topology
-    from roost.runtime.look import look_at_holdings
+    from roost.runtime.nodes.discover import first_nodes, make_topology
+    from roost.runtime.status import look_at_holdings
 
     nodes, holdings = look_at_holdings(address)
     if num_nodes is not None and len(nodes) < num_nodes:
         raise ClusterError(
-            f"num_nodes is {num_nodes}, but the cluster has {counted(len(nodes), 'node')} now: "
-            f"{said([str(node) for node in nodes])}",
+            f"num_nodes is {num_nodes}, but the cluster has {plural(len(nodes), 'node')} now: "
+            f"{join_words([str(node) for node in nodes])}",
             hint="wait for the others, or plan on --cluster or --inventory",
         )
     used, notice = first_nodes(nodes, num_nodes)
@@ -60,7 +61,7 @@ def live_hardware(num_nodes: int | None, address: str | None) -> LiveHardware:
 
 def start_check(plan: Plan, live: LiveHardware) -> Text:
     """Whether a plan would start now, and who is in its way."""
-    from roost.placement.nearest import nearest_fit
+    from roost.placement.fit import nearest_fit
 
     wanted = sorted(piece for piece in plan.occupants() if piece.kind == ACCELERATOR)
     text = Text()
@@ -70,15 +71,15 @@ def start_check(plan: Plan, live: LiveHardware) -> Text:
         text.append("this plan would start now: its accelerators are free", style="green")
         return text
     if in_the_way:
-        text.append(f"this plan would not start now: {counted(len(in_the_way), 'accelerator')} of it taken\n", "red")
+        text.append(f"this plan would not start now: {plural(len(in_the_way), 'accelerator')} of it taken\n", "red")
     else:
         text.append("this plan may not start now\n", style="yellow")
     for piece in in_the_way[:_MOST_LINES]:
-        text.append(f"  {piece}  {said(live.holdings.of(piece))}\n")
+        text.append(f"  {piece}  {join_words(live.holdings.of(piece))}\n")
     if len(in_the_way) > _MOST_LINES:
         text.append(f"  and {len(in_the_way) - _MOST_LINES} more\n")
     for rank in unsure:
-        held = said([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
+        held = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
         text.append(f"  node {rank}: {held}; which is not known\n")
     components = {component.name: component.placements for component in plan.components}
     fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
@@ -113,7 +114,7 @@ def status_text(status: ClusterStatus) -> Text:
     accelerators = sum(node.num_accelerators for node in status.nodes)
     text = Text()
     text.append(f"Ray at {status.address}", style="bold")
-    text.append(f"  {counted(len(status.nodes), 'node')}, {counted(accelerators, 'accelerator')}\n")
+    text.append(f"  {plural(len(status.nodes), 'node')}, {plural(accelerators, 'accelerator')}\n")
     if not status.jobs:
         text.append("no job of Roost\n")
     for item in status.jobs:
@@ -121,10 +122,10 @@ def status_text(status: ClusterStatus) -> Text:
         text.append(f"  {_driver(item)}\n")
         workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
         text.append(f"  workers   {workers}\n")
-        text.append(f"  managers  {said(item.managers) or 'none'}\n")
+        text.append(f"  managers  {join_words(item.managers) or 'none'}\n")
         if item.missing_managers:
             text.append(
-                f"  {said(item.missing_managers)} died: close the job's Cluster and start it anew\n", style="red"
+                f"  {join_words(item.missing_managers)} died: close the job's Cluster and start it anew\n", style="red"
             )
     if accelerators:
         text.append("accelerators\n", style="bold")
@@ -141,13 +142,13 @@ def status_text(status: ClusterStatus) -> Text:
 
 def _holdings_text(node: NodeInfo, holdings: Holdings) -> Text:
     """Who has the accelerators of a node, those in a row with the same holder on one line."""
-    from roost.runtime.holdings import pieces_on
+    from roost.runtime.reserve.occupancy import pieces_on
 
     text = Text()
     lines: list[tuple[list[int], str]] = []
     for piece in pieces_on(node):
         held = holdings.of(piece)
-        who = said([f"{item}{f': {said(item.users)}' if item.users else ''}" for item in held]) or "free"
+        who = join_words([f"{item}{f': {join_words(item.users)}' if item.users else ''}" for item in held]) or "free"
         if lines and lines[-1][1] == who:
             lines[-1][0].append(piece.local_rank)
         else:
@@ -163,7 +164,7 @@ def _holdings_text(node: NodeInfo, holdings: Holdings) -> Text:
 
 def start_practice(spec: str, cpus: int) -> Text:
     """Start a practice cluster that stays."""
-    from roost.runtime.practice import keep_practice, one_at_a_time, read_practice
+    from roost.runtime.connect.local_cluster import keep_practice, one_at_a_time, read_practice
     from roost.testing.local import LocalCluster, local_nodes
 
     local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
@@ -184,7 +185,7 @@ def start_practice(spec: str, cpus: int) -> Text:
 
 def stop_practice() -> Text:
     """Stop the practice cluster and wait until it is gone."""
-    from roost.runtime.practice import end_practice, one_at_a_time
+    from roost.runtime.connect.local_cluster import end_practice, one_at_a_time
 
     with one_at_a_time():
         practice = end_practice(_STOP_SECONDS)

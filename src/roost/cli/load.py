@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roost.errors import ConfigError, RoostError, said
-from roost.placement.config import read_job_draft
-from roost.placement.files import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.config.job import read_job_draft
+from roost.config.topology import Topology
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.errors import ConfigError, RoostError
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
-from roost.placement.topology import Topology
+from roost.text import join_words
 
 if TYPE_CHECKING:
     from roost.cli.live import LiveHardware
-    from roost.runtime.record_diff import Fact
+    from roost.runtime.runs.diff import Fact
 
 _DEFAULT_ACCELERATORS = 8
 _FILES = (".yaml", ".yml", ".json")
@@ -88,7 +89,7 @@ def run_folder(path: Path) -> Path | None:
     is_file = str(path) == "-" or path.suffix in _FILES or (os.path.exists(path) and not os.path.isdir(path))
     if is_file:
         return None
-    from roost.runtime.run_index import find_run
+    from roost.runtime.runs.index import find_run
 
     try:
         return find_run(str(path))
@@ -102,8 +103,8 @@ def diff_runs(before: Path, after: Path) -> list[Fact] | None:
     folders = [run_folder(path) for path in (before, after)]
     if folders[0] is None or folders[1] is None:
         return None
-    from roost.runtime.record_diff import diff_records
-    from roost.runtime.run_index import read_run
+    from roost.runtime.runs.diff import diff_records
+    from roost.runtime.runs.index import read_run
 
     return diff_records(read_run(folders[0]), read_run(folders[1]))
 
@@ -123,7 +124,7 @@ def _plan_file(path: Path) -> Path:
 
 
 def _plan_in(folder: Path) -> Path:
-    from roost.runtime.record import PLAN_FILE, read_record
+    from roost.runtime.runs.record import PLAN_FILE, read_record
 
     path = folder / PLAN_FILE
     if not os.path.isfile(path):
@@ -168,7 +169,9 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
 def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> tuple[Topology, LiveHardware | None]:
     hardware_flags = [name for name in flags.given() if name in ("--cluster", "--inventory", "--live")]
     if len(hardware_flags) > 1:
-        raise ConfigError(f"{said(hardware_flags)} describe the hardware, each in its way", hint="give one of them")
+        raise ConfigError(
+            f"{join_words(hardware_flags)} describe the hardware, each in its way", hint="give one of them"
+        )
     if flags.live:
         from roost.cli.live import live_hardware
 

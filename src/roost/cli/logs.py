@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from roost.errors import ConfigError, said
-from roost.runtime.logs import printable
-from roost.runtime.run_dir import log_file
-from roost.runtime.run_index import find_run
-from roost.runtime.runs import latest_run
+from roost.errors import ConfigError
+from roost.runtime.runs.folder import latest_run
+from roost.runtime.runs.index import find_run
+from roost.runtime.runs.run_dir import log_file
+from roost.text import join_words, printable
 
 _EVERY_SECONDS = 0.2
 _CHUNK = 2**20
@@ -39,7 +39,7 @@ def show_logs(worker: str, run: str | None, lines: int | None, follow: bool, wri
     folder = _logs(run)
     files = _files(folder, worker)
     if not files:
-        there = said(sorted(set(log_names(run))), most=12)
+        there = join_words(sorted(set(log_names(run))), most=12)
         raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {there or 'none'}")
     if lines is None and follow:
         lines = _FOLLOWED_LINES

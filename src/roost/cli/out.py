@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from roost.errors import ConfigError, counted
+from roost.errors import ConfigError
+from roost.text import plural
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -38,7 +39,7 @@ def print_warnings(plan: Plan) -> None:
     for item in found[:3]:
         tell(f"{item}")
     if len(found) > 3:
-        tell(f"and {counted(len(found) - 3, 'more warning')}: see roost lint")
+        tell(f"and {plural(len(found) - 3, 'more warning')}: see roost lint")
 
 
 def print_text(text: Text, out: Path | None = None) -> None:

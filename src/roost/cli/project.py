@@ -11,8 +11,8 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
+from roost.config.schema import job_schema
 from roost.errors import ConfigError
-from roost.placement.schema import job_schema
 
 SCHEMA_FILE = ".roost/job.schema.json"
 _MAX_NAME = 64

@@ -12,15 +12,15 @@ from pathlib import Path
 from roost.cli import show
 from roost.cli.load import plan_of_run, tell
 from roost.cli.running import run_text
-from roost.errors import ClusterError, ConfigError, clipped
-from roost.placement.config import read_job_draft
-from roost.placement.files import JOB_FILE_LIMIT, load_text, parse_text
+from roost.config.job import read_job_draft
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
+from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
-from roost.runtime.logs import printable
-from roost.runtime.record import RunJob, RunRecord, text_hash, what_of
-from roost.runtime.record_diff import diff_environments
-from roost.runtime.surroundings import environment_of
+from roost.runtime.runs.diff import diff_environments
+from roost.runtime.runs.record import RunJob, RunRecord, text_hash, what_of
+from roost.runtime.runs.snapshot import environment_of
+from roost.text import printable, shorten
 
 _MOST_VARIABLES = 12
 
@@ -152,6 +152,6 @@ def _tell_environment(record: RunRecord) -> None:
     if found:
         tell("the environment is not as it was:")
     for name, before, after in found[:_MOST_VARIABLES]:
-        tell(printable(f"  ~ {name}: {clipped(before, 200)} -> {clipped(after, 200)}"))
+        tell(printable(f"  ~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}"))
     if len(found) > _MOST_VARIABLES:
         tell(f"  and {len(found) - _MOST_VARIABLES} more")

@@ -11,10 +11,10 @@ from typing import Any
 from rich.text import Text
 
 from roost.cli.show import aligned, facts
-from roost.errors import ConfigError, clipped, counted
-from roost.runtime.logs import printable
-from roost.runtime.record import RunGroup, RunRecord, Status, started_at
-from roost.runtime.record_diff import Fact
+from roost.errors import ConfigError
+from roost.runtime.runs.diff import Fact
+from roost.runtime.runs.record import RunGroup, RunRecord, Status, started_at
+from roost.text import plural, printable, shorten
 
 _MOST_NODES = 16
 _MOST_RESTARTS = 16
@@ -37,7 +37,7 @@ def table(found: Sequence[Found], most: int) -> Text:
             (
                 printable(name),
                 started_at(record.began).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
-                printable(clipped(record.what, 40)),
+                printable(shorten(record.what, 40)),
                 (record.plan or "-")[:8],
                 str(record.num_workers),
                 _seconds(record),
@@ -101,7 +101,7 @@ def differences(found: Sequence[Fact]) -> Text:
     if found:
         text.append(f"the runs ({len(found)})\n", style="bold")
     for what, before, after in found:
-        text.append(printable(f"  ~ {what}: {clipped(before, 300)} -> {clipped(after, 300)}") + "\n", style="yellow")
+        text.append(printable(f"  ~ {what}: {shorten(before, 300)} -> {shorten(after, 300)}") + "\n", style="yellow")
     text.rstrip()
     return text
 
@@ -125,7 +125,7 @@ def _node_text(node: Any) -> str:
 
 
 def _group_text(group: RunGroup) -> str:
-    workers = f"{group.name}: {counted(group.world_size, 'worker')} of {group.class_name}"
+    workers = f"{group.name}: {plural(group.world_size, 'worker')} of {group.class_name}"
     if group.seconds is None:
         return f"{workers}, being launched"
     if group.error:

@@ -17,7 +17,7 @@ from roost.errors import ConfigError
 
 if TYPE_CHECKING:
     from roost.placement.plan import Plan
-    from roost.runtime.record import RunJob
+    from roost.runtime.runs.record import RunJob
 
 
 def run(
@@ -43,8 +43,8 @@ def run(
         return
     if cluster or inventory or live:
         raise ConfigError("a job runs on the Ray cluster that is there", hint="--cluster and the like plan a --dry-run")
-    from roost.placement.files import JOB_FILE_LIMIT, load_text
-    from roost.runtime.record import RunJob, text_hash
+    from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
+    from roost.runtime.runs.record import RunJob, text_hash
 
     flags: dict[str, str | bool] = {
         "--placement": placement.value if placement is not Kind.AUTO else "",
@@ -61,10 +61,10 @@ def run(
 
 def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], None] | None = None) -> None:
     """Run a job from its text, with the flags that its record has; `name` stands for the file in messages."""
-    from roost.placement.config import read_job_draft
-    from roost.placement.files import parse_text
-    from roost.runtime.job_run import run_job
-    from roost.runtime.recorder import JobSource
+    from roost.config.job import read_job_draft
+    from roost.config.yaml_file import parse_text
+    from roost.runtime.job import run_job
+    from roost.runtime.runs.recorder import JobSource
 
     flags = dict(job.flags)
     # As with `python -m`: what is in this folder can be imported, here and in the workers.

@@ -20,7 +20,7 @@ def runs(
 ) -> None:
     """List your runs on this machine, the newest first."""
     from roost.cli import run_text, show
-    from roost.runtime.run_index import all_runs, runs_by_age
+    from roost.runtime.runs.index import all_runs, runs_by_age
 
     known = all_runs()
     found = [(name, known[name], record) for name, record in runs_by_age(known)]
@@ -43,8 +43,8 @@ def show(
     from roost.cli import run_text, show
     from roost.cli.load import plan_of_run
     from roost.render.grid import make_grid
-    from roost.runtime.logs import printable
-    from roost.runtime.run_index import find_id, find_run, read_run
+    from roost.runtime.runs.index import find_id, find_run, read_run
+    from roost.text import printable
 
     folder = find_run(run)
     record = read_run(folder)
@@ -79,7 +79,7 @@ def rerun(
     """Run again what a run ran: its job, with the file as it was then, or its script."""
     from roost.cli import rerun
     from roost.cli.load import tell
-    from roost.runtime.run_index import find_run, read_run
+    from roost.runtime.runs.index import find_run, read_run
 
     folder = find_run(run)
     try:

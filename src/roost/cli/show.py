@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from roost.errors import ConfigError, counted, said
-from roost.placement.environ import worker_interpreter
-from roost.placement.hardware import ACCELERATOR, BARE_NODE
+from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.ranks import format_ranks
+from roost.errors import ConfigError
+from roost.placement.environment import worker_interpreter
 from roost.placement.plan import Piece, Plan, WorkerId, seat
-from roost.placement.ranks import format_ranks
+from roost.text import join_words, plural
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -108,7 +109,7 @@ def who(plan: Plan, text: str) -> dict[Piece, list[WorkerId]]:
     if local_rank >= count:
         raise ConfigError(
             f"node {node_rank} has no {kind} {local_rank}",
-            hint=f"it has {counted(count, kind)}" + (f", 0-{count - 1}" if count > 1 else ""),
+            hint=f"it has {plural(count, kind)}" + (f", 0-{count - 1}" if count > 1 else ""),
         )
     piece = Piece(node_rank, kind, local_rank)
     return {piece: found.get(piece, [])}
@@ -231,5 +232,5 @@ def _count(plan: Plan, node_rank: int, kind: str) -> int:
     declared = plan.topology.declared_on(node_rank)
     if kind not in declared:
         known = [ACCELERATOR, *declared]
-        raise ConfigError(f"node {node_rank} has no hardware of kind {kind!r}", hint=f"it has {said(known)}")
+        raise ConfigError(f"node {node_rank} has no hardware of kind {kind!r}", hint=f"it has {join_words(known)}")
     return declared[kind]

@@ -56,7 +56,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema by which an editor checks a job."""
     from roost.cli.project import schema_text
-    from roost.placement.schema import cluster_schema, inventory_schema, job_schema
+    from roost.config.schema import cluster_schema, inventory_schema, job_schema
 
     make = {SchemaOf.JOB: job_schema, SchemaOf.CLUSTER: cluster_schema, SchemaOf.INVENTORY: inventory_schema}
     write_text(schema_text(make[kind]()), out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from types import FrameType, TracebackType
 
-_DOOR = "roost.runtime.job_run"
+_DOOR = "roost.runtime.job"
 """The module that calls the user's code: it imports their modules and calls their entry point."""
 _ON_THE_WAY = ("importlib", "contextlib")
 """What may stand between the two."""

@@ -17,8 +17,8 @@ from roost.demo.workers import Actor, Env, Played, Rollout
 from roost.errors import CallTimedOut, RoostError
 from roost.placement.plan import Plan
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import WorkerGroup
-from roost.runtime.result import CallResult
+from roost.runtime.groups.group import WorkerGroup
+from roost.runtime.groups.result import CallResult
 
 _ROUND_SECONDS = 180.0
 _LOOK_SECONDS = 0.25

@@ -19,13 +19,14 @@ from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Silent,
 from roost.doctor.machine_look import at_once, driver_folders, look_at_machine
 from roost.doctor.node_look import look_at_node, tell_time
 from roost.errors import CheckFailed
-from roost.runtime import connection, discover
-from roost.runtime.discover import RayNode
-from roost.runtime.jobs import get_job
-from roost.runtime.managers import MANAGER_NAMES, JobInfo
-from roost.runtime.node_info import describe_node
-from roost.runtime.practice import roost_folder
-from roost.runtime.runs import runs_folder
+from roost.runtime.connect import connection
+from roost.runtime.connect.local_cluster import roost_folder
+from roost.runtime.managers.namespaces import get_job
+from roost.runtime.managers.proxies import MANAGER_NAMES, JobInfo
+from roost.runtime.nodes import discover
+from roost.runtime.nodes.discover import RayNode
+from roost.runtime.nodes.info import describe_node
+from roost.runtime.runs.folder import runs_folder
 
 _ASK_SECONDS = 5.0
 _CLOCK_ROUNDS = 4

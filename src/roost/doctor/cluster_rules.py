@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from roost.config.hardware import accelerator_types
 from roost.doctor.facts import (
     ClusterFacts,
     Devices,
@@ -18,7 +19,6 @@ from roost.doctor.facts import (
     note,
     ok,
     problem,
-    size_text,
     warning,
 )
 from roost.doctor.machine_rules import (
@@ -30,8 +30,7 @@ from roost.doctor.machine_rules import (
     judge_open_files,
     judge_tasks,
 )
-from roost.errors import counted, said
-from roost.placement.hardware import accelerator_types
+from roost.text import join_words, plural, size_text
 
 _CLOCK_WARNING = 1.0
 _CLOCK_PROBLEM = 5.0
@@ -71,11 +70,11 @@ def judge_nodes(facts: ClusterFacts) -> list[Finding]:
     has = [f"{count:g} {resource}" for resource, count in counts.items() if count] or ["no accelerators"]
     findings = [_silence(item) for item in facts.silent]
     if not findings:
-        findings = [ok("nodes", f"{counted(there, 'node')}, {said(has)}; all answer")]
+        findings = [ok("nodes", f"{plural(there, 'node')}, {join_words(has)}; all answer")]
     if facts.gone:
         do = "if they should be there, look at them and run `ray start --address=…` there again"
         gone = facts.gone
-        findings.append(note("nodes", f"{counted(len(gone), 'node')} left the cluster: {said(gone)}", do))
+        findings.append(note("nodes", f"{plural(len(gone), 'node')} left the cluster: {join_words(gone)}", do))
     return findings
 
 
@@ -105,7 +104,7 @@ def judge_versions(driver: Software, nodes: Sequence[NodeFacts]) -> list[Finding
         for name, item in known.items():
             versions.setdefault(item.packages.get(package, "missing"), []).append(name)
         if len(versions) > 1:
-            seen = "; ".join(f"{package} {version} on {said(where)}" for version, where in versions.items())
+            seen = "; ".join(f"{package} {version} on {join_words(where)}" for version, where in versions.items())
             # Nodes that only run environments need no torch.
             level = note if len(set(versions) - {"missing"}) == 1 else warning
             findings.append(level("versions", seen, f"install one {package} where workers that use it run"))
@@ -136,7 +135,7 @@ def judge_clocks(nodes: Sequence[NodeFacts]) -> list[Finding]:
             )
     if findings or not nodes:
         return findings
-    return [ok("clock", f"within {max(furthest, 0.01):.2f} s of this machine on {counted(len(nodes), 'node')}")]
+    return [ok("clock", f"within {max(furthest, 0.01):.2f} s of this machine on {plural(len(nodes), 'node')}")]
 
 
 def judge_run_folder(folder: str, here: str, nodes: Sequence[NodeFacts]) -> list[Finding]:
@@ -199,7 +198,7 @@ def judge_accelerators(nodes: Sequence[NodeFacts]) -> list[Finding]:
     findings = fold_alike(findings)
     if findings:
         return findings
-    return [ok("accelerators", f"Ray counts what the machines show: {said(fine) or 'none'}")]
+    return [ok("accelerators", f"Ray counts what the machines show: {join_words(fine) or 'none'}")]
 
 
 def judge_object_stores(nodes: Sequence[NodeFacts]) -> list[Finding]:
@@ -260,7 +259,7 @@ def judge_jobs(jobs: Sequence[JobFacts], nodes: Sequence[NodeFacts]) -> list[Fin
     for job in jobs:
         if job.missing:
             do = "close the job's Cluster and start it anew"
-            findings.append(warning("jobs", f"{said(job.missing)} of job {job.namespace!r} died", do))
+            findings.append(warning("jobs", f"{join_words(job.missing)} of job {job.namespace!r} died", do))
         elif job.pid is None:
             do = "look again; if it stays so, end the job's driver: `roost status` shows who it is"
             findings.append(warning("jobs", f"the NodeManager of job {job.namespace!r} does not answer", do))
@@ -272,7 +271,7 @@ def judge_jobs(jobs: Sequence[JobFacts], nodes: Sequence[NodeFacts]) -> list[Fin
             findings.append(warning("jobs", seen, do))
     if findings:
         return findings
-    return [ok("jobs", said([repr(job.namespace) for job in jobs]) or "none of Roost")]
+    return [ok("jobs", join_words([repr(job.namespace) for job in jobs]) or "none of Roost")]
 
 
 def judge_job_leftovers(address: str, alive: Sequence[str], nodes: Sequence[NodeFacts]) -> list[Finding]:
@@ -285,7 +284,7 @@ def judge_job_leftovers(address: str, alive: Sequence[str], nodes: Sequence[Node
         left = left_over(marked, address, alive)
         if left:
             such = f"pid {left[0].pid}, {left[0].command}"
-            seen = f"{counted(len(left), 'process', 'processes')} of jobs that have ended, such as {such}"
+            seen = f"{plural(len(left), 'process', 'processes')} of jobs that have ended, such as {such}"
             pids = " ".join(str(item.pid) for item in left[:32])
             findings.append(warning("leftovers", seen, f"kill {pids}, there", (group[0].name,)))
     return findings or [ok("leftovers", "no process of a job that has ended")]
@@ -332,7 +331,8 @@ def _compare(resource: str, group: Sequence[NodeFacts], devices: Devices, names:
     machine = group[0].look.machine
     variables = _visible(machine, resource)
     if variables:
-        do = f"it was started with {said([f'{name}={value}' for name, value in variables.items()])}: unset that there"
+        settings = join_words([f"{name}={value}" for name, value in variables.items()])
+        do = f"it was started with {settings}: unset that there"
     else:
         do = "it was started with --num-gpus, or before the devices were there"
     return [warning("accelerators", f"{seen}: nobody can use the rest", f"{do}, and start the node again", names)]

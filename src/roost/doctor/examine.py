@@ -20,8 +20,9 @@ from roost.doctor.child import finding_of
 from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unseen, note, problem
 from roost.doctor.machine_look import at_once, driver_folders, look_at_home, look_at_machine
 from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
-from roost.errors import ConfigError, clipped
-from roost.runtime.processes import die_with_parent
+from roost.errors import ConfigError
+from roost.machine.processes import die_with_parent
+from roost.text import shorten
 
 _LOAD_SECONDS = 60.0
 _FOLDER_SECONDS = 10.0
@@ -141,7 +142,7 @@ def _broke_off(seconds: float | None, last_words: str) -> Finding:
     lines = [line for line in last_words.splitlines() if line.strip()]
     # Ray's own lines begin with the time, the process and the place in its source.
     last = re.sub(r"^\[[^]]*\]( [^ ]+:[0-9]+:)?", "", lines[-1]).strip() if lines else ""
-    said = f": {clipped(last, 300)}" if last else ""
+    said = f": {shorten(last, 300)}" if last else ""
     if seconds is not None:
         return problem(
             "cluster",

@@ -354,15 +354,3 @@ def _finding(item: Finding) -> dict[str, Any]:
         "do": item.do,
         "nodes": list(item.nodes),
     }
-
-
-def size_text(count: float) -> str:
-    """Bytes for people.
-
-    >>> size_text(3 * 2**30), size_text(64 * 2**20), size_text(1000)
-    ('3.0 GiB', '64 MiB', '1000 bytes')
-    """
-    for unit, amount, digits in (("TiB", 2**40, 1), ("GiB", 2**30, 1), ("MiB", 2**20, 0), ("KiB", 2**10, 0)):
-        if count >= amount:
-            return f"{count / amount:.{digits}f} {unit}"
-    return f"{count:.0f} bytes"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from roost.config.hardware import accelerator_types
 from roost.doctor.facts import (
     Device,
     Devices,
@@ -40,10 +41,10 @@ from roost.doctor.facts import (
     Space,
     Unseen,
 )
-from roost.errors import RoostError, clipped
-from roost.placement.hardware import accelerator_types
-from roost.runtime.practice import read_practice, roost_folder
-from roost.runtime.runs import runs_folder
+from roost.errors import RoostError
+from roost.runtime.connect.local_cluster import read_practice, roost_folder
+from roost.runtime.runs.folder import runs_folder
+from roost.text import shorten
 
 LOOK_SECONDS = 15.0
 """How long a look at a machine may take; what is not there by then is unseen."""
@@ -297,7 +298,7 @@ def look_at_heaps() -> tuple[Heap, ...]:
 def in_one_line(words: Sequence[str], most: int) -> str:
     """A command as it can be shown: whoever wrote it, it has one line and upsets no terminal."""
     text = " ".join(" ".join(words).split())
-    return clipped("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text), most)
+    return shorten("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text), most)
 
 
 class _Process(NamedTuple):

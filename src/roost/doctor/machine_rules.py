@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from roost.config.hardware import accelerator_types
 from roost.doctor.facts import (
     Device,
     Devices,
@@ -24,13 +25,12 @@ from roost.doctor.facts import (
     note,
     ok,
     problem,
-    size_text,
     warning,
 )
-from roost.errors import ClusterError, counted, said
-from roost.placement.hardware import accelerator_types
-from roost.runtime.ports import lease_range
-from roost.runtime.versions import OLDEST_RAY, check_ray_version
+from roost.errors import ClusterError
+from roost.runtime.connect.versions import OLDEST_RAY, check_ray_version
+from roost.runtime.managers.ledgers.ports import lease_range
+from roost.text import join_words, plural, size_text
 
 _GIB = 2**30
 # Ray kills workers when more than this part of the memory is used, and stops to spill objects to a disk that full.
@@ -144,7 +144,7 @@ def judge_devices(found: Devices) -> list[Finding]:
         findings.append(
             problem(
                 "accelerators",
-                f"{counted(found.nvidia_files, 'NVIDIA device')} in /dev, "
+                f"{plural(found.nvidia_files, 'NVIDIA device')} in /dev, "
                 f"but the driver's library does not answer: {found.nvidia_error or 'it shows none'}",
                 "see what nvidia-smi says; after an update of the driver, load it anew or restart the machine",
             )
@@ -153,7 +153,7 @@ def judge_devices(found: Devices) -> list[Finding]:
         findings.append(
             note(
                 "accelerators",
-                f"the machine has {counted(found.nvidia_installed, 'NVIDIA device')}, "
+                f"the machine has {plural(found.nvidia_installed, 'NVIDIA device')}, "
                 f"and {len(found.nvidia) or 'none'} can be seen from here",
                 "if this is a container that should have them: docker run --gpus all, or nvidia.com/gpu in the pod",
             )
@@ -193,12 +193,12 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> list[Fi
             findings.append(
                 warning(
                     "visible devices",
-                    f"{entry.variable}={value} names {said(wrong)}, and there {there}",
+                    f"{entry.variable}={value} names {join_words(wrong)}, and there {there}",
                     f"unset {entry.variable}",
                 )
             )
             continue
-        hidden = "hides all accelerators" if not named else f"shows {counted(len(named), 'accelerator')}"
+        hidden = "hides all accelerators" if not named else f"shows {plural(len(named), 'accelerator')}"
         findings.append(
             note(
                 "visible devices",
@@ -243,7 +243,7 @@ def judge_disks(found: Sequence[Space]) -> list[Finding]:
     """A file system that is nearly full stops Ray."""
     findings = []
     for space in found:
-        seen = f"{size_text(space.free)} of {size_text(space.total)} free at {space.path} ({said(space.uses)})"
+        seen = f"{size_text(space.free)} of {size_text(space.total)} free at {space.path} ({join_words(space.uses)})"
         used = _used(space)
         if used >= _FULL:
             do = f"make room below {space.path}: over 95 % Ray writes no more objects to disk, and tasks fail"
@@ -277,7 +277,7 @@ def judge_tasks(found: Limits) -> list[Finding]:
     need = max(_FEW_TASKS, _TASKS_PER_CPU * found.cpus)
     if found.tasks - found.tasks_now < need:
         do = "raise ulimit -u; in a container docker run --pids-limit, or podPidsLimit of the kubelet"
-        return [warning("processes", f"{seen}: Ray on {counted(found.cpus, 'CPU')} may need {need} more", do)]
+        return [warning("processes", f"{seen}: Ray on {plural(found.cpus, 'CPU')} may need {need} more", do)]
     return [ok("processes", seen)]
 
 
@@ -314,9 +314,9 @@ def judge_head_ports(found: Ports) -> list[Finding]:
     taken = [port for port in _HEAD_PORTS if port in found.used]
     if not taken:
         return []
-    flags = said([f"{_HEAD_PORTS[port]}=PORT" for port in taken])
+    flags = join_words([f"{_HEAD_PORTS[port]}=PORT" for port in taken])
     verb = "is" if len(taken) == 1 else "are"
-    seen = f"{said(taken)}, which `ray start --head` wants, {verb} in use"
+    seen = f"{join_words(taken)}, which `ray start --head` wants, {verb} in use"
     return [note("ports", seen, f"give the head another with {flags}, or end what has it: ss -ltnp")]
 
 
@@ -325,7 +325,7 @@ def judge_host_name(found: HostName) -> list[Finding]:
     if not found.addresses:
         do = f"add a line with this machine's address and {found.name} to /etc/hosts"
         return [warning("host name", f"{found.name} leads nowhere: {found.error or 'no address'}", do)]
-    seen = f"{found.name} is {said(found.addresses)}"
+    seen = f"{found.name} is {join_words(found.addresses)}"
     if all(is_loopback(address) for address in found.addresses):
         return [
             note(
@@ -352,11 +352,11 @@ def judge_proxies(found: Mapping[str, str], hosts: Sequence[str]) -> list[Findin
         return [
             warning(
                 "proxies",
-                f"{said(proxies)}, also for {said(missing)}: calls to engines and routers go astray",
+                f"{join_words(proxies)}, also for {join_words(missing)}: calls to engines and routers go astray",
                 f"export no_proxy={full} where nodes and drivers are started",
             )
         ]
-    return [ok("proxies", f"{said(proxies)}, not for {said(wanted)}")]
+    return [ok("proxies", f"{join_words(proxies)}, not for {join_words(wanted)}")]
 
 
 def judge_leftovers(facts: MachineFacts) -> list[Finding]:
@@ -366,12 +366,12 @@ def judge_leftovers(facts: MachineFacts) -> list[Finding]:
     heads = dict.fromkeys(item.head for item in lost)
     for head in heads:
         mine = [item for item in lost if item.head == head]
-        names = said(sorted({item.name for item in mine}))
+        names = join_words(sorted({item.name for item in mine}))
         why = f"the head at {head} does not answer" if head else "their raylet is gone"
         findings.append(
             warning(
                 "leftovers",
-                f"{counted(len(mine), 'process', 'processes')} of Ray ({names}): {why}",
+                f"{plural(len(mine), 'process', 'processes')} of Ray ({names}): {why}",
                 f"they end within a minute or so; if not: kill {_pids([item.pid for item in mine])}",
             )
         )
@@ -381,7 +381,7 @@ def judge_leftovers(facts: MachineFacts) -> list[Finding]:
         findings.append(
             warning(
                 "leftovers",
-                f"{counted(len(orphans), 'process', 'processes')} of jobs whose cluster is gone, such as "
+                f"{plural(len(orphans), 'process', 'processes')} of jobs whose cluster is gone, such as "
                 f"pid {orphans[0].pid}, {orphans[0].command}",
                 f"kill {_pids([item.pid for item in orphans])}",
             )
@@ -403,9 +403,11 @@ def judge_heaps(found: Sequence[Any]) -> list[Finding]:
     if not there:
         return [ok("old files", "none")]
     big = [heap for heap in there if heap.size >= _BIG_HEAP]
-    text = said([f"{heap.count} {heap.what}, {size_text(heap.size)}" for heap in big or there])
+    text = join_words([f"{heap.count} {heap.what}, {size_text(heap.size)}" for heap in big or there])
     if big:
-        do = said([f"remove those that you do not need of {heap.folder}/{heap.pattern}" for heap in big], last="and")
+        do = join_words(
+            [f"remove those that you do not need of {heap.folder}/{heap.pattern}" for heap in big], last="and"
+        )
         return [note("old files", text, do)]
     return [ok("old files", text)]
 
@@ -417,7 +419,7 @@ def fold(by_node: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
         found = [replace(item, nodes=(node,)) for node, items in by_node for item in items if item.check == check]
         odd = [item for item in found if item.level != Level.OK]
         texts = {item.seen for item in found}
-        where = f"fine on {counted(len({item.nodes for item in found}), 'node')}"
+        where = f"fine on {plural(len({item.nodes for item in found}), 'node')}"
         out += fold_alike(odd) or [ok(check, texts.pop() if len(texts) == 1 else where)]
     return out
 
@@ -487,8 +489,8 @@ def _pids(pids: Sequence[int]) -> str:
 def _age(seconds: float) -> str:
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
-            return counted(int(seconds // size), unit)
-    return counted(int(seconds), "second")
+            return plural(int(seconds // size), unit)
+    return plural(int(seconds), "second")
 
 
 def _used(space: Space) -> float:

@@ -15,8 +15,8 @@ import psutil
 from roost.doctor.facts import NodeLook, RayletFacts, Unseen
 from roost.doctor.machine_look import LOOK_SECONDS, at_once, look_at_machine
 from roost.errors import CheckFailed
-from roost.runtime.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.probe import probe, starting_environment
+from roost.machine.probe import probe, starting_environment
+from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
 
 _SEE_SECONDS = 5.0
 

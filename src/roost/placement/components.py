@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roost.errors import ConfigError, PlacementError, Problem, counted, said
-from roost.placement.config import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
-from roost.placement.placement import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
+from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
+from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
+from roost.config.reading import Notes, pair_hint
+from roost.config.topology import RankSpace, Topology, topology_of
+from roost.errors import ConfigError, PlacementError, Problem
+from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, PlacementMode, Plan
-from roost.placement.ranks import MAX_PROCESSES, RankRange, Segment
-from roost.placement.reading import Notes, pair_hint
-from roost.placement.spot import Placement
-from roost.placement.topology import RankSpace, Topology, topology_of
+from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
+from roost.text import join_words, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ class ComponentPlacement:
         except KeyError:
             raise PlacementError(
                 f"the job has no component {component_name!r}",
-                hint=f"it has {said([repr(name) for name in self._layouts])}",
+                hint=f"it has {join_words([repr(name) for name in self._layouts])}",
             ) from None
 
     def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
@@ -152,7 +153,7 @@ class ComponentPlacement:
         wanted, there = self._job.cluster.num_nodes, self._topology.num_nodes
         if wanted is None or wanted <= there:
             return ""
-        return f"num_nodes is {wanted}, but the cluster that was given has {counted(there, 'node')}"
+        return f"num_nodes is {wanted}, but the cluster that was given has {plural(there, 'node')}"
 
     def _layout(
         self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy
@@ -225,7 +226,7 @@ def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Ite
     if pieces % count and count % pieces:
         raise PlacementError(
             Problem(
-                message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
+                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
                 f"{pieces} pieces of hardware ({resources}): neither number divides the other",
                 hint=_even_hint(pieces, count),
                 where=component.where(segment.segment),
@@ -246,9 +247,9 @@ def _share_nodes(segment: ResolvedSegment, component: ComponentConfig) -> Iterat
     if nodes > count:
         raise PlacementError(
             Problem(
-                message=f"component {component.name!r}: {counted(count, 'process', 'processes')} ({processes}) on "
+                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
                 f"{nodes} nodes ({resources}): a process never has two nodes",
-                hint=f"name {counted(count, 'node rank')}, or {nodes} processes",
+                hint=f"name {plural(count, 'node rank')}, or {nodes} processes",
                 where=component.where(segment.segment),
             )
         )
@@ -261,7 +262,7 @@ def _even_hint(pieces: int, count: int) -> str:
         return f"take {count // pieces * pieces} or {(count // pieces + 1) * pieces} processes"
     fits = [number for number in range(1, pieces + 1) if pieces % number == 0] if pieces <= 10_000 else []
     close = sorted(fits, key=lambda number: abs(number - count))[:2]
-    return f"take {said(sorted(close), last='or')} processes" if close else ""
+    return f"take {join_words(sorted(close), last='or')} processes" if close else ""
 
 
 def pointed(problem: Problem, component: ComponentConfig) -> Problem:

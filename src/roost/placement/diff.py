@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 from typing import Any
 
-from roost.errors import counted
-from roost.placement.groups import NodeGroup
-from roost.placement.hardware import BARE_NODE, AcceleratorType
+from roost.config.hardware import BARE_NODE, AcceleratorType
+from roost.config.node_groups import NodeGroup
+from roost.config.topology import Node, Topology
+from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
-from roost.placement.spot import Placement
-from roost.placement.topology import Node, Topology
+from roost.text import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +159,7 @@ def _groups_text(component: ComponentPlan) -> str:
 def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, str]]:
     """Where two topologies differ: how many there is, the first nodes that are not alike, the groups."""
     shapes = [
-        f"{counted(item.num_nodes, 'node')}, {counted(item.num_accelerators, 'accelerator')}"
-        for item in (before, after)
+        f"{plural(item.num_nodes, 'node')}, {plural(item.num_accelerators, 'accelerator')}" for item in (before, after)
     ]
     found = [("cluster", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []
     for rank, (old_node, new_node) in enumerate(zip_longest(before.nodes, after.nodes)):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from roost.errors import counted, said
-from roost.placement.hardware import ACCELERATOR, BARE_NODE
+from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.ranks import format_ranks
 from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId
-from roost.placement.ranks import format_ranks
+from roost.text import join_words, plural
 
 _Occupants = dict[Piece, list[WorkerId]]
 
@@ -46,7 +46,7 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
 def _num_nodes(plan: Plan) -> Iterator[Finding]:
     there = plan.topology.num_nodes
     if plan.num_nodes is not None and plan.num_nodes != there:
-        message = f"cluster.num_nodes is {plan.num_nodes}, but the plan is for {counted(there, 'node')}"
+        message = f"cluster.num_nodes is {plan.num_nodes}, but the plan is for {plural(there, 'node')}"
         yield Finding(code="num-nodes", level="warning", message=message)
 
 
@@ -70,7 +70,7 @@ def _idle(plan: Plan, occupants: _Occupants) -> Iterator[Finding]:
         return
     total = sum(map(len, idle.values()))
     where = _by_node(idle)
-    message = f"{total} of {counted(plan.topology.num_accelerators, 'accelerator')} idle: {where}"
+    message = f"{total} of {plural(plan.topology.num_accelerators, 'accelerator')} idle: {where}"
     yield Finding(code="idle", level="warning", message=message)
 
 
@@ -92,7 +92,7 @@ def _shared(occupants: _Occupants) -> Iterator[Finding]:
     for names, ranks in groups.items():
         count = sum(map(len, ranks.values()))
         where = _by_node({node: sorted(local) for node, local in sorted(ranks.items())})
-        message = f"{said(names)} share {counted(count, 'accelerator')}: {where}"
+        message = f"{join_words(names)} share {plural(count, 'accelerator')}: {where}"
         yield Finding(code="shared", level="info", message=message)
 
 
@@ -105,8 +105,8 @@ def _uneven(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
     alike = len({workers / max(1, has[rank]) for rank, workers in per_node.items()}) == 1
     # On bare nodes the first ones take one more where it does not come out even.
     if not alike and max(counts) - min(counts) > (1 if kind == BARE_NODE else 0):
-        parts = [f"{size} on {counted(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)]
-        spread = said(parts) if len(parts) < 4 else f"{min(counts)} to {max(counts)} on {len(per_node)} nodes"
+        parts = [f"{size} on {plural(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)]
+        spread = join_words(parts) if len(parts) < 4 else f"{min(counts)} to {max(counts)} on {len(per_node)} nodes"
         message = f"{component.name} is spread unevenly: {spread}"
         yield Finding(code="uneven", level="warning", message=message)
 
@@ -131,7 +131,7 @@ def _far_apart(component: ComponentPlan) -> Iterator[Finding]:
     more = f" (and {len(apart) - 1} more like it)" if len(apart) > 1 else ""
     message = (
         f"{component.name}:{first.rank} has accelerators {format_ranks(first.local_hardware_ranks)} of node "
-        f"{first.cluster_node_rank}, which are apart where {counted(len(first.local_hardware_ranks), 'neighbour')} "
+        f"{first.cluster_node_rank}, which are apart where {plural(len(first.local_hardware_ranks), 'neighbour')} "
         f"would do{more}"
     )
     yield Finding(code="apart", level="warning", message=message)

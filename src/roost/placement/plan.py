@@ -9,11 +9,12 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from roost.errors import ConfigError, PlacementError, RoostError, clipped, said
-from roost.placement.hardware import BARE_NODE, AcceleratorType
-from roost.placement.placement import PlacementStrategy
-from roost.placement.spot import Placement
-from roost.placement.topology import HasTopology, Topology, topology_of
+from roost.config.hardware import BARE_NODE, AcceleratorType
+from roost.config.topology import HasTopology, Topology, topology_of
+from roost.errors import ConfigError, PlacementError, RoostError
+from roost.placement.placement import Placement
+from roost.placement.strategies import PlacementStrategy
+from roost.text import join_words, shorten
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -111,7 +112,7 @@ class Plan:
         found = next((item for item in self.components if item.name == name), None)
         if found is None:
             names = [repr(item.name) for item in self.components]
-            raise PlacementError(f"the plan has no component {name!r}", hint=f"it has {said(names)}")
+            raise PlacementError(f"the plan has no component {name!r}", hint=f"it has {join_words(names)}")
         return found
 
     def placement(self, component: str, rank: int) -> Placement:
@@ -120,7 +121,7 @@ class Plan:
         if not isinstance(rank, int) or not 0 <= rank < len(placements):
             last = len(placements) - 1
             has = "only rank 0" if last == 0 else f"ranks 0-{last}"
-            raise PlacementError(f"component {component!r} has no rank {clipped(str(rank))}: it has {has}")
+            raise PlacementError(f"component {component!r} has no rank {shorten(str(rank))}: it has {has}")
         return placements[rank]
 
     def get_strategy(self, component: str) -> PlannedStrategy:
@@ -129,7 +130,7 @@ class Plan:
 
     def environment(self, component: str, rank: int) -> dict[str, str]:
         """Exactly the variables that a worker will get, apart from what only a running job knows."""
-        from roost.placement.environ import worker_environment
+        from roost.placement.environment import worker_environment
 
         placement = self.placement(component, rank)
         return worker_environment(self.topology, placement, self.component(component).world_size)
@@ -198,7 +199,7 @@ class Plan:
         except RoostError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {clipped(str(error), 200)}") from None
+            raise ConfigError(f"this plan cannot be read: {type(error).__name__}: {shorten(str(error), 200)}") from None
         if edited:
             raise ConfigError(
                 "this plan's hash does not fit its content: it was edited after it was made",
@@ -212,7 +213,7 @@ class Plan:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"this plan is not JSON: {clipped(str(error), 200)}") from None
+            raise ConfigError(f"this plan is not JSON: {shorten(str(error), 200)}") from None
         return cls.from_dict(data)
 
     def _content(self) -> dict[str, Any]:
@@ -254,10 +255,10 @@ class PlannedStrategy(PlacementStrategy):
                 ) from None
         for rank in sorted({placement.cluster_node_rank for placement in placements}):
             if rank >= len(there) or there[rank].devices != planned[rank].devices:
-                is_now = "is not there" if rank >= len(there) else f"offers {said(there[rank].devices) or 'none'}"
+                is_now = "is not there" if rank >= len(there) else f"offers {join_words(there[rank].devices) or 'none'}"
                 raise PlacementError(
                     f"component {self.component!r} was planned on node {rank} with the accelerators "
-                    f"{said(planned[rank].devices) or 'none'}, and that node {is_now}",
+                    f"{join_words(planned[rank].devices) or 'none'}, and that node {is_now}",
                     hint="plan again on the cluster as it is now",
                 )
         return placements

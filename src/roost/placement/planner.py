@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, get_args
 
-from roost.errors import ConfigError, said
+from roost.config.job import JobConfig, read_job_draft
+from roost.errors import ConfigError
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
-from roost.placement.config import JobConfig, read_job_draft
 from roost.placement.plan import Plan
+from roost.text import join_words
 
 PlacementKind = Literal["auto", "hybrid", "model-parallel"]
 
@@ -24,7 +25,7 @@ def make_plan(
     reward, and gives tensor-parallel sizes for both.
     """
     if placement not in get_args(PlacementKind):
-        raise ConfigError(f"placement is {placement!r}", hint=f"it is {said(get_args(PlacementKind), last='or')}")
+        raise ConfigError(f"placement is {placement!r}", hint=f"it is {join_words(get_args(PlacementKind), last='or')}")
     draft = read_job_draft(config)
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
@@ -32,7 +33,7 @@ def make_plan(
     kind: type[ComponentPlacement] = HybridComponentPlacement
     if parallel:
         # Loaded when it is needed: a small job starts the quicker without it.
-        from roost.placement.parallel import ModelParallelComponentPlacement
+        from roost.placement.model_parallel import ModelParallelComponentPlacement
 
         kind = ModelParallelComponentPlacement
     plan = kind(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
@@ -52,4 +53,4 @@ def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:
         return False, None
     if len(given) == 1:
         return False, f"only {next(iter(given))} is given"
-    return False, f"there is {said(others)} beside actor, rollout, inference and reward"
+    return False, f"there is {join_words(others)} beside actor, rollout, inference and reward"

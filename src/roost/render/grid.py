@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from roost.errors import counted
-from roost.placement.hardware import ACCELERATOR, BARE_NODE
+from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.ranks import format_ranks, runs_of
+from roost.config.topology import Node
 from roost.placement.plan import ComponentPlan, Piece, Plan
-from roost.placement.ranks import format_ranks, runs_of
-from roost.placement.topology import Node
+from roost.text import plural
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -146,10 +146,10 @@ def make_grid(
     ]
     if fold and len(rows) >= _FOLD_FROM_NODES:
         rows = _fold(rows)
-    parts = [counted(plan.topology.num_nodes, "node"), counted(plan.topology.num_accelerators, "accelerator")]
+    parts = [plural(plan.topology.num_nodes, "node"), plural(plan.topology.num_accelerators, "accelerator")]
     if plan.components:
         workers = sum(component.world_size for component in plan.components if component.name in shown)
-        parts += [counted(workers, "worker"), plan.mode.value, f"plan {plan.hash[:8]}"]
+        parts += [plural(workers, "worker"), plan.mode.value, f"plan {plan.hash[:8]}"]
     if held:
         parts.append(f"! {len(held)} taken by others")
     legend = tuple(
@@ -297,16 +297,16 @@ def _fold(rows: Sequence[Row]) -> list[Row]:
 
 
 def _summary(component: ComponentPlan) -> str:
-    workers = counted(component.world_size, "worker")
+    workers = plural(component.world_size, "worker")
     sizes = sorted({len(placement.local_hardware_ranks) for placement in component.placements})
     kind = component.placements[0].hardware_type
     shared = component.world_size > len(component.hardware_ranks)
     if sizes == [0]:
-        what = f"on {counted(len(component.hardware_ranks), 'node')}"
+        what = f"on {plural(len(component.hardware_ranks), 'node')}"
     elif shared:
-        what = f"on {counted(len(component.hardware_ranks), kind)}"
+        what = f"on {plural(len(component.hardware_ranks), kind)}"
     elif len(sizes) == 1:
-        what = f"{counted(sizes[0], kind)} each"
+        what = f"{plural(sizes[0], kind)} each"
     else:
         what = f"{sizes[0]}-{sizes[-1]} {kind}s each"
     stride = f", stride {component.stride}" if component.stride > 1 else ""

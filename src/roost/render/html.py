@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 
-from roost.placement.environ import worker_interpreter
+from roost.placement.environment import worker_interpreter
 from roost.placement.lint import lint
 from roost.placement.plan import ComponentPlan, Plan, seat
 from roost.render.grid import Grid

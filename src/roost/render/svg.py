@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
-from roost.placement.hardware import BARE_NODE
+from roost.config.hardware import BARE_NODE
 from roost.placement.plan import Plan, seat
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 

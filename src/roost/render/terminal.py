@@ -14,7 +14,7 @@ from itertools import accumulate
 from rich.cells import cell_len, set_cell_size
 from rich.text import Span, Text
 
-from roost.placement.hardware import BARE_NODE
+from roost.config.hardware import BARE_NODE
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, numbered, short_names
 
 _LABEL_WIDTH = (8, 20)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     )
     from roost.rl.info import InfoActor, sort_key
     from roost.rl.manager import RolloutManager
-    from roost.rl.numpy_engine import NumpyEngine, TinyPolicy
     from roost.rl.placement_groups import PlacementGroups, create_placement_groups
     from roost.rl.router import Router
     from roost.rl.train_group import RayTrainGroup
+    from roost.testing.numpy_engine import NumpyEngine, TinyPolicy
 
 _HOME = {
     "EngineSpec": "engine",

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from roost.errors import CallTimedOut, ClusterError, ConfigError, counted
+from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.text import plural
 
 Sample = TypeVar("Sample")
 
@@ -70,7 +71,7 @@ class DataBuffer(Generic[Sample]):
         count = len(samples)
         if count > self._capacity:
             raise ConfigError(
-                f"{counted(count, 'sample')} can never be in a buffer for {self._capacity}",
+                f"{plural(count, 'sample')} can never be in a buffer for {self._capacity}",
                 hint="put fewer at once, or make the capacity larger",
             )
 
@@ -78,7 +79,7 @@ class DataBuffer(Generic[Sample]):
             return len(self._kept) + count <= self._capacity
 
         def late() -> str:
-            return f"no room for {counted(count, 'sample')} within {timeout} s: {self._fullness()}"
+            return f"no room for {plural(count, 'sample')} within {timeout} s: {self._fullness()}"
 
         with self._changed, self._turn(self._putters, has_room, timeout, late):
             self._kept.extend(_Kept(sample, version) for sample in samples)
@@ -100,7 +101,7 @@ class DataBuffer(Generic[Sample]):
             return len(self._kept) >= count
 
         def late() -> str:
-            return f"not {counted(count, 'sample')} within {timeout} s: {self._fullness()}"
+            return f"not {plural(count, 'sample')} within {timeout} s: {self._fullness()}"
 
         with self._changed, self._turn(self._getters, has_enough, timeout, late):
             taken = [self._kept.popleft().sample for _ in range(count)]

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from roost.errors import ConfigError, said
+from roost.errors import ConfigError
+from roost.text import join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def check_engine_class(cls: object) -> type:
     missing = [name for name in _METHODS if not callable(getattr(cls, name, None))]
     if missing:
         raise ConfigError(
-            f"{cls.__name__} is no rollout engine: it has no {said(missing)}",
-            hint=f"an engine has {said(_METHODS)}",
+            f"{cls.__name__} is no rollout engine: it has no {join_words(missing)}",
+            hint=f"an engine has {join_words(_METHODS)}",
         )
     return cls

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied, counted, said
+from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied
+from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
-from roost.runtime import logs
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import LAUNCH_SECONDS, WorkerGroup
-from roost.runtime.port_trial import taken_ports
-from roost.runtime.ports import PortLease
-from roost.runtime.result import CallResult
-from roost.runtime.run_dir import log_file
-from roost.runtime.worker import Worker
+from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
+from roost.runtime.groups.result import CallResult
+from roost.runtime.managers.ledgers.ports import PortLease
+from roost.runtime.process import output as logs
+from roost.runtime.process.worker import Worker
+from roost.runtime.runs.run_dir import log_file
+from roost.text import join_words, plural
 
 HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
@@ -48,7 +49,7 @@ class EngineWorker(Worker):
             if not taken:
                 raise
             what = f"{type(error).__name__}: {error}"
-            self.log_warning(f"port {said(taken)} was taken by somebody else before the engine had it: {what}")
+            self.log_warning(f"port {join_words(taken)} was taken by somebody else before the engine had it: {what}")
             return taken
         return []
 
@@ -284,8 +285,8 @@ def _start(
         half_started = [rank for rank in parts if parts[rank].engine_rank in waiting]
         group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
     raise ClusterError(
-        f"the ports of engine {said(waiting)} were taken by others {_MAX_TRIES} times before they were used, "
-        f"last port {said(lost)}",
+        f"the ports of engine {join_words(waiting)} were taken by others {_MAX_TRIES} times before they were used, "
+        f"last port {join_words(lost)}",
         hint="give Cluster a port_range that nobody else uses",
     )
 
@@ -367,7 +368,7 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
         node = cluster.nodes[spec.cluster_node_rank]
         lines.append(f"  engine {spec.engine_rank} ({group.name}:{rank} on {node}, {spec.url}){state}, log {path}{end}")
     more = [f"  and {len(ill) - 4} more"] if len(ill) > 4 else []
-    who = f"{counted(len(ill), 'process', 'processes')} of the engines"
+    who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
         return WorkerDied("\n".join([f"{who} died or was ill before all could serve:", *lines, *more]))
     first = f"{who} did not become healthy in {timeout:g} s:"

@@ -14,12 +14,12 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
-from roost.errors import ConfigError, Problem, counted, said
+from roost.config.ranks import format_ranks
+from roost.config.topology import Topology
+from roost.errors import ConfigError, Problem
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
-from roost.placement.ranks import format_ranks
-from roost.placement.reading import nearest
-from roost.placement.topology import Topology
+from roost.text import did_you_mean, join_words, plural
 
 TRAIN = "actor"
 ROLLOUT = "rollout"
@@ -147,7 +147,7 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
     nodes = [rank for rank, node in enumerate(topology.nodes) for _ in node.accelerators]
     if flags.num_gpus > len(nodes):
         raise ConfigError(
-            f"the flags ask for {counted(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
+            f"the flags ask for {plural(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
             hint=f"{_sum_of(flags)}: lower one of them, or plan on more nodes",
         )
     placement: dict[str, str] = {}
@@ -172,14 +172,14 @@ def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRollo
     strangers = [name for name in plan.names if name not in (TRAIN, ROLLOUT)]
     if strangers:
         raise ConfigError(
-            f"flags know of {TRAIN!r} and {ROLLOUT!r} only, and the config places {said(strangers)} too",
+            f"flags know of {TRAIN!r} and {ROLLOUT!r} only, and the config places {join_words(strangers)} too",
             hint="place it with component_placement and launch it beside them",
         )
     section = config.get(_SECTION) or {}
     known = [field.name for field in fields(TrainRolloutFlags)]
     for name in section:
         if name not in known:
-            close = nearest(str(name), known)
+            close = did_you_mean(str(name), known)
             raise ConfigError(
                 f"{_SECTION}: there is no flag {name!r}", hint=f"did you mean {close!r}?" if close else ""
             )
@@ -294,13 +294,13 @@ def _check_modes(flags: TrainRolloutFlags) -> list[Problem]:
         return problems
     if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
         message = (
-            f"with colocate the engines are on the training's {counted(flags.train_num_gpus, 'accelerator')}, "
+            f"with colocate the engines are on the training's {plural(flags.train_num_gpus, 'accelerator')}, "
             f"and rollout_num_gpus is {flags.engines_num_gpus}"
         )
         problems.append(Problem(message=message, hint="leave rollout_num_gpus out, or leave colocate out"))
     if flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
         message = (
-            f"{counted(flags.engines_num_gpus, 'accelerator')} of the engines cannot be shared out to engines of "
+            f"{plural(flags.engines_num_gpus, 'accelerator')} of the engines cannot be shared out to engines of "
             f"{flags.rollout_num_gpus_per_engine}"
         )
         problems.append(Problem(message=message, hint="rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from roost.runtime.order import AddressKey, address_key
+from roost.runtime.nodes.order import AddressKey, address_key
 
 GpuKey = tuple[int, int, str]
 

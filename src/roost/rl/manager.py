@@ -22,18 +22,18 @@ import ray
 from ray.util import list_named_actors
 
 from roost.errors import CallTimedOut, ClusterError, ConfigError
-from roost.placement.placement import NodePlacementStrategy
+from roost.placement.strategies import NodePlacementStrategy
 from roost.rl.data_buffer import BufferStats, DataBuffer
 from roost.rl.engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
 from roost.rl.fair_lock import LockState
 from roost.rl.flags import ROLLOUT
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.router import EngineState, Router
-from roost.runtime.accounts import living_jobs, name_of_job
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import LAUNCH_SECONDS, WorkerGroup
-from roost.runtime.identity import current_identity
-from roost.runtime.worker import Worker
+from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
+from roost.runtime.nodes.ray_state import living_jobs, name_of_job
+from roost.runtime.process.identity import current_identity
+from roost.runtime.process.worker import Worker
 
 MANAGER = "rollout_manager"
 CALL_SECONDS = 60.0

@@ -8,13 +8,14 @@ from types import TracebackType
 
 from ray.util.placement_group import PlacementGroup
 
-from roost.errors import ConfigError, clipped, counted
-from roost.placement.placement import FlexiblePlacementStrategy
+from roost.errors import ConfigError
+from roost.placement.strategies import FlexiblePlacementStrategy
 from roost.rl.flags import ROLLOUT, TRAIN, read_flags
 from roost.runtime.cluster import Cluster
-from roost.runtime.reservation import Reservation, check_timeout
-from roost.runtime.reserve import RESERVE_SECONDS, Reserver
-from roost.runtime.slots import Slot
+from roost.runtime.managers.ledgers.reservations import Slot
+from roost.runtime.reserve.reservation import Reservation, check_timeout
+from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
+from roost.text import plural, shorten
 
 BundleGroup = tuple[PlacementGroup, list[int]]
 
@@ -52,7 +53,7 @@ def create_placement_groups(
     cluster = cluster or Cluster()
     if flags.num_gpus > cluster.num_accelerators:
         raise ConfigError(
-            f"the flags ask for {counted(flags.num_gpus, 'accelerator')} ({flags.mode}), "
+            f"the flags ask for {plural(flags.num_gpus, 'accelerator')} ({flags.mode}), "
             f"and the cluster has {cluster.num_accelerators}",
             hint="lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate",
         )
@@ -69,7 +70,7 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
     """The first slots of a bundle group, as they were measured; ConfigError where they are none of the job's."""
     if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup)):
         raise ConfigError(
-            f"pg is {clipped(repr(bundles))}",
+            f"pg is {shorten(repr(bundles))}",
             hint='it is what create_placement_groups(args)["actor"] or ["rollout"] is',
         )
     group, indices = bundles
@@ -80,7 +81,7 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
         )
     if count > len(indices):
         raise ConfigError(
-            f"{counted(count, 'accelerator')} are wanted, and the bundle group has {len(indices)}",
+            f"{plural(count, 'accelerator')} are wanted, and the bundle group has {len(indices)}",
             hint="make it from the same flags: create_placement_groups(args)",
         )
     known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}

@@ -17,8 +17,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roost.errors import ClusterError, ConfigError, clipped, counted
+from roost.errors import ClusterError, ConfigError
 from roost.rl.http_server import MOST_BODY_BYTES, Answer, HttpServer, Request, url_of
+from roost.text import plural, shorten
 
 _ENGINE_HEADER = "X-Roost-Engine"
 _NOT_CHECKED = "not checked yet"
@@ -187,7 +188,7 @@ def check_engine_url(url: object) -> str:
     if isinstance(url, str) and (match := _URL.fullmatch(url)) and 1 <= int(match[2]) <= _LAST_PORT:
         return url
     raise ConfigError(
-        f"the url of an engine is {clipped(repr(url))}", hint="it is http://host:port, as in http://10.0.0.7:20300"
+        f"the url of an engine is {shorten(repr(url))}", hint="it is http://host:port, as in http://10.0.0.7:20300"
     )
 
 
@@ -326,7 +327,7 @@ class Router:
             tried[url] = f"had not answered after {self._request_timeout:g} s"
             return Answer.of({"error": f"engine {url} {tried[url]}", "engine": url}, 504, ((_ENGINE_HEADER, url),))
         if reply.status == 503:
-            tried[url] = f"answered 503: {clipped(reply.body.decode(errors='replace'), 200)}"
+            tried[url] = f"answered 503: {shorten(reply.body.decode(errors='replace'), 200)}"
             return None
         return Answer(
             status=reply.status,
@@ -341,7 +342,7 @@ class Router:
         if self._stopping.is_set():
             error = _STOPPING
         elif reasons:
-            error = f"none of {counted(len(reasons), 'engine')} could serve the request"
+            error = f"none of {plural(len(reasons), 'engine')} could serve the request"
         else:
             error = "no engine has joined"
         engines = [{"url": url, "why": why or "was not asked"} for url, why in reasons.items()]

@@ -11,9 +11,9 @@ from ray.actor import ActorHandle
 from roost.rl.flags import TRAIN, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
-from roost.runtime.group import LAUNCH_SECONDS, WorkerGroup
-from roost.runtime.result import CallResult
-from roost.runtime.worker import Worker
+from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
+from roost.runtime.groups.result import CallResult
+from roost.runtime.process.worker import Worker
 
 
 class RayTrainGroup:

@@ -28,27 +28,29 @@ import ray
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
 
-from roost.errors import ClusterError, ConfigError, NameTaken, counted, said
-from roost.placement.groups import NodeGroup
-from roost.placement.nearest import Components
+from roost.config.node_groups import NodeGroup
+from roost.config.topology import Topology
+from roost.errors import ClusterError, ConfigError, NameTaken
+from roost.placement.fit import Components
 from roost.placement.plan import Piece, Plan
-from roost.placement.topology import Topology
-from roost.runtime import allocate as allocation
-from roost.runtime import connection, discover
-from roost.runtime.accounts import name_of_job
-from roost.runtime.jobs import choose_namespace, find_job
-from roost.runtime.log_show import FoundLog, LogShow
-from roost.runtime.manager_actors import start_managers
-from roost.runtime.managers import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
-from roost.runtime.node_info import NodeInfo
-from roost.runtime.ports import PortLease
-from roost.runtime.progress import Screen
-from roost.runtime.recorder import Recorder
-from roost.runtime.reservation import Reservation, check_timeout, plan_accelerators, plan_components
-from roost.runtime.reserve import RESERVE_SECONDS, Reserver
-from roost.runtime.runs import own_run_dir
-from roost.runtime.watch import Watch
-from roost.runtime.wish import TIMEOUT_SECONDS, Wish
+from roost.runtime.connect import connection
+from roost.runtime.launch import allocate as allocation
+from roost.runtime.launch.log_forwarder import FoundLog, LogShow
+from roost.runtime.launch.progress import Screen
+from roost.runtime.managers.actors import start_managers
+from roost.runtime.managers.ledgers.ports import PortLease
+from roost.runtime.managers.namespaces import choose_namespace, find_job
+from roost.runtime.managers.proxies import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
+from roost.runtime.managers.watch import Watch
+from roost.runtime.nodes import discover
+from roost.runtime.nodes.info import NodeInfo
+from roost.runtime.nodes.ray_state import name_of_job
+from roost.runtime.options import TIMEOUT_SECONDS, Wish
+from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
+from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
+from roost.runtime.runs.folder import own_run_dir
+from roost.runtime.runs.recorder import Recorder
+from roost.text import join_words, plural
 
 log = logging.getLogger(__name__)
 
@@ -276,7 +278,7 @@ class Cluster(metaclass=_OnePerProcess):
             contradictions.append(f"quiet is {self._screen.quiet}, not {wish.quiet}")
         if contradictions:
             raise ConfigError(
-                f"this process has a Cluster, and {said(contradictions)}",
+                f"this process has a Cluster, and {join_words(contradictions)}",
                 hint="leave the arguments out to get the one that is there, or close() it first",
             )
 
@@ -524,7 +526,7 @@ class Cluster(metaclass=_OnePerProcess):
 
     def __repr__(self) -> str:
         state = "" if self._is_open else ", closed"
-        return f"<Cluster {counted(self.num_nodes, 'node')}, {counted(self.num_accelerators, 'accelerator')}{state}>"
+        return f"<Cluster {plural(self.num_nodes, 'node')}, {plural(self.num_accelerators, 'accelerator')}{state}>"
 
     def _close_groups(self) -> None:
         for close in reversed(list(self._crews.values())):

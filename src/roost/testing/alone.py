@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from roost.errors import ConfigError
-from roost.runtime import identity
-from roost.runtime.identity import WorkerIdentity
+from roost.runtime.process import identity
+from roost.runtime.process.identity import WorkerIdentity
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from roost.runtime.processes import adopt_orphans, reap
+from roost.machine.processes import adopt_orphans, reap
 
 _STOP_SECONDS = 10.0
 

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 
-from roost.runtime.processes import die_with_parent
+from roost.machine.processes import die_with_parent
 
 _START_SECONDS = 60.0
 _PORT_FLAG = "--runtime-env-agent-port"

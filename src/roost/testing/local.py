@@ -20,13 +20,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from roost.errors import ClusterError, ConfigError, clipped, counted
-from roost.placement.hardware import AcceleratorType
-from roost.placement.topology import Topology
-from roost.runtime.accelerators import variables_of_interest
-from roost.runtime.authentication import refresh_authentication
-from roost.runtime.practice import roost_folder
-from roost.runtime.versions import has_token_authentication
+from roost.config.hardware import AcceleratorType
+from roost.config.topology import Topology
+from roost.errors import ClusterError, ConfigError
+from roost.runtime.connect.authentication import refresh_authentication
+from roost.runtime.connect.local_cluster import roost_folder
+from roost.runtime.connect.versions import has_token_authentication
+from roost.runtime.nodes.accelerators import variables_of_interest
+from roost.text import plural, shorten
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
@@ -245,7 +246,7 @@ class LocalCluster:
         while not select.select([self._keeper.stdout], [], [], 1)[0]:
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{counted(len(self.nodes), 'node')} did not start in {timeout:g} s{self._last_words()}"
+                    f"{plural(len(self.nodes), 'node')} did not start in {timeout:g} s{self._last_words()}"
                 )
         line = self._keeper.stdout.readline()
         if not line:
@@ -260,7 +261,7 @@ class LocalCluster:
             text = (self.folder / "keeper.log").read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
-        return f": {clipped(text[-1000:], 1000)}" if text else ""
+        return f": {shorten(text[-1000:], 1000)}" if text else ""
 
 
 def local_cluster(

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from roost.runtime.processes import die_with_parent
+from roost.machine.processes import die_with_parent
 
 _BOOT_SECONDS = 90.0
 

@@ -1,0 +1,195 @@
+"""What the user wrote, as values that know where they stand: the model, and dicts and DictConfigs in it.
+
+Only the keys that are asked for are read. `files` has the same for YAML and JSON files.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from roost.errors import ConfigError, Problem, Where
+from roost.text import shorten
+
+MAX_DEPTH = 64
+_MAX_SETTINGS = 100_000
+_MAX_NUMBER = 10**18
+
+Kind = Literal["mapping", "list", "scalar"]
+Scalar = str | int | float | bool | None
+
+
+class Value(ABC):
+    """One value of a document: a mapping, a list or a scalar, and where it stands."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: tuple[str | int, ...]) -> None:
+        self.path = path
+
+    @property
+    def key(self) -> str:
+        """The path as people write it: `cluster.node_groups[0].label`."""
+        text = "".join(f"[{part}]" if isinstance(part, int) else f".{shorten(part)}" for part in self.path)
+        return (text.removeprefix(".") or "the config").encode(errors="backslashreplace").decode()
+
+    @property
+    @abstractmethod
+    def kind(self) -> Kind:
+        """What sort of value this is."""
+
+    @property
+    @abstractmethod
+    def scalar(self) -> Scalar:
+        """The scalar: from a file always its text (None for null), from a dict the object itself."""
+
+    @property
+    def broken(self) -> ConfigError | None:
+        """Why the value cannot be read, where it cannot: an interpolation that leads nowhere, a `???`."""
+        return None
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[Value, Value]]:
+        """The pairs of a mapping, keys as values of their own so that a mistake in one can be shown."""
+
+    @abstractmethod
+    def elements(self) -> Iterator[Value]:
+        """The values of a list."""
+
+    @abstractmethod
+    def where(self, span: tuple[int, int] | None = None) -> Where:
+        """Where this stands; `span` narrows it to a part of a scalar's text."""
+
+    @abstractmethod
+    def keys(self) -> list[str]:
+        """The names of a mapping, without looking at what is under them."""
+
+    @abstractmethod
+    def _child(self, name: str) -> Value | None:
+        """What a mapping has under `name`, with a look at nothing else."""
+
+    def get(self, *names: str) -> Value | None:
+        """The value under `names`, or None where there is none; what stands beside is the user's."""
+        found: Value | None = self
+        for name in names:
+            if found is None or found.kind != "mapping":
+                return None
+            found = found._child(name)
+        return found
+
+    def plain(self) -> Any:
+        """The value as dicts, lists and scalars of Python, with YAML 1.2's idea of numbers and booleans."""
+        return self._plain([_MAX_SETTINGS], 0)
+
+    def _plain(self, left: list[int], depth: int) -> Any:
+        left[0] -= 1
+        if left[0] < 0 or depth > MAX_DEPTH:
+            raise ConfigError(Problem(message="these settings are too many or nested too deep", where=self.where()))
+        if self.broken is not None:
+            raise self.broken
+        if self.kind == "mapping":
+            return {str(key.scalar): value._plain(left, depth + 1) for key, value in self.items()}
+        if self.kind == "list":
+            return [value._plain(left, depth + 1) for value in self.elements()]
+        scalar = self._plain_scalar()
+        if isinstance(scalar, float) and not math.isfinite(scalar):
+            raise ConfigError(Problem(message=f"{scalar} cannot be a setting", where=self.where()))
+        return scalar
+
+    def _plain_scalar(self) -> Scalar:
+        return self.scalar
+
+
+class PlainValue(Value):
+    """A value of a dict or DictConfig, named by its key."""
+
+    __slots__ = ("_anchor", "_broken", "_raw")
+
+    def __init__(
+        self,
+        raw: object,
+        path: tuple[str | int, ...] = (),
+        anchor: Where | None = None,
+        broken: str | None = None,
+    ) -> None:
+        super().__init__(path)
+        self._raw = raw
+        self._anchor = anchor
+        self._broken = broken
+
+    @property
+    def kind(self) -> Kind:
+        if isinstance(self._raw, Mapping):
+            return "mapping"
+        if isinstance(self._raw, Sequence) and not isinstance(self._raw, str | bytes | bytearray):
+            return "list"
+        return "scalar"
+
+    @property
+    def scalar(self) -> Scalar:
+        if self.broken is not None:
+            raise self.broken
+        return self._raw if self._raw is None or isinstance(self._raw, str | int | float) else None
+
+    @property
+    def broken(self) -> ConfigError | None:
+        message = self._broken
+        raw = self._raw
+        if message is None and isinstance(raw, int) and abs(raw) > _MAX_NUMBER:
+            message = f"a number of about {int(raw.bit_length() * 0.30103)} digits is too large"
+        if message is None and self.kind == "scalar" and not (raw is None or isinstance(raw, str | int | float)):
+            message = f"a value of the type {type(raw).__name__} cannot stand here"
+        return None if message is None else ConfigError(Problem(message=message, where=self.where()))
+
+    def items(self) -> Iterator[tuple[Value, Value]]:
+        for key in self._raw if isinstance(self._raw, Mapping) else ():
+            path = (*self.path, _key_text(key))
+            yield PlainValue(key, path, self._anchor), self._item(key, path)
+
+    def elements(self) -> Iterator[Value]:
+        for index in range(len(self._raw) if isinstance(self._raw, Sequence) else 0):
+            yield self._item(index, (*self.path, index))
+
+    def keys(self) -> list[str]:
+        return [_key_text(key) for key in self._raw] if isinstance(self._raw, Mapping) else []
+
+    def where(self, span: tuple[int, int] | None = None) -> Where:
+        if self._anchor:
+            return self._anchor
+        if self.kind != "scalar" or span is None:
+            return Where(key=self.key)
+        return Where(key=self.key, text=str(self._raw), offset=span[0], length=span[1] - span[0])
+
+    def _child(self, name: str) -> Value | None:
+        known = isinstance(self._raw, Mapping) and any(key == name for key in self._raw if isinstance(key, str))
+        return self._item(name, (*self.path, name)) if known else None
+
+    def _item(self, key: Any, path: tuple[str | int, ...]) -> Value:
+        raw: Any = self._raw
+        if not type(raw).__module__.startswith("omegaconf"):
+            return PlainValue(raw[key], path, self._anchor)
+        from omegaconf.errors import MissingMandatoryValue
+
+        try:
+            return PlainValue(raw[key], path, self._anchor)
+        except MissingMandatoryValue:
+            return PlainValue(None, path, self._anchor, broken="??? is still to be given")
+        except Exception as error:  # an interpolation can run any resolver of the user's
+            return PlainValue(None, path, self._anchor, broken=f"cannot be read: {first_line(error)}")
+
+
+def _key_text(key: object) -> str:
+    return shorten(key) if isinstance(key, str) else type(key).__name__ if _is_huge(key) else shorten(str(key))
+
+
+def _is_huge(key: object) -> bool:
+    return isinstance(key, int) and abs(key) > _MAX_NUMBER
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what another library says, fit to be printed."""
+    lines = str(error).splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return shorten("".join(c for c in text if c.isprintable()), 200)

@@ -1,0 +1,288 @@
+"""The rank syntax: `0-3`, `0-1:0-3,3-5,7-10:7-14`, `all`.
+
+A comma ends a segment; a segment is `resources[:processes]`. Ranges include both ends and are never
+expanded here, so that a range of 10^12 costs nothing until somebody refuses it.
+
+>>> parse_placement("0-1:0-3,3-5")
+(Segment(resources=0-1, processes=0-3), Segment(resources=3-5, processes=4-6))
+>>> format_placement(parse_placement("0-1:0-3, 3-5"))
+'0-1:0-3,3-5'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from roost.errors import PlacementError, Problem
+from roost.text import shorten
+
+MAX_PROCESSES = 2_000_000
+"""More processes than this in one component is a typing mistake, not a job."""
+
+_DIGITS = 15
+_Span = tuple[int, int]
+_TOKEN = re.compile(r"[0-9]+|[A-Za-z_]+|[-:,]|\s+|.", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RankRange:
+    """The ranks `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    __repr__ = __str__
+
+    def as_range(self) -> range:
+        """The ranks as a Python range."""
+        return range(self.first, self.last + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One `resources[:processes]`; `resources` is None for `all`.
+
+    `processes` is None only for an `all` without processes, whose count the hardware decides. `span` is where
+    the segment stands in its string, and `last_span` where its last resource does.
+    """
+
+    resources: RankRange | None
+    processes: RankRange | None
+    explicit: bool = field(default=False, repr=False)
+    span: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+    last_span: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+
+    def __str__(self) -> str:
+        resources = "all" if self.resources is None else str(self.resources)
+        return f"{resources}:{self.processes}" if self.explicit else resources
+
+
+class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Problem
+    """What is wrong with a rank string, and where in it; only this package sees it."""
+
+    def __init__(self, message: str, span: tuple[int, int], hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.span, self.hint = message, span, hint
+
+
+def parse_placement(text: str) -> tuple[Segment, ...]:
+    """Read a placement string; PlacementError where it breaks a rule that needs no hardware."""
+    try:
+        return read_segments(text)
+    except SyntaxProblem as problem:
+        raise _placement_error(problem, text) from None
+
+
+def format_placement(segments: Iterable[Segment]) -> str:
+    """The shortest string that reads back as `segments`."""
+    return ",".join(str(segment) for segment in segments)
+
+
+def parse_ranks(text: str) -> tuple[RankRange, ...]:
+    """Read `0-3,5,8-9`, a plain list of ranks as `node_ranks` has it: ascending, each once."""
+    try:
+        return read_ranks(text)
+    except SyntaxProblem as problem:
+        raise _placement_error(problem, text) from None
+
+
+def count_ranks(ranges: Sequence[RankRange]) -> int:
+    """How many ranks the ranges hold together."""
+    return sum(len(item) for item in ranges)
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ascending ranks as ranges: `[0, 1, 2, 5]` is `0-2,5`."""
+    return ",".join(map(str, runs_of(ranks)))
+
+
+def runs_of(ranks: Sequence[int]) -> list[RankRange]:
+    """The runs of neighbours in ascending ranks."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return [RankRange(first, last) for first, last in runs]
+
+
+def read_segments(text: str) -> tuple[Segment, ...]:
+    """Like `parse_placement`, but raises SyntaxProblem with the span within `text`."""
+    parser = _Parser(text)
+    segments: list[Segment] = []
+    used: RankRange | None = None
+    next_process: int | None = 0
+    total = 0
+    for resources, processes, span, last_span in parser.segments():
+        if resources is None and (segments or not parser.at_end()):
+            raise SyntaxProblem(
+                "'all' stands for every resource, so it must be the only segment",
+                span,
+                "write 'all' alone, or name the ranges",
+            )
+        if resources is not None:
+            _check_ascending(used, resources, span)
+            used = resources
+        explicit = processes is not None
+        if processes is None:
+            count = None if resources is None else len(resources)
+            if count is not None and next_process is not None:
+                processes = RankRange(next_process, next_process + count - 1)
+        elif processes.first != next_process:
+            raise _process_gap(processes, next_process, span, first=not segments)
+        if processes is not None:
+            total += len(processes)
+            next_process = processes.last + 1
+        if total > MAX_PROCESSES:
+            raise SyntaxProblem(
+                f"{total} processes are more than the {MAX_PROCESSES} that a component may have",
+                span,
+                "ranges include both ends: 0-7 is eight ranks",
+            )
+        segments.append(
+            Segment(resources=resources, processes=processes, explicit=explicit, span=span, last_span=last_span)
+        )
+    return tuple(segments)
+
+
+def read_ranks(text: str) -> tuple[RankRange, ...]:
+    """Like `parse_ranks`, but raises SyntaxProblem with the span within `text`."""
+    parser = _Parser(text)
+    ranges: list[RankRange] = []
+    for resources, processes, span, _ in parser.segments():
+        if resources is None or processes is not None:
+            raise SyntaxProblem("a list of ranks takes numbers and ranges only", span, "such as 0-3,5")
+        _check_ascending(ranges[-1] if ranges else None, resources, span)
+        ranges.append(resources)
+    return tuple(ranges)
+
+
+def _check_ascending(before: RankRange | None, now: RankRange, span: tuple[int, int]) -> None:
+    if before is None or now.first > before.last:
+        return
+    if now.last >= before.first:
+        twice = RankRange(max(now.first, before.first), min(now.last, before.last))
+        ranks = f"rank {twice} is" if len(twice) == 1 else f"ranks {twice} are"
+        where = f": in {before} and in {now}" if before != now else ""
+        raise SyntaxProblem(f"{ranks} named twice{where}", span)
+    raise SyntaxProblem(f"ranks must ascend, and {now} comes after {before}", span, f"write {now},{before}")
+
+
+def _process_gap(processes: RankRange, expected: int | None, span: tuple[int, int], *, first: bool) -> SyntaxProblem:
+    want = RankRange(expected or 0, (expected or 0) + len(processes) - 1)
+    if first:
+        message = f"process ranks start at {processes.first}, but must start at 0"
+    elif processes.first < want.first:
+        message = f"process rank {processes.first} is named twice: the segments before end at {want.first - 1}"
+    else:
+        message = f"process ranks jump from {want.first - 1} to {processes.first}"
+    return SyntaxProblem(message, span, f"process ranks are 0 to N-1 in order, each once; write {want} here")
+
+
+def _token_hint(text: str) -> str:
+    if text == ":":
+        return "a segment is resources[:processes], as in 0-3:0-7"
+    if text == "-":
+        return "a range has two ends, as in 0-3"
+    if text in "–—−‒":
+        return "write a range with '-', as in 0-3"
+    if text == ".":
+        return "ranks are whole numbers"
+    return "separate ranges with ',', as in 0-3,5"
+
+
+def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
+    return PlacementError(Problem(message=f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint))
+
+
+class _Parser:
+    """Recursive descent over the few tokens there are; spaces between tokens mean nothing."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = [
+            (match.group(), match.start(), match.end())
+            for match in _TOKEN.finditer(text)
+            if not match.group().isspace()
+        ]
+        self._end = len(text)
+        self._next = 0
+
+    def at_end(self) -> bool:
+        return self._next >= len(self._tokens)
+
+    def segments(self) -> Iterable[tuple[RankRange | None, RankRange | None, _Span, _Span]]:
+        """The segments as (resources, processes, span, span of the last resource)."""
+        if self.at_end():
+            raise SyntaxProblem("no ranks are given", (0, max(1, self._end)), "write a range such as 0-7, or all")
+        while True:
+            start = self._peek()[1]
+            resources = self._resources()
+            last = self._tokens[self._next - 1][1:]
+            processes = self._range("process") if self._take(":") else None
+            end = self._tokens[self._next - 1][2]
+            text, at, stop = self._peek()
+            if not self.at_end() and text != ",":
+                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), _token_hint(text))
+            yield resources, processes, (start, end), last
+            if not self._take(","):
+                return
+
+    def _peek(self) -> tuple[str, int, int]:
+        return ("", self._end, self._end + 1) if self.at_end() else self._tokens[self._next]
+
+    def _take(self, text: str) -> bool:
+        if self._peek()[0] != text:
+            return False
+        self._next += 1
+        return True
+
+    def _resources(self) -> RankRange | None:
+        text, at, stop = self._peek()
+        if text.lower() == "all":
+            if text != "all":
+                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), "write all in small letters")
+            self._next += 1
+            return None
+        return self._range("resource")
+
+    def _range(self, what: str) -> RankRange:
+        start = self._peek()[1]
+        first = self._number(what)
+        last = self._number(what) if self._take("-") else first
+        if last < first:
+            raise SyntaxProblem(
+                f"range {first}-{last} runs backwards",
+                (start, self._tokens[self._next - 1][2]),
+                f"write {last}-{first}",
+            )
+        return RankRange(first, last)
+
+    def _number(self, what: str) -> int:
+        text, at, stop = self._peek()
+        if not text:
+            raise SyntaxProblem(f"a {what} rank is missing at the end", (at, stop))
+        if text == "all":
+            raise SyntaxProblem(
+                "process ranks cannot be 'all'", (at, stop), "leave them out for one process on each resource"
+            )
+        if text == "-" and self._next and self._tokens[self._next - 1][0] == "-":
+            raise SyntaxProblem("two dashes follow each other", (at, stop), "write a range as 0-3")
+        if text == "-":
+            raise SyntaxProblem("ranks cannot be negative", (at, stop), "ranks count from 0")
+        if text in (",", ":"):
+            raise SyntaxProblem(f"a {what} rank is missing before {text!r}", (at, stop), _token_hint(text))
+        if not (text.isascii() and text.isdigit()):
+            raise SyntaxProblem(f"expected a {what} rank, found {text!r}", (at, stop), "ranks are numbers from 0 on")
+        if len(text) > _DIGITS:
+            raise SyntaxProblem(f"a {what} rank of {len(text)} digits is too large", (at, stop))
+        self._next += 1
+        return int(text)

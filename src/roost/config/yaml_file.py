@@ -1,0 +1,322 @@
+"""Files of YAML and JSON, with the line and column of every value.
+
+YAML is composed but never constructed: scalars stay the text that was typed (`8:0`, `no`, `4090`), no tag
+makes an object, and an alias costs nothing until it is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roost.config.document import MAX_DEPTH, Kind, PlainValue, Scalar, Value, first_line
+from roost.errors import ConfigError, Problem, Where
+from roost.text import shorten
+
+JOB_FILE_LIMIT = 4 * 2**20
+INVENTORY_FILE_LIMIT = 64 * 2**20
+PLAN_FILE_LIMIT = 1024 * 2**20
+
+_Pair = tuple[yaml.Node, yaml.Node]
+_BEFORE_TEXT = re.compile(r"""(?:[&!]\S*\s+)*['"]?""")
+
+# The C parser is part of every PyYAML wheel; a build without it only reads more slowly.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
+    """Read a YAML or JSON file."""
+    return parse_text(load_text(path, limit=limit), name=str(path))
+
+
+def load_text(path: str | Path, *, limit: int) -> str:
+    """The text of a file (or a pipe), read once and never more than `limit` bytes of it."""
+    name = shorten(str(path).split("\n")[0], 200)
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(limit + 1) if size <= limit else b""
+    except (OSError, ValueError) as error:
+        hint = "for YAML text use JobConfig.from_text" if "\n" in str(path) else ""
+        raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or error}", hint=hint) from None
+    check_size(name, max(size, len(data)), limit)
+    return _decode(name, data)
+
+
+def check_size(name: str, size: int, limit: int) -> None:
+    """Refuse a file that is too large to be what it should be."""
+    if size > limit:
+        raise ConfigError(
+            f"{name}: the file has {size / 2**20:.1f} MiB, and at most {limit // 2**20} MiB are read",
+            hint="is this the right file?",
+        )
+
+
+def parse_text(text: str, *, name: str = "<text>") -> Value:
+    """Read YAML (or JSON) text; `name` stands for the file in messages."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ConfigError(f"{name}: not a text: it has half of a character in it")
+    if not text.strip():
+        raise ConfigError(f"{name}: the file is empty")
+    if name.endswith(".json"):
+        text = _json_as_yaml(text, name)
+    file = _File(name, text, 0)
+    try:
+        file = _File(name, text, _checked_size(text, name))
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise _yaml_error(error, file) from None
+    if node is None:
+        raise ConfigError(f"{name}: the file has comments but no values")
+    return YamlValue(node, (), file)
+
+
+def as_document(config: object) -> Value:
+    """Any config as a document: a path, a dict, a DictConfig, or a document."""
+    if isinstance(config, Value):
+        return config
+    if isinstance(config, str | Path):
+        return read_file(config)
+    if isinstance(config, Mapping):
+        return PlainValue(config)
+    raise ConfigError(
+        f"a config is a path, a dict or a DictConfig, not a {type(config).__name__}",
+        hint="for YAML text use roost.JobConfig.from_text",
+    )
+
+
+def _decode(name: str, data: bytes) -> str:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = "this looks like UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise ConfigError(f"{name}: not a text file: byte {error.start} is not UTF-8", hint=hint) from None
+    if "\0" in text:
+        raise ConfigError(f"{name}: not a text file: byte {data.index(0)} is zero")
+    return text
+
+
+def _checked_size(text: str, name: str) -> int:
+    """How many values a file has; deep nesting is refused before anything recurses into it."""
+    depth = values = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        values += 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                line = event.start_mark.line + 1 if event.start_mark else 0
+                raise ConfigError(f"{name}:{line}: nested deeper than {MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    return values
+
+
+def _json_as_yaml(text: str, name: str) -> str:
+    """JSON that YAML reads as well: it may be indented with tabs, and write one character as two escapes."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError:
+        raise ConfigError(f"{name}: a number in it has too many digits") from None
+    pair = re.compile(r"(?<!\\)((?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
+    return pair.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text).replace("\t", " ")
+
+
+def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return ConfigError(f"{file.name}: not YAML: {first_line(error)}")
+    text = file.line(mark.line)
+    problem = getattr(error, "problem", None) or "cannot be read"
+    context = getattr(error, "context", None)
+    message = f"not YAML: {problem}" + (f" ({context})" if context else "")
+    hint = ""
+    if "\t" in text[: mark.column + 1]:
+        hint = "YAML indents with spaces, not with tabs"
+    elif "single document" in str(context):
+        message, hint = "another document begins here", "a file holds one document: take out the '---'"
+    elif "alias" in problem:
+        hint = "an anchor (&name) must stand before the alias (*name) that uses it"
+    elif "duplicate anchor" in problem or "duplicate anchor" in str(context):
+        message, hint = "this anchor (&name) is declared twice", "give each anchor a name of its own"
+    elif "mapping values are not allowed" in problem:
+        hint = "quote the value, or check the indentation"
+    where = Where(key="", file=file.name, line=mark.line + 1, text=text, offset=min(mark.column, len(text)))
+    return ConfigError(Problem(message=message, hint=hint, where=where))
+
+
+class YamlValue(Value):
+    """A value of a file, with line and column."""
+
+    __slots__ = ("_file", "_node")
+
+    def __init__(self, node: yaml.Node, path: tuple[str | int, ...], file: _File) -> None:
+        super().__init__(path)
+        self._node = node
+        self._file = file
+        file.count(1)
+
+    @property
+    def kind(self) -> Kind:
+        if isinstance(self._node, yaml.MappingNode):
+            return "mapping"
+        return "list" if isinstance(self._node, yaml.SequenceNode) else "scalar"
+
+    @property
+    def scalar(self) -> Scalar:
+        if not isinstance(self._node, yaml.ScalarNode):
+            return None
+        text = str(self._node.value)
+        if _is_plain(self._node) and text in ("", "~", "null", "Null", "NULL"):
+            return None
+        return text
+
+    def items(self) -> Iterator[tuple[Value, Value]]:
+        for key, value in self._all_pairs():
+            path = (*self.path, _node_text(key))
+            yield YamlValue(key, path, self._file), self._file.value(value, path)
+
+    def elements(self) -> Iterator[Value]:
+        for index, node in enumerate(self._node.value):
+            yield self._file.value(node, (*self.path, index))
+
+    def keys(self) -> list[str]:
+        return [_node_text(key) for key, _ in self._all_pairs()]
+
+    def where(self, span: tuple[int, int] | None = None) -> Where:
+        mark = self._node.start_mark
+        line = self._file.line(mark.line)
+        column, length = mark.column, 1
+        if isinstance(self._node, yaml.ScalarNode):
+            text = str(self._node.value)
+            # An anchor, a tag or a quote stand before the text; escaped, folded or over several lines it is not there.
+            before = _BEFORE_TEXT.match(line, column)
+            shown = before.end() if before else column
+            if text and line.startswith(text, shown):
+                start, stop = span or (0, len(text))
+                column, length = shown + start, max(1, stop - start)
+        return Where(key=self.key, file=self._file.name, line=mark.line + 1, text=line, offset=column, length=length)
+
+    def _child(self, name: str) -> Value | None:
+        found = [(key, value) for key, value in self._all_pairs() if _node_text(key) == name]
+        if len(found) > 1:
+            again = YamlValue(found[1][0], (*self.path, name), self._file).where()
+            raise ConfigError(
+                Problem(message=f"{name!r} is here twice, first in line {found[0][0].start_mark.line + 1}", where=again)
+            )
+        return self._file.value(found[0][1], (*self.path, name)) if found else None
+
+    def _plain_scalar(self) -> Scalar:
+        text = self.scalar
+        if text is None or not _is_plain(self._node):
+            return text
+        if text in ("true", "false"):
+            return text == "true"
+        if re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,17})", str(text)):
+            return int(text)
+        if re.fullmatch(r"[-+]?[0-9]{1,17}\.[0-9]{0,17}([eE][-+]?[0-9]{1,2})?", str(text)):
+            return float(text)
+        return text
+
+    def _all_pairs(self) -> list[_Pair]:
+        pairs = self._pairs(self._node, 0)
+        own = [(key, value) for key, value, merged in pairs if not merged]
+        if len(own) == len(pairs):
+            return own
+        return _merged([(key, value) for key, value, merged in pairs if merged], own)
+
+    def _pairs(self, node: yaml.Node, depth: int) -> list[tuple[yaml.Node, yaml.Node, bool]]:
+        found: list[tuple[yaml.Node, yaml.Node, bool]] = []
+        for key, value in node.value:
+            if not (_is_plain(key) and key.value == "<<"):
+                found.append((key, value, depth > 0))
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                if not isinstance(source, yaml.MappingNode) or depth >= MAX_DEPTH:
+                    where = YamlValue(key, (*self.path, "<<"), self._file).where()
+                    itself = isinstance(source, yaml.MappingNode)
+                    message = "this '<<' merges itself" if itself else "'<<' merges a mapping, or a list of mappings"
+                    raise ConfigError(Problem(message=message, where=where))
+                inner = self._pairs(source, depth + 1)
+                self._file.count(len(inner) + 1)
+                found += [(k, v, True) for k, v, _ in inner]
+        return found
+
+
+class _File:
+    """A composed file: its name, its lines, and what OmegaConf makes of it where it interpolates."""
+
+    def __init__(self, name: str, text: str, values: int) -> None:
+        self.name = name
+        self.text = text
+        # The line breaks of YAML, so that its line numbers find our lines.
+        self._lines = re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
+        # Each value may be looked at a few times; only aliases and merges can make it many more.
+        self._left = 100_000 + 8 * values
+        self._omega: Any = None
+
+    def line(self, index: int) -> str:
+        return self._lines[index] if index < len(self._lines) else ""
+
+    def count(self, values: int) -> None:
+        self._left -= values
+        if self._left < 0:
+            raise ConfigError(f"{self.name}: its aliases and merges unfold without end")
+
+    def value(self, node: yaml.Node, path: tuple[str | int, ...]) -> Value:
+        value = YamlValue(node, path, self)
+        if isinstance(node, yaml.ScalarNode) and "${" in node.value:
+            return self._interpolated(value)
+        return value
+
+    def _interpolated(self, value: YamlValue) -> Value:
+        from omegaconf import OmegaConf
+
+        try:
+            if self._omega is None:
+                self._omega = OmegaConf.create(self.text)
+            found = self._omega
+            for part in value.path:
+                found = found[_omega_key(found, part)]
+        except Exception as error:  # any resolver of the user's may run here, and any tag be constructed
+            text = shorten(repr(value.scalar))
+            broken = f"{text} cannot be resolved: {first_line(error)}"
+            return PlainValue(None, value.path, value.where(), broken=broken)
+        return PlainValue(found, value.path, anchor=value.where())
+
+
+def _omega_key(container: Any, part: str | int) -> Any:
+    """The key as OmegaConf has it, which reads YAML 1.1: `4090` is a number there, and `no` is False."""
+    if isinstance(part, int) or not isinstance(container, Mapping) or part in container:
+        return part
+    typed = yaml.safe_load(part)
+    return typed if isinstance(typed, bool | int | float) else part
+
+
+def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
+    """Merged keys first, as OmegaConf has them; an earlier merge wins, and the mapping's own key over all."""
+    names = {_node_text(key) for key, _ in own}
+    found: dict[str, _Pair] = {}
+    for key, value in merged:
+        if _node_text(key) not in names:
+            found.setdefault(_node_text(key), (key, value))
+    return [*found.values(), *own]
+
+
+def _node_text(key: yaml.Node) -> str:
+    """A key's text; a mapping or list as a key has none, and is told apart by where it stands."""
+    return str(key.value) if isinstance(key, yaml.ScalarNode) else f"?{id(key)}"
+
+
+def _is_plain(node: yaml.Node) -> bool:
+    """Whether a node is a scalar without quotes; the C parser says so with '' and the Python one with None."""
+    return isinstance(node, yaml.ScalarNode) and not node.style

@@ -1,0 +1,1 @@
+"""What one machine has and does: devices, ports, processes, disks. No Ray."""

@@ -1,0 +1,107 @@
+"""The nearest layout that fits on the accelerators that are free: pure, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from roost.config.hardware import ACCELERATOR
+from roost.config.topology import Topology
+from roost.placement.placement import Placement
+from roost.placement.plan import Piece, pieces_of
+
+Components = Mapping[str, Sequence[Placement]]
+
+
+def nearest_fit(topology: Topology, components: Components, free: Collection[Piece]) -> dict[str, str] | None:
+    """`component_placement` for the same components on free accelerators, moved as little as it goes; None if none is.
+
+    Processes that share accelerators still do, no process leaves its node, and their order stays.
+
+    >>> from roost import FlexiblePlacementStrategy
+    >>> topology = Topology.from_shorthand("1x4")
+    >>> actor = FlexiblePlacementStrategy([[0], [1]]).get_placement(topology)
+    >>> nearest_fit(topology, {"actor": actor}, {Piece(0, "accelerator", local) for local in (1, 2, 3)})
+    {'actor': '1-2:0-1'}
+    """
+    units = list(_units(components))
+    order = sorted(Piece(rank, ACCELERATOR, local) for rank, node in enumerate(topology.nodes)
+                   for local in range(len(node.accelerators)))  # fmt: skip
+    available = [piece for piece in order if piece in free]
+    moved = _assign(units, available, keep=True) or _assign(units, available, keep=False)
+    if moved is None:
+        return None
+    space = topology.space()
+    texts: dict[str, str] = {}
+    for name, placements in components.items():
+        if not all(placement.hardware_type == ACCELERATOR for placement in placements):
+            continue
+        ranks = [
+            tuple(space.rank_of(moved[piece].node_rank, moved[piece].local_rank) for piece in pieces_of(placement))
+            for placement in placements
+        ]
+        text = _written(ranks)
+        if text is None:
+            return None
+        texts[name] = text
+    return texts
+
+
+def _units(components: Components) -> Iterator[list[Piece]]:
+    """Accelerators that have to stay together, since a process has several of them; in order."""
+    together: dict[Piece, set[Piece]] = {}
+    for placements in components.values():
+        for placement in placements:
+            pieces = {piece for piece in pieces_of(placement) if piece.kind == ACCELERATOR}
+            joined = pieces.union(*(together.get(piece, set()) for piece in pieces))
+            together.update(dict.fromkeys(joined, joined))
+    for piece in sorted(together):
+        if piece == min(together[piece]):
+            yield sorted(together[piece])
+
+
+def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, keep: bool) -> dict[Piece, Piece] | None:
+    """A free place for each unit, in order: where it is if that is free and `keep`, else the next that there is."""
+    moved: dict[Piece, Piece] = {}
+    start = 0
+    for unit in units:
+        found: Sequence[Piece] | None = None
+        if keep and all(piece in available[start:] for piece in unit):
+            found = unit
+        else:
+            for _, run in groupby(available[start:], key=lambda piece: piece.node_rank):
+                on_node = list(run)
+                if len(on_node) >= len(unit):
+                    found = on_node[: len(unit)]
+                    break
+        if found is None:
+            return None
+        moved.update(zip(unit, found, strict=True))
+        start = available.index(found[-1]) + 1
+    return moved
+
+
+def _written(ranks: Sequence[tuple[int, ...]]) -> str | None:
+    """Each process's hardware ranks as a placement; None where that cannot be said."""
+    segments: list[tuple[list[int], list[int]]] = []
+    shapes: list[str] = []
+    for process, own in enumerate(ranks):
+        if list(own) != list(range(own[0], own[0] + len(own))):
+            return None
+        last = segments[-1] if segments else None
+        if last and shapes[-1] != "shared" and own[0] == last[0][-1] + 1 and len(own) * len(last[1]) == len(last[0]):
+            last[0].extend(own)
+            last[1].append(process)
+        elif last and len(own) == 1 and own[0] == last[0][-1] and len(last[0]) == 1:
+            last[1].append(process)
+            shapes[-1] = "shared"
+        else:
+            if last and own[0] <= last[0][-1]:
+                return None
+            segments.append((list(own), [process]))
+            shapes.append("own")
+    return ",".join(f"{_range(resources)}:{_range(processes)}" for resources, processes in segments)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"

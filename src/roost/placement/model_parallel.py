@@ -1,0 +1,352 @@
+"""Placement for model-parallel jobs: an actor, a rollout, and perhaps inference and reward.
+
+Collocated, actor and rollout share all their accelerators, and the rollout is strided so that the source
+ranks of both sit on the same ones (weights then move without a copy). Disaggregated, each has its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.job import ComponentConfig, ParallelSizes
+from roost.config.reading import Notes
+from roost.errors import PlacementError, Problem, RoostError
+from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, resolve
+from roost.placement.plan import PlacementMode
+from roost.placement.strategies import PackedPlacementStrategy
+from roost.text import plural
+
+_MODEL_COMPONENTS = ("actor", "rollout", "inference")
+
+
+class _Place(NamedTuple):
+    """Neighbouring accelerators of one node: local ranks from `start` up to but not including `stop`."""
+
+    node_rank: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """The accelerators of one model-parallel component."""
+
+    component: ComponentConfig
+    segments: tuple[ResolvedSegment, ...]
+    first: int
+    last: int
+    places: tuple[_Place, ...]
+
+    @property
+    def count(self) -> int:
+        return self.last - self.first + 1
+
+    def common(self, other: _Share) -> int:
+        """How many accelerators both have."""
+        mine = {place.node_rank: place for place in self.places}
+        both = [(mine[place.node_rank], place) for place in other.places if place.node_rank in mine]
+        return sum(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in both)
+
+
+class ModelParallelComponentPlacement(ComponentPlacement):
+    """Actor, rollout and optional inference on consecutive accelerators, cut by their parallel sizes."""
+
+    @cached_property
+    def _sizes(self) -> ParallelSizes:
+        return self._job.parallel_sizes()
+
+    @property
+    def placement_mode(self) -> PlacementMode:
+        """Collocated where actor and rollout have the same accelerators, else disaggregated."""
+        return self._mode
+
+    @property
+    def is_collocated(self) -> bool:
+        """Whether actor and rollout share all their accelerators."""
+        return self._mode is PlacementMode.COLLOCATED
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether every component has accelerators of its own."""
+        return self._mode is PlacementMode.DISAGGREGATED
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether rollout and training can run at the same time."""
+        return self.is_disaggregated
+
+    @property
+    def has_dedicated_inference(self) -> bool:
+        """Whether inference has accelerators of its own."""
+        return "inference" in self._shares
+
+    @property
+    def actor_tp_size(self) -> int:
+        """Tensor-parallel size of the actor."""
+        return self._sizes.actor_tp
+
+    @property
+    def actor_pp_size(self) -> int:
+        """Pipeline-parallel size of the actor."""
+        return self._sizes.actor_pp
+
+    @property
+    def actor_cp_size(self) -> int:
+        """Context-parallel size of the actor."""
+        return self._sizes.actor_cp
+
+    @property
+    def actor_world_size(self) -> int:
+        """How many accelerators the actor has."""
+        return self._shares["actor"].count
+
+    @property
+    def actor_dp_size(self) -> int:
+        """Data-parallel size of the actor."""
+        return self.actor_world_size // (self.actor_tp_size * self.actor_pp_size * self.actor_cp_size)
+
+    @property
+    def rollout_tp_size(self) -> int:
+        """Tensor-parallel size of a rollout engine."""
+        return self._sizes.rollout_tp
+
+    @property
+    def rollout_pp_size(self) -> int:
+        """Pipeline-parallel size of a rollout engine."""
+        return self._sizes.rollout_pp
+
+    @property
+    def rollout_world_size(self) -> int:
+        """How many accelerators the rollout has; its processes are `get_world_size("rollout")`."""
+        return self._shares["rollout"].count
+
+    @property
+    def rollout_dp_size(self) -> int:
+        """How many rollout engines there are."""
+        return self.rollout_world_size // (self.rollout_tp_size * self.rollout_pp_size)
+
+    @property
+    def inference_tp_size(self) -> int:
+        """Tensor-parallel size of inference; the actor's unless the config says otherwise."""
+        return self._sizes.inference_tp
+
+    @property
+    def inference_pp_size(self) -> int:
+        """Pipeline-parallel size of inference; the actor's unless the config says otherwise."""
+        return self._sizes.inference_pp
+
+    @property
+    def inference_world_size(self) -> int:
+        """How many accelerators inference has; 0 where it has none of its own."""
+        return self._shares["inference"].count if self.has_dedicated_inference else 0
+
+    @property
+    def inference_dp_size(self) -> int:
+        """How many whole copies of the model inference has; accelerators left over are a lint finding."""
+        return self.inference_world_size // (self.inference_tp_size * self.inference_pp_size)
+
+    def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
+        self._shares: dict[str, _Share] = {}
+        # What a mistake left out may be what decides the mode: then each component is looked at by itself.
+        if not notes.problems and self._take_shares(notes):
+            self._check_shares(notes)
+        if notes.problems:
+            self._shares = {}
+        return super()._lay_out(notes)
+
+    def _take_shares(self, notes: Notes) -> bool:
+        """Find the accelerators of each model-parallel component; false where something is noted."""
+        by_name = {component.name: component for component in self._job.cluster.components}
+        for name in ("actor", "rollout"):
+            if name not in by_name:
+                message = f"a model-parallel job needs the component {name!r}"
+                notes.placement(Problem(message=message, where=self._job.where_components()))
+        for component in (by_name[name] for name in _MODEL_COMPONENTS if name in by_name):
+            if not self._has_groups(component, notes):
+                continue
+            try:
+                self._shares[component.name] = self._share(component)
+            except PlacementError as error:
+                notes.placement(*(pointed(problem, component) for problem in error.problems))
+        return not notes.problems
+
+    def _check_shares(self, notes: Notes) -> None:
+        """Find the mode and check the sizes, noting what is wrong."""
+        try:
+            sizes = self._sizes
+            self._mode = _find_mode(self._shares, sizes)
+        except RoostError as error:
+            notes.take(error)
+            return
+        for check in (_check_actor, _check_rollout, _check_inference):
+            try:
+                check(self._shares, sizes)
+            except PlacementError as error:
+                notes.take(error)
+
+    def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
+        share = self._shares.get(component.name)
+        if share is None:
+            return super()._lay_out_component(component)
+        per_process = stride = 1
+        if component.name == "rollout":
+            # Collocated, an engine's pipeline stages are processes of their own beside the actor's.
+            per_process = self.rollout_tp_size * (1 if self.is_collocated else self.rollout_pp_size)
+            stride = self._rollout_stride()
+        strategy = PackedPlacementStrategy(
+            share.first, share.last, per_process, stride, node_group=component.node_groups or None
+        )
+        layout = self._layout(component, list(share.segments), strategy)
+        _check_asked(share, layout.plan.world_size)
+        parallel = {
+            "actor": (self.actor_tp_size, self.actor_tp_size * self.actor_pp_size * self.actor_cp_size),
+            "inference": (self.inference_tp_size, self.inference_tp_size * self.inference_pp_size),
+        }
+        tensor, model = parallel.get(component.name, (1, 1))
+        return replace(
+            layout, plan=replace(layout.plan, stride=stride, tensor_parallel_size=tensor, model_parallel_size=model)
+        )
+
+    def _rollout_stride(self) -> int:
+        """The stride that puts the source ranks of actor and rollout on the same accelerators."""
+        if not self.is_collocated or self.actor_tp_size <= self.rollout_tp_size:
+            return 1
+        return self.actor_tp_size // self.rollout_tp_size
+
+    def _share(self, component: ComponentConfig) -> _Share:
+        space = self._topology.space(component.node_groups or None)
+        what = f"component {component.name!r}"
+        segments = resolve(component, space, self._too_few_nodes())
+        ranges = [segment.resources for segment in segments]
+        for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
+            if after.first != before.last + 1:
+                raise PlacementError(
+                    Problem(
+                        message=f"{what} must have consecutive accelerators, and {before.last} is followed by "
+                        f"{after.first}",
+                        hint="the components of a model-parallel job take one unbroken range each",
+                        where=component.where(segment.segment),
+                    )
+                )
+        first, last = ranges[0].first, ranges[-1].last
+        places: list[_Place] = []
+        rank = first
+        while rank <= last:
+            stretch, start = space.stretch_of(rank)
+            if stretch.kind != ACCELERATOR:
+                there = "bare nodes" if stretch.kind == BARE_NODE else f"{stretch.kind!r} there"
+                message = f"{what} needs accelerators, and {space.name} has {there}"
+                raise PlacementError(Problem(message=message, where=component.where_group()))
+            end = min(last + 1, start + stretch.size)
+            places.append(_Place(stretch.node_rank, rank - start, end - start))
+            rank = end
+        return _Share(component=component, segments=tuple(segments), first=first, last=last, places=tuple(places))
+
+
+def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode:
+    actor, rollout, inference = shares["actor"], shares["rollout"], shares.get("inference")
+    if actor.common(rollout) == actor.count == rollout.count:
+        if actor.places != rollout.places:
+            raise PlacementError(
+                Problem(
+                    message="actor and rollout have the same accelerators, but not in the same order",
+                    hint="name their node groups in the same order: the source ranks of both must meet",
+                    where=rollout.component.where_group(),
+                )
+            )
+        if inference is not None:
+            raise PlacementError(
+                Problem(
+                    message="actor and rollout share their accelerators (collocated), so inference cannot have its own",
+                    hint="take out 'inference', or give actor and rollout different accelerators",
+                    where=inference.component.where(),
+                )
+            )
+        return PlacementMode.COLLOCATED
+    pairs = [(actor, rollout)] + ([(actor, inference), (rollout, inference)] if inference else [])
+    for one, other in pairs:
+        both = one.common(other)
+        if both:
+            raise PlacementError(
+                Problem(
+                    message=f"components {one.component.name!r} and {other.component.name!r} share {both} of "
+                    f"{one.count} and {other.count} accelerators: neither collocated nor disaggregated",
+                    hint="give actor and rollout the same accelerators, or give every component its own",
+                    where=other.component.where(),
+                )
+            )
+    if inference and not sizes.recompute_logprobs:
+        raise PlacementError(
+            Problem(
+                message="inference has accelerators of its own, but algorithm.recompute_logprobs is "
+                + ("not set" if sizes.recompute_logprobs is None else "false"),
+                hint="set algorithm.recompute_logprobs: true, or take out 'inference'",
+                where=inference.component.where(),
+            )
+        )
+    return PlacementMode.DISAGGREGATED
+
+
+def _check_asked(share: _Share, world_size: int) -> None:
+    """Process ranks in the config may only say what the parallel sizes make anyway."""
+    explicit = [item.segment for item in share.segments if item.segment.explicit]
+    asked = share.segments[-1].processes
+    if explicit and asked.last + 1 != world_size:
+        raise PlacementError(
+            Problem(
+                message=f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
+                f"sizes make {world_size} of {plural(share.count, 'accelerator')}",
+                hint="leave the process ranks out: the parallel sizes decide them",
+                where=share.component.where(explicit[0]),
+            )
+        )
+
+
+def _check_actor(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
+    _check_divides(
+        shares["actor"],
+        sizes.actor_tp * sizes.actor_pp * sizes.actor_cp,
+        f"tensor {sizes.actor_tp} x pipeline {sizes.actor_pp} x context {sizes.actor_cp}",
+    )
+
+
+def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
+    rollout = shares["rollout"]
+    _check_divides(
+        rollout, sizes.rollout_tp * sizes.rollout_pp, f"tensor {sizes.rollout_tp} x pipeline {sizes.rollout_pp}"
+    )
+    collocated = rollout.places == shares["actor"].places
+    if collocated and sizes.actor_tp > sizes.rollout_tp and sizes.actor_tp % sizes.rollout_tp:
+        raise PlacementError(
+            Problem(
+                message=f"actor and rollout share their accelerators, and the actor's tensor-parallel size "
+                f"{sizes.actor_tp} is no multiple of the rollout's {sizes.rollout_tp}",
+                hint="the source ranks of both must meet on the same accelerators",
+                where=rollout.component.where(),
+            )
+        )
+
+
+def _check_inference(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
+    inference = shares.get("inference")
+    size = sizes.inference_tp * sizes.inference_pp
+    # Sizes of its own may leave accelerators over, as in the documents' system; lint says so.
+    if inference is not None and (inference.count < size or not sizes.inference_is_own):
+        _check_divides(inference, size, f"tensor {sizes.inference_tp} x pipeline {sizes.inference_pp}")
+
+
+def _check_divides(share: _Share, size: int, said_as: str) -> None:
+    if share.count % size:
+        fits = share.count // size * size
+        hint = f"take {fits} or {fits + size} accelerators" if fits else f"take {size} accelerators"
+        raise PlacementError(
+            Problem(
+                message=f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
+                f"{said_as} = {size} does not divide",
+                hint=hint,
+                where=share.component.where(),
+            )
+        )

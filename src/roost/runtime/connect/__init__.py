@@ -1,0 +1,1 @@
+"""This process's connection to Ray."""

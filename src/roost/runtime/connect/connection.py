@@ -1,0 +1,239 @@
+"""This process's connection to Ray: found or started, in a namespace, and given back."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import list_named_actors
+
+from roost.errors import ClusterError, ConfigError
+from roost.runtime.connect.authentication import refresh_authentication
+from roost.runtime.connect.local_cluster import read_practice
+from roost.runtime.connect.versions import check_ray_version
+
+_CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How this process is connected."""
+
+    address: str
+    namespace: str
+    started_ray: bool
+    """Whether Ray runs because of this connection, and ends with it."""
+    ray_job: str
+    """What Ray calls this connection: another one, made after it, has another name."""
+
+
+def is_worker() -> bool:
+    """Whether this process runs a task or an actor of Ray."""
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_actor_id() is not None or context.get_task_id() is not None
+
+
+def check_can_connect() -> None:
+    """Raise where Ray is too old, or where somebody connected before us."""
+    check_ray_version(ray.__version__)
+    if ray.is_initialized():
+        raise ClusterError(
+            "Ray is initialised already in this process, by somebody else's ray.init",
+            hint="make the Cluster first and leave out ray.init: the namespace and the logging are its own. "
+            "To give a connection back, call ray.shutdown() before",
+        )
+
+
+def connect(address: str | None, namespace: str, *, may_start: bool) -> Connection:
+    """Join the cluster at `address` or RAY_ADDRESS, the practice cluster, the one of this machine; else start one."""
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    practice = read_practice()
+    if practice is not None and wanted in ("auto", practice.address) and address != "auto":
+        wanted = practice.address
+        os.environ.update({key: value for key, value in practice.environment.items() if key != "RAY_ADDRESS"})
+        refresh_authentication()
+    if wanted.startswith("ray://"):
+        raise ConfigError(
+            f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
+            hint="run on a node of the cluster, and give the address that `ray start --head` printed",
+        )
+    started = False
+    if wanted not in ("auto", "local"):
+        _check_reachable(wanted)
+    try:
+        if wanted != "local":
+            _init(wanted, namespace)
+    except ConnectionError as error:
+        if wanted != "auto":
+            raise _cannot_join(wanted, error) from None
+        wanted = "local"
+    except (RuntimeError, ValueError) as error:
+        # Another version of Ray or Python on the other side, a wrong token, no raylet on this machine.
+        raise _cannot_join(wanted, error) from error
+    if wanted == "local":
+        if not may_start:
+            raise ClusterError(
+                "there is no Ray cluster to attach to",
+                hint="start one with `ray start --head`, or `roost up 2x4` for practice",
+            )
+        _init("local", namespace)
+        started = True
+    context = ray.get_runtime_context()
+    return Connection(
+        address=context.gcs_address, namespace=namespace, started_ray=started, ray_job=context.get_job_id()
+    )
+
+
+def prepare_disconnect() -> None:
+    """Load now what Ray loads when it shuts down.
+
+    Python ends a program that was interrupted with the signal, so that a shell sees Ctrl-C. It forgets about that when
+    a class of that code is made at exit, and the exit code would be 1.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ray.dag.compiled_dag_node")
+
+
+def disconnect(made: Connection) -> None:
+    """Give the connection back; Ray itself ends where it was started by it. Not if another took its place."""
+    if _is_current(made):
+        _shutdown()
+
+
+def is_alive(made: Connection) -> bool:
+    """Whether the connection is still this process's, and Ray answers at the other end."""
+    return _is_current(made) and answers(made.address)
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens there. Ray's own calls would block for a minute, and then end the process."""
+    try:
+        _knock(address, timeout=1)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def wait_for_names_to_go(names: set[str], timeout: float) -> None:
+    """Wait until no actor of this namespace has one of these names, but not for ever."""
+    deadline = time.monotonic() + timeout
+
+    def wait() -> None:
+        # Ray may have gone in the meantime: then there is nothing to wait for.
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and names & set(list_named_actors()):
+                time.sleep(0.02)
+
+    # In a thread of its own: a call that does not come back does not hold us.
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(timeout)
+
+
+@contextlib.contextmanager
+def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
+    """Inside, SIGTERM first ends what was started, and then this process, as it would have without us.
+
+    Ray's processes would notice the end of this one by themselves, but some of them only after a minute.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def handle(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        try:
+            end()
+        finally:
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_current(made: Connection) -> bool:
+    if not ray.is_initialized():
+        return False
+    context = ray.get_runtime_context()
+    return context.get_job_id() == made.ray_job and context.gcs_address == made.address
+
+
+def _shutdown() -> None:
+    with _own_signal_handlers():
+        ray.shutdown()
+
+
+def _init(address: str, namespace: str) -> None:
+    # Of several nodes on one machine older Ray takes any for this process's own, and ends the process with it. There is
+    # no public way to say which; the head is the one that must not die anyway.
+    host = address.rpartition(":")[0]
+    own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
+    try:
+        with _own_signal_handlers():
+            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, **own)
+    except BaseException:
+        # What was started before it failed, or before somebody pressed Ctrl-C, would stay.
+        _shutdown()
+        raise
+
+
+def _cannot_join(address: str, error: Exception) -> ClusterError:
+    practice = read_practice()
+    hint = ""
+    if practice is not None and practice.address == address:
+        hint = "it is the practice cluster: `roost down`, then `roost up` again"
+    return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
+
+
+def _check_reachable(address: str) -> None:
+    """Fail in seconds and in words, where Ray would try for a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit()) or "/" in host:
+        raise ConfigError(
+            f"{address!r} is not an address of a Ray cluster", hint="write host:port, as in 10.0.0.2:6379"
+        )
+    try:
+        _knock(address, timeout=_CONNECT_SECONDS)
+    except (OSError, UnicodeError) as error:
+        raise ClusterError(
+            f"nothing answers at {address}: {error}",
+            hint="is the cluster up? RAY_ADDRESS or `address` says where it is",
+        ) from None
+
+
+def _knock(address: str, timeout: float) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Keep the process's signal handlers: Ray puts its own in place of them, which changes the exit code."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

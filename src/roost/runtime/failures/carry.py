@@ -1,0 +1,87 @@
+"""An exception on its way from a worker to its caller: pickled if it can be, and described in any case."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from dataclasses import dataclass
+
+from ray import cloudpickle
+
+from roost.runtime.process.output import own_tail
+from roost.text import shorten
+
+# Ray hands a small failure to its caller at once; a large one is noticed only when the whole call is over.
+_MAX_PICKLED = 32 * 1024
+_MAX_TEXT = 12_000
+
+
+class RemoteFailure(Exception):  # noqa: N818 - what happened
+    """An exception on its way from a worker to its caller. `description` survives whatever the exception is like."""
+
+    def __init__(self, description: Description, pickled: bytes | None) -> None:
+        super().__init__(description, pickled)
+        self.description = description
+        self.pickled = pickled
+
+    def __str__(self) -> str:
+        return self.description.traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """An exception in words."""
+
+    type_name: str
+    message: str
+    traceback: str
+    log_tail: str
+    when: float
+    pid: int
+
+
+def carry(error: BaseException, pid: int) -> RemoteFailure:
+    """Make an exception ready to travel: called where it was caught, in the worker."""
+    # Without our own frames, which called the user's code.
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
+        trace = trace.tb_next
+    found = traceback.TracebackException(type(error), error, trace)
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its text cannot be made)"
+    kind = type(error)
+    return RemoteFailure(
+        Description(
+            type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
+            message=shorten(message, _MAX_TEXT),
+            traceback=_cut_middle("".join(found.format())),
+            log_tail=_cut_middle(own_tail()),
+            when=time.time(),
+            pid=pid,
+        ),
+        _pickled(error),
+    )
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """The exception as bytes, if it comes back from them as what it was."""
+    # These mean something to the code that they would pass through.
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
+        if len(data) > _MAX_PICKLED or type(pickle.loads(data)) is not type(error):  # noqa: S301 - our own bytes
+            return None
+    except Exception:
+        return None
+    return data
+
+
+def _cut_middle(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n  … {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"

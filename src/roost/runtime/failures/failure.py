@@ -1,0 +1,198 @@
+"""What went wrong in which worker, and how it reaches the caller: as the worker's own exception, with what is known.
+
+An exception in a worker travels as a `RemoteFailure`: pickled if it can be, and described in any case. The caller
+gets the exception itself back, with notes that say which worker raised it, where, with what traceback and log.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ray.exceptions import (
+    ActorUnavailableError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from roost.config.ranks import format_ranks
+from roost.errors import WorkerDied, WorkerFailed
+from roost.runtime.failures.carry import RemoteFailure
+from roost.text import plural, shorten
+
+_CRASH = re.compile(r"Fatal Python error: (.+)")
+_EXIT_CODE = re.compile(r"exit code (\d+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+
+
+class FailureKind(StrEnum):
+    """How a worker failed."""
+
+    EXCEPTION = "exception"
+    DEATH = "death"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One worker's failure: who, where, what, and the end of its log."""
+
+    kind: FailureKind
+    address: str
+    rank: int
+    node: str
+    what: str
+    """`ValueError: bad reward`, or what is known of the death."""
+    traceback: str = ""
+    log_tail: str = ""
+    log_path: str = ""
+    pid: int | None = None
+    when: float = 0.0
+    pickled: bytes | None = None
+
+    def __str__(self) -> str:
+        return f"{self.address} on {self.node}: {self.what}"
+
+    @property
+    def details(self) -> str:
+        """Traceback and log of the worker, indented."""
+        parts = []
+        if self.traceback:
+            parts.append(f"  traceback of {self.address}:\n{_indented(self.traceback)}")
+        if self.log_tail:
+            where = f" ({self.log_path})" if self.log_path else ""
+            parts.append(f"  the end of its log{where}:\n{_indented(self.log_tail)}")
+        return "\n".join(parts)
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether an error of Ray means that the worker is gone."""
+    return isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
+
+
+def describe_death(error: BaseException, log_tail: str = "") -> str:
+    """What is known of a death, from Ray's long account and the end of the log."""
+    text = " ".join(_useful_lines(str(error)))
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        return "Ray ended it, since its node was running out of memory"
+    if "placement group was removed" in text or "placement group is removed" in text:
+        return "Ray ended it, since somebody gave back what was reserved for it"
+    if found := _EXIT_CODE.search(text):
+        return f"its process ended with exit code {found[1]}"
+    if crash := _CRASH.findall(log_tail):
+        return f"it crashed: {crash[-1]}"
+    if "connection error code 2" in text or "Socket closed" in text:
+        # Ray lists common causes at length here, none of which it knows to be the one.
+        return "its process ended without a word: it was killed, perhaps for lack of memory, or it crashed"
+    if isinstance(error, ActorUnavailableError):
+        return f"it cannot be reached: {shorten(text, 400)}"
+    return shorten(text, 400) or type(error).__name__
+
+
+def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
+    """What an error of Ray says of a worker."""
+    cause: Exception | None = getattr(error, "cause", None)
+    base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
+    if isinstance(cause, RemoteFailure):
+        found = cause.description
+        return Failure(
+            kind=FailureKind.EXCEPTION,
+            what=f"{found.type_name}: {found.message}" if found.message else found.type_name,
+            traceback=found.traceback,
+            log_tail=found.log_tail,
+            pid=found.pid,
+            when=found.when,
+            pickled=cause.pickled,
+            **base,
+        )
+    if is_death(error):
+        return Failure(kind=FailureKind.DEATH, what=describe_death(error), when=time.time(), **base)
+    if isinstance(error, RayTaskError):
+        # It happened outside of the user's method, most likely after it.
+        last = _last_line(str(cause or error))
+        what = f"its result cannot be sent: {last}" if "pickle" in str(error) else f"{type(cause).__name__}: {last}"
+        trace = _COLOUR.sub("", str(error))
+        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=trace, when=time.time(), **base)
+    if isinstance(error, RaySystemError):
+        what = f"its answer cannot be read here: {_last_line(str(error))}"
+        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)
+    return Failure(kind=FailureKind.EXCEPTION, what=f"{type(error).__name__}: {error}", when=time.time(), **base)
+
+
+def in_order_of_cause(failures: Sequence[Failure]) -> list[Failure]:
+    """The failures of one call, first cause first.
+
+    What a worker's end does to the others looks like errors of theirs, and a death is noticed last: deaths come first.
+    """
+    return sorted(failures, key=lambda failure: (failure.kind is not FailureKind.DEATH, failure.when, failure.rank))
+
+
+def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
+    """The exception for the caller: the first cause as it was, or in our words, with everything that is known."""
+    first, *others = in_order_of_cause(failures)
+    rest = []
+    if others:
+        rest.append(f"  also failed ({len(others)}):")
+        rest += [f"    {shorten(str(other), 300)}" for other in others[:16]]
+        rest += [f"    and {len(others) - 16} more"] if len(others) > 16 else []
+    if unfinished:
+        ranks = plural(len(unfinished), "rank")
+        rest.append(f"  not finished yet: {ranks}, {format_ranks(unfinished)}")
+    error = _original(first)
+    if error is None:
+        kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
+        verb = "died" if first.kind is FailureKind.DEATH else "failed"
+        text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
+        error = kind("\n".join(filter(None, [text, first.details, *rest])))
+    else:
+        note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
+        error.add_note("\n".join(filter(None, [note, first.details, *rest])))
+    attach_failures(error, (first, *others))
+    return error
+
+
+def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
+    """Let `error.worker_failures` tell the caller's code what the notes tell people."""
+    try:
+        error.worker_failures = failures  # type: ignore[attr-defined]
+    except AttributeError:
+        # A class with slots has no room for it.
+        return
+
+
+def _original(failure: Failure) -> Exception | None:
+    if failure.pickled is None:
+        return None
+    try:
+        # Pickled by a worker of this job.
+        found = pickle.loads(failure.pickled)  # noqa: S301
+    except Exception:
+        # Its class is not to be had here.
+        return None
+    return found if isinstance(found, Exception) else None
+
+
+def _useful_lines(text: str) -> list[str]:
+    """Ray's account without its ids, which say nothing to the reader."""
+    skipped = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
+    lines = [line.strip() for line in text.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(skipped)]
+    return kept or [line for line in lines if line]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return shorten(lines[-1], 500) if lines else ""
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,344 @@
+"""`WorkerGroup`: all workers of one class under one name, called together.
+
+with MyWorker.create_group(lr=0.1).launch(cluster, name="actor") as actor:
+    losses = actor.train(batch).wait()
+    actor[0].save("out.pt").wait()
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import math
+import operator
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+import ray
+from ray.actor import ActorHandle
+
+from roost.config.ranks import format_ranks
+from roost.errors import ConfigError
+from roost.placement.placement import Placement
+from roost.placement.strategies import PlacementStrategy
+from roost.runtime.groups.members import Crew, OwnCrew, Recipe
+from roost.runtime.groups.result import CallResult
+from roost.runtime.groups.stream import ItemStream
+from roost.runtime.launch.worker_spec import make_seats, place_group
+from roost.runtime.managers.ledgers.workers import GroupRecord
+from roost.runtime.managers.proxies import JOB_VARIABLE
+from roost.runtime.process.actor import make_worker_shell, method_kind
+from roost.runtime.process.identity import current_identity
+from roost.runtime.process.packing import pack, ship
+from roost.runtime.process.worker import Worker, own_methods
+from roost.runtime.reserve.reservation import check_share
+from roost.runtime.runs.folder import check_group_name
+from roost.text import plural, shorten
+
+if TYPE_CHECKING:
+    from roost.runtime.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+LAUNCH_SECONDS = 600.0
+
+
+class GroupDraft:
+    """A group that is not launched yet: the class, and the arguments that every worker is made with."""
+
+    def __init__(self, cls: type[Worker], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._cls = cls
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs)
+        if inspect.isabstract(cls):
+            raise TypeError(
+                f"{cls.__name__} is abstract: {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))} is missing"
+            )
+        try:
+            # Worker's own __new__ takes anything.
+            inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}.create_group: {error}") from None
+        except ValueError:
+            # A class whose constructor Python knows nothing about.
+            return
+
+    def launch(
+        self,
+        cluster: Cluster,
+        placement_strategy: PlacementStrategy | None = None,
+        name: str | None = None,
+        isolate_accelerator: bool = True,
+        env_vars: Mapping[str, str] | None = None,
+        max_concurrency: int | None = None,
+        timeout: float = LAUNCH_SECONDS,
+        restarts: int = 0,
+        reserve: bool = True,
+        share: float | None = None,
+    ) -> WorkerGroup:
+        """Start one worker for each placement, all at once, and wait until every one is ready.
+
+        - `placement_strategy`: where they go; without one, a worker on each accelerator, or on each node.
+        - `name`: the group's name in the job, else that of the class; in a worker it is put behind its address.
+        - `isolate_accelerator`: whether a worker sees only its own accelerators.
+        - `env_vars`: variables for all of them.
+        - `max_concurrency`: how many calls a worker serves at once.
+        - `timeout`: seconds until all have to be ready.
+        - `restarts`: how often each rank is restarted in its place when its worker dies.
+        - `reserve`: let Ray know that the accelerators are taken; without it other jobs may get them too.
+        - `share`: the part of each of its accelerators that a worker uses; those of all workers on one are at most 1.
+        """
+        _check_cluster(cluster)
+        _check_options(max_concurrency, timeout, restarts, reserve, share)
+        full_name = _full_name(name, self._cls)
+        placements = place_group(cluster.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
+        marks = {JOB_VARIABLE: f"{cluster.job.id}/{full_name}"}
+        seats = make_seats(full_name, cluster.topology, placements, cluster.nodes, env_vars or {}, marks)
+        methods = {method: method_kind(member) for method, member in own_methods(self._cls).items()}
+        record = GroupRecord(
+            name=full_name,
+            identities=tuple(seat.identity for seat in seats),
+            methods=tuple((method, str(kind)) for method, kind in methods.items()),
+            launch=secrets.token_hex(8),
+        )
+        _warn_of_shadows(self._cls, methods)
+        recipe = Recipe(
+            remote=ray.remote(make_worker_shell(self._cls.__name__, methods)),
+            made_of=self._made_of(),
+            options={} if max_concurrency is None else {"max_concurrency": max_concurrency},
+            timeout=timeout,
+            restarts=restarts,
+            reserve=reserve,
+            share=share,
+        )
+        crew = OwnCrew(cluster, record, seats, recipe)
+        with cluster.recorder.launching(full_name, self._cls, placement_strategy, placements) as note:
+            note(crew.launch())
+        return WorkerGroup(crew, range(crew.size))
+
+    def _made_of(self) -> Any:
+        try:
+            packed = pack((self._cls, self._args, self._kwargs))
+        except Exception as error:
+            raise ConfigError(
+                f"{self._cls.__name__} or an argument of create_group cannot be sent to a worker: "
+                f"{shorten(str(error), 300)}",
+                hint="what is sent has to be picklable: send what it is made from, and make it in the worker",
+            ) from None
+        return ship(packed)
+
+    def __repr__(self) -> str:
+        return f"<GroupDraft of {self._cls.__name__}: launch() starts it>"
+
+
+class WorkerGroup:
+    """Workers that are called together: any public method of their class is a method of the group.
+
+    `group.train(batch)` calls `train` on every worker and gives a `CallResult` at once. `group[0]`, `group[0:4]` and
+    `group.on(0, 3)` are groups of some of the workers.
+    """
+
+    def __init__(self, crew: Crew, ranks: Iterable[int]) -> None:
+        self._crew = crew
+        self._ranks = tuple(ranks)
+
+    @classmethod
+    def attach(cls, name: str) -> WorkerGroup:
+        """A group that another process of the job launched, by its name."""
+        from roost.runtime.cluster import Cluster
+
+        cluster = Cluster()
+        record = cluster.worker_manager.get_group(name)
+        return cls(Crew(cluster, record), range(len(record.identities)))
+
+    @property
+    def cluster(self) -> Cluster:
+        """The job's Cluster, as this process sees it."""
+        return self._crew.cluster
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self._crew.name
+
+    @property
+    def world_size(self) -> int:
+        """How many workers were launched under the name."""
+        return self._crew.size
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process launched the group, and ends its workers."""
+        return isinstance(self._crew, OwnCrew)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are called."""
+        return self._ranks
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Where these workers sit."""
+        return [self._crew.identity(rank).placement for rank in self._ranks]
+
+    @property
+    def actor_handles(self) -> list[ActorHandle[Any]]:
+        """The actors of Ray behind these workers, in rank order."""
+        return self._crew.handles(self._ranks)
+
+    @property
+    def alive(self) -> list[int]:
+        """Those of the ranks whose workers are alive now."""
+        return [rank for rank in self._crew.alive() if rank in self._ranks]
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __getitem__(self, which: SupportsIndex | slice | Iterable[int]) -> WorkerGroup:
+        """The group of one rank, or of some: by rank, slice or list of ranks."""
+        if isinstance(which, slice):
+            return WorkerGroup(self._crew, self._ranks[which])
+        if isinstance(which, Iterable):
+            return self.on(*which)
+        index = operator.index(which)
+        if not -len(self._ranks) <= index < len(self._ranks):
+            raise IndexError(f"{self.name!r} has no rank {index} here: it has {_said_ranks(self._ranks)}")
+        return WorkerGroup(self._crew, [self._ranks[index]])
+
+    def on(self, *ranks: int) -> WorkerGroup:
+        """The group of these ranks; nothing is remembered for later calls."""
+        for rank in ranks:
+            if isinstance(rank, bool) or not hasattr(rank, "__index__") or operator.index(rank) not in self._ranks:
+                raise ConfigError(f"{self.name!r} has no rank {rank!r} here: it has {_said_ranks(self._ranks)}")
+        if not ranks or len(set(ranks)) != len(ranks):
+            raise ConfigError(f"on{ranks!r}: name each rank once", hint="for all of them leave out on()")
+        return WorkerGroup(self._crew, sorted(map(operator.index, ranks)))
+
+    def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup:
+        """The same as `on`; also takes a list of ranks."""
+        return self.on(*(rank for item in ranks for rank in (item if isinstance(item, Iterable) else [item])))
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
+        """Call a method by its name: for one that is called like something of the group."""
+        self._check_method(method)
+        sent = self._crew.pack(method, args, kwargs)
+        return self._crew.call(method, self._ranks, [sent] * len(self._ranks))
+
+    def map(self, method: str, arguments: Sequence[Any]) -> CallResult:
+        """Call a method with different arguments on each rank: a tuple of them, or one that is no tuple."""
+        self._check_method(method)
+        if len(arguments) != len(self._ranks):
+            raise ConfigError(
+                f"map({method!r}) was given {plural(len(arguments), 'entry', 'entries')} for "
+                f"{plural(len(self._ranks), 'worker')}",
+                hint="give one tuple of arguments for each rank, in rank order",
+            )
+        sent = [self._crew.pack(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
+        return self._crew.call(method, self._ranks, sent)
+
+    def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
+        """The items of a generator method, `(rank, item)`, as they come; each worker is one item ahead, and no more."""
+        self._check_method(method)
+        if not self._crew.methods[method].is_generator:
+            raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
+        return self._crew.stream(method, self._ranks, self._crew.pack(method, args, kwargs))
+
+    def restart(self, rank: int) -> None:
+        """Start a dead rank anew in its place: same node, accelerators and ports, constructor run again."""
+        self._crew.check_open()
+        self._crew.restart(self.on(rank).ranks[0])
+
+    def close(self) -> None:
+        """End all workers of the name; from a process that attached, only let go of it."""
+        self._crew.close()
+
+    def __enter__(self) -> WorkerGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getattr__(self, method: str) -> Callable[..., CallResult]:
+        if method.startswith("_"):
+            raise AttributeError(f"a group has no attribute {method!r}")
+        self._check_method(method)
+
+        def call(*args: Any, **kwargs: Any) -> CallResult:
+            return self.call(method, *args, **kwargs)
+
+        call.__name__ = method
+        return call
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._crew.methods})
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._crew.is_closed else ""
+        return f"<WorkerGroup {self.name!r}, {_said_ranks(self._ranks)} of {self._crew.size}{state}>"
+
+    def __reduce__(self) -> Any:
+        return _attached, (self.name, self._ranks)
+
+    def _check_method(self, method: str) -> None:
+        if method in self._crew.methods:
+            return
+        close = difflib.get_close_matches(method, self._crew.methods, n=1)
+        has = f"did you mean {close[0]!r}?" if close else f"it has {shorten(', '.join(self._crew.methods), 200)}"
+        raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
+
+
+def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
+    """A group that was sent to another process of the job."""
+    return WorkerGroup(WorkerGroup.attach(name)._crew, ranks)
+
+
+def _check_cluster(cluster: object) -> None:
+    from roost.runtime.cluster import Cluster
+
+    if not isinstance(cluster, Cluster):
+        raise ConfigError(
+            f"launch takes a Cluster, not a {type(cluster).__name__}", hint="for example launch(Cluster(num_nodes=2))"
+        )
+    cluster.check_open()
+
+
+def _warn_of_shadows(cls: type, methods: Iterable[str]) -> None:
+    for method in methods:
+        if hasattr(WorkerGroup, method):
+            log.warning(
+                "%s.%s is called with group.call(%r): group.%s is the group's own", cls.__name__, method, method, method
+            )
+
+
+def _full_name(name: str | None, cls: type) -> str:
+    """The group's name: behind the worker's address, where a worker launches it."""
+    parent = current_identity()
+    if parent is None:
+        return check_group_name(cls.__name__ if name is None else name)
+    # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of its needs a name.
+    return parent.address if name is None else f"{parent.address}:{check_group_name(name)}"
+
+
+def _check_options(
+    max_concurrency: int | None, timeout: float, restarts: int, reserve: bool, share: float | None
+) -> None:
+    if max_concurrency is not None and (type(max_concurrency) is not int or max_concurrency < 1):
+        raise ConfigError(f"max_concurrency is {max_concurrency!r}: it is a whole number, at least 1")
+    if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
+        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
+    if type(restarts) is not int or restarts < 0:
+        raise ConfigError(f"restarts is {restarts!r}: it is a whole number, at least 0")
+    if not isinstance(reserve, bool):
+        raise ConfigError(f"reserve is {reserve!r}: it is True or False")
+    if share is not None and not reserve:
+        raise ConfigError("share says how reserved accelerators are shared, and reserve is False")
+    check_share(share, "share")
+
+
+def _said_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}" if ranks else "no rank"

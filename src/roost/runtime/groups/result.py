@@ -1,0 +1,208 @@
+"""The result of a call on a group: wait for it, await it, take the answers as they come, or look at each outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from roost.config.ranks import format_ranks
+from roost.errors import CallTimedOut, ConfigError
+from roost.runtime.failures.failure import Failure, FailureKind, make_error
+from roost.text import join_words, plural
+
+if TYPE_CHECKING:
+    from roost.runtime.groups.members import Crew
+
+_GRACE_SECONDS = 1.0
+"""After the first failure, how long to wait for others of the same call: they tell what happened together."""
+
+_REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
+Reduction = Literal["max", "min", "mean"]
+
+
+class OutcomeKind(StrEnum):
+    """How a call ended in one worker."""
+
+    VALUE = "value"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    DEATH = "death"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a call ended in one worker: with a value, or with what went wrong."""
+
+    rank: int
+    kind: OutcomeKind
+    value: Any = None
+    error: Exception | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is a value."""
+        return self.kind is OutcomeKind.VALUE
+
+
+class CallResult:
+    """What a call on a group gives, at once: the workers may still be at it.
+
+    `wait()` gives the values in rank order, `await` too; iterating gives `(rank, value)` as they finish.
+    """
+
+    def __init__(self, crew: Crew, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
+        self._crew = crew
+        self._method = method
+        self._ranks = tuple(ranks)
+        self._refs = list(refs)
+        self._durations: dict[int, dict[str, float]] = {}
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """The values in rank order. Raises as soon as one worker fails; CallTimedOut says who is late."""
+        seconds = self._begin(timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        try:
+            replies = ray.get(self._refs, timeout=seconds)
+        except GetTimeoutError:
+            if late := self._late():
+                raise self._timed_out(seconds, late) from None
+            # The last one answered just now.
+            return self.wait(0)
+        except RayError:
+            raise self._failed(deadline) from None
+        return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._wait_async().__await__()
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        """The values with their ranks, as they finish."""
+        pending = dict(zip(self._refs, self._ranks, strict=True))
+        while pending:
+            self._begin(None)
+            ready, _ = ray.wait(list(pending), num_returns=1)
+            try:
+                reply = ray.get(ready[0])
+            except RayError:
+                raise self._failed(None) from None
+            rank = pending.pop(ready[0])
+            yield rank, self._open(rank, reply)
+
+    def done(self) -> bool:
+        """Whether every worker has finished, well or not."""
+        self._begin(None)
+        return not self._late()
+
+    def outcomes(self, timeout: float | None = None) -> list[Outcome]:
+        """How the call ended in each worker, in rank order, after `timeout` at the latest; no failure is raised."""
+        seconds = self._begin(timeout)
+        late = set(self._late(seconds))
+        out = []
+        for rank, ref in zip(self._ranks, self._refs, strict=True):
+            if rank in late:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
+                continue
+            try:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
+            except RayError as error:
+                failure = self._crew.describe(error, rank)
+                kind = OutcomeKind.DEATH if failure.kind is FailureKind.DEATH else OutcomeKind.EXCEPTION
+                out.append(Outcome(rank=rank, kind=kind, error=make_error([failure], self._doing)))
+        return out
+
+    def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
+        """Seconds by tag over all ranks, reduced; with None by tag and rank. Waits for the call; gives them once."""
+        if reduction is not None and reduction not in _REDUCTIONS:
+            raise ConfigError(
+                f"reduction is {reduction!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
+            )
+        if len(self._durations) < len(self._ranks):
+            # Also those of workers beside one that failed.
+            self.outcomes()
+        by_tag: dict[str, dict[int, float]] = {}
+        for rank in self._ranks:
+            for tag, seconds in self._durations.get(rank, {}).items():
+                by_tag.setdefault(tag, {})[rank] = seconds
+        self._durations = {rank: {} for rank in self._ranks}
+        if reduction is None:
+            return dict(by_tag)
+        return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
+
+    def __repr__(self) -> str:
+        return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._crew.name!r}>"
+
+    @property
+    def _doing(self) -> str:
+        return f"in {self._method!r}"
+
+    def _open(self, rank: int, reply: list[Any]) -> Any:
+        value, durations = reply
+        self._durations.setdefault(rank, durations)
+        return value
+
+    def _begin(self, timeout: float | None) -> float | None:
+        """Check that there is still somebody to ask, and for how many seconds; None is for ever."""
+        self._crew.cluster.check_open()
+        if timeout is None or timeout == math.inf:
+            return None
+        if not isinstance(timeout, int | float) or math.isnan(timeout):
+            raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
+        return max(0.0, float(timeout))
+
+    def _late(self, seconds: float | None = 0.0) -> list[int]:
+        """The ranks that have not answered, after some seconds at the latest."""
+        if not self._refs:
+            return []
+        _, late = ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)
+        waited_for = set(late)
+        return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in waited_for]
+
+    def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
+        places = join_words(list(dict.fromkeys(self._crew.identity(rank).node for rank in late)), most=4)
+        return CallTimedOut(
+            f"{self._method!r} of {self._crew.name!r} has not answered in {seconds or 0:g} s from "
+            f"{plural(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late)} ({places})",
+            hint="the call goes on: wait() for it again, or look at the logs of those",
+        )
+
+    def _failed(self, deadline: float | None) -> Exception:
+        """The error for the caller, after a moment in which others may fail too."""
+        grace = _GRACE_SECONDS
+        if deadline is not None:
+            grace = min(grace, max(0.0, deadline - time.monotonic()))
+        ready, unfinished = ray.wait(self._refs, num_returns=len(self._refs), timeout=grace)
+        return self._error(set(ready), set(unfinished))
+
+    def _error(self, ready: set[Any], unfinished: set[Any]) -> Exception:
+        failures: list[Failure] = []
+        for rank, ref in zip(self._ranks, self._refs, strict=True):
+            if ref in ready:
+                try:
+                    ray.get(ref)
+                except RayError as error:
+                    failures.append(self._crew.describe(error, rank))
+        late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in unfinished]
+        return make_error(failures, self._doing, late)
+
+    async def _wait_async(self) -> list[Any]:
+        self._begin(None)
+        answers = [asyncio.wrap_future(ref.future()) for ref in self._refs]
+        for answer in answers:
+            # Look at each, so that asyncio does not call one forgotten.
+            answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        if answers:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        if any(answer.done() and answer.exception() for answer in answers):
+            await asyncio.wait(answers, timeout=_GRACE_SECONDS)
+            ready = {ref for ref, answer in zip(self._refs, answers, strict=True) if answer.done()}
+            raise await asyncio.to_thread(self._error, ready, set(self._refs) - ready)
+        return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]

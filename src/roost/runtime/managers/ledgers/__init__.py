@@ -1,0 +1,1 @@
+"""What the managers know, as plain state: no Ray calls, no clock, no I/O."""

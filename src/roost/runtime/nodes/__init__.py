@@ -1,0 +1,1 @@
+"""The nodes of a Ray cluster and what Ray knows about them."""

@@ -1,0 +1,186 @@
+"""Placement groups of Ray, thinly: made on one node, looked after until they are placed or refused, probed, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roost.errors import ClusterError
+from roost.runtime.connect.versions import has_bundle_labels
+from roost.runtime.managers.ledgers.reservations import Slot
+from roost.runtime.nodes.info import NodeInfo
+
+_SETTLE_SECONDS = 10.0
+_FIRST_POLL_SECONDS = 0.001
+_LAST_POLL_SECONDS = 0.05
+# So much of the resource that every node has under its own address: enough to be there, too little to matter.
+_SLIVER = 0.001
+_NODE_LABEL = "ray.io/node-id"
+_GPU = "GPU"
+
+
+class Pin(StrEnum):
+    """How Ray is told on which node a bundle has to be."""
+
+    LABEL = "label"
+    """By the node's own id."""
+    ADDRESS = "address"
+    """By a sliver of the resource that is called like its address: nodes that share one cannot be told apart."""
+
+
+def choose_pin(version: str) -> Pin:
+    """What this Ray can do.
+
+    >>> choose_pin("2.60.0"), choose_pin("2.47.1")
+    (<Pin.LABEL: 'label'>, <Pin.ADDRESS: 'address'>)
+    """
+    return Pin.LABEL if has_bundle_labels(version) else Pin.ADDRESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What a placement group is to hold: bundles of one accelerator each, on these nodes."""
+
+    resource: str
+    node_ranks: tuple[int, ...]
+    """The node of each bundle."""
+    cpus: int
+    """In each bundle, for the tasks that a worker starts."""
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """As Ray takes them."""
+        return [{self.resource: 1, **({"CPU": self.cpus} if self.cpus else {})} for _ in self.node_ranks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """One bundle of a placement group that is placed."""
+
+    group: PlacementGroup
+    index: int
+    ray_id: str
+    """The node that it is on."""
+
+
+def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], pin: Pin) -> PlacementGroup:
+    """Ask Ray for a placement group; comes back at once. `nodes` are those of the cluster, by rank."""
+    options: dict[str, Any] = {}
+    bundles, on_nodes = ask.bundles, [nodes[rank] for rank in ask.node_ranks]
+    if pin is Pin.LABEL:
+        options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in on_nodes]
+    else:
+        bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
+    # A name can be had once in a namespace, and is what others see of it.
+    made: PlacementGroup = placement_group(bundles, name=f"roost:{namespace}:{secrets.token_hex(8)}", **options)
+    return made
+
+
+def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle]]:
+    """Wait until Ray has placed each of these or found that it cannot now; gives the bundles of those placed."""
+    placed: dict[PlacementGroup, list[Bundle]] = {}
+    waiting = list(groups)
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    pause = _FIRST_POLL_SECONDS
+    while waiting and time.monotonic() < deadline:
+        still = []
+        for group in waiting:
+            entry = placement_group_table(group)
+            if entry.get("state") == "CREATED":
+                nodes = entry["bundles_to_node_id"]
+                placed[group] = [Bundle(group=group, index=index, ray_id=nodes[index]) for index in sorted(nodes)]
+            elif entry.get("state") != "REMOVED" and not _is_refused(entry):
+                still.append(group)
+        waiting = still
+        if waiting:
+            time.sleep(pause)
+            pause = min(_LAST_POLL_SECONDS, 2 * pause)
+    return placed
+
+
+def _is_refused(entry: Mapping[str, Any]) -> bool:
+    return entry.get("stats", {}).get("scheduling_state") in ("NO_RESOURCES", "INFEASIBLE")
+
+
+def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
+    """Those that are not what they were: their placement group was removed, or lost a node and is moved elsewhere."""
+    found = list(slots)
+    tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
+
+    def is_lost(slot: Slot) -> bool:
+        table = tables[slot.group]
+        # While Ray looks for a new place for one bundle, the others are where they were.
+        is_there = table.get("state") in ("CREATED", "RESCHEDULING")
+        return not is_there or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
+
+    return [slot for slot in found if is_lost(slot)]
+
+
+def remove_groups(groups: Iterable[PlacementGroup]) -> None:
+    """Give placement groups back; one that is gone already does not matter."""
+    for group in groups:
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
+
+
+def probe(bundles: Sequence[Bundle], resource: str, timeout: float) -> dict[Bundle, str | None]:
+    """What each bundle's accelerator is called on its node; None where Ray has no ids for that resource.
+
+    The tasks of one node run one after the other, so that one process does them all: a process takes half a second
+    to start, and a task a millisecond.
+    """
+    deadline = time.monotonic() + timeout
+    calls: dict[Bundle, Any] = {}
+    last: dict[str, Any] = {}
+    for bundle in bundles:
+        # A task waits for what it is given: for the one before it on its node.
+        task = _probe_task(resource).options(scheduling_strategy=schedule_in(bundle.group, bundle.index))
+        calls[bundle] = last[bundle.ray_id] = task.remote(resource, last.get(bundle.ray_id))
+    found: dict[Bundle, str | None] = {}
+    for bundle, call in calls.items():
+        try:
+            ray_id, device = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+        except GetTimeoutError:
+            raise ClusterError(f"the accelerators did not answer their probe in {timeout:.0f} s") from None
+        except RayError as error:
+            raise ClusterError(f"the probe of an accelerator failed: {' '.join(str(error).split())[:300]}") from None
+        if ray_id != bundle.ray_id:
+            raise ClusterError(f"Ray says that a bundle is on {bundle.ray_id}, and its probe ran on {ray_id}")
+        found[bundle] = device
+    return found
+
+
+def schedule_in(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    """Where a process goes that has to be in a bundle, with the tasks that it starts."""
+    return PlacementGroupSchedulingStrategy(
+        placement_group=group, placement_group_bundle_index=index, placement_group_capture_child_tasks=True
+    )
+
+
+def take_share(resource: str, amount: float) -> dict[str, Any]:
+    """The options by which an actor or a task takes a part of an accelerator, in Ray's accounts."""
+    return {"num_gpus": amount} if resource == _GPU else {"num_gpus": 0, "resources": {resource: amount}}
+
+
+def _read_device(resource: str, _before: object) -> tuple[str, str | None]:
+    """Where this task runs, and which accelerator it was given."""
+    context = ray.get_runtime_context()
+    devices = context.get_accelerator_ids().get(resource)
+    return context.get_node_id(), devices[0] if devices else None
+
+
+@functools.cache
+def _probe_task(resource: str) -> Any:
+    # Without max_calls=0 Ray ends the process after every task that was given a GPU.
+    return ray.remote(num_cpus=0, max_calls=0, max_retries=0, **take_share(resource, 1))(_read_device)

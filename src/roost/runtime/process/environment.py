@@ -1,0 +1,65 @@
+"""The environment of a worker's process: what is set, what is joined with the node's own, what must be there early."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from roost.errors import ConfigError
+from roost.text import shorten
+
+SEARCH_PATHS = (
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LIBRARY_PATH",
+    "CPATH",
+    "PKG_CONFIG_PATH",
+    "CMAKE_PREFIX_PATH",
+)
+"""Lists of places to search: a value for one of them is put before what is there, and does not take its place."""
+
+_EARLY = re.compile(
+    r"LD_.*|MALLOC_.*|PYTHON(PATH|HOME|HASHSEED|MALLOC\w*|OPTIMIZE|UNBUFFERED|DONTWRITEBYTECODE|FAULTHANDLER|TRACEMALLOC|"
+    r"UTF8|IOENCODING|WARNINGS|NOUSERSITE|USERBASE|DEBUG|VERBOSE|ASYNCIODEBUG|PROFILEIMPORTTIME|DEVMODE|PYCACHEPREFIX|"
+    r"SAFEPATH|INTMAXSTRDIGITS|COERCECLOCALE|PLATLIBDIR|NODEBUGRANGES|PERFSUPPORT|_GIL|_JIT)"
+)
+"""What the loader, the C library or the interpreter reads before any code of ours runs."""
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Refuse what cannot be set as an environment variable."""
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(
+                f"env_vars: {name!r} is {value!r}: names and values are text", hint=f"write {str(value)!r}"
+            )
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
+            raise ConfigError(f"env_vars: {shorten(name)!r} cannot be set as an environment variable")
+
+
+def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str, str]) -> dict[str, str]:
+    """One environment from several, the later ones above the earlier; search paths are joined, with the node's last.
+
+    >>> join_environments([{"A": "1", "PATH": "/group"}, {"A": "2", "PATH": "/caller"}], {"PATH": "/bin", "B": "3"})
+    {'A': '2', 'PATH': '/caller:/group:/bin'}
+    """
+    out: dict[str, str] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = out.get(name, node_has.get(name, "")) if name in SEARCH_PATHS else ""
+            places = [*value.split(os.pathsep), *below.split(os.pathsep)]
+            out[name] = os.pathsep.join(dict.fromkeys(filter(None, places))) if name in SEARCH_PATHS else value
+    return out
+
+
+def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Those that can be set in the process, and those that must be there when it begins.
+
+    >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
+    ({'RANK': '0'}, {'PYTHONPATH': '/opt'})
+    """
+    early = {name: value for name, value in variables.items() if _EARLY.fullmatch(name)}
+    return {name: value for name, value in variables.items() if name not in early}, early

@@ -1,0 +1,127 @@
+"""A worker's output: in a file of its own, readable from the driver, its end shown where the worker fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from roost.runtime.process.worker import WORKER_LOG
+from roost.runtime.runs.run_dir import RunDir, log_file
+from roost.text import printable
+
+LOG_DIR_VARIABLE = "ROOST_LOG_DIR"
+"""Set where a node is started: its workers write their logs below this folder, and the driver fetches them."""
+
+STARTED_AGAIN = "--- started again"
+"""A log goes on with this when its worker was restarted."""
+
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 30
+_STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
+_THREAD_START = re.compile(r"(?:Current t|T)hread 0x")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line \d+ in .*|  \.\.\.|  <no Python frame>')
+_NOT_USERS = re.compile(r"/ray/_private/|/ray/util/tracing/|/roost/runtime/|/threading\.py$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPlace:
+    """Where a worker writes its log, and whether that is the run's own folder."""
+
+    path: str
+    is_shared: bool
+
+
+_own: LogPlace | None = None
+
+
+def choose_place(run_dir: RunDir, address: str) -> LogPlace:
+    """The run's folder where this process sees it, else a folder on this node that the driver fetches from."""
+    own_folder = os.environ.get(LOG_DIR_VARIABLE)
+    # Not Path's own `exists`: that raises where this user may not look, as in the folder of a driver of another user.
+    if not own_folder and os.path.exists(run_dir.marker):
+        return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
+    from roost.runtime.connect.local_cluster import roost_folder
+
+    folder = Path(own_folder) if own_folder else roost_folder() / "logs"
+    run = hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
+    return LogPlace(path=str(log_file(folder / run, address)), is_shared=False)
+
+
+def redirect_output(place: LogPlace, *, append: bool) -> None:
+    """Let everything that this process and its children print go to the file."""
+    global _own
+    path = Path(place.path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
+    opened = os.open(path, flags, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(opened, 1)
+    os.dup2(opened, 2)
+    os.close(opened)
+    # Whatever Ray put in their place writes to a file of its own.
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    _own = place
+    if append:
+        print(f"{STARTED_AGAIN} at {time.strftime('%Y-%m-%d %H:%M:%S')}, pid {os.getpid()} ---")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger(WORKER_LOG)
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def own_tail() -> str:
+    """The last lines of this process's log."""
+    return read_tail(_own.path) if _own else ""
+
+
+def own_place() -> LogPlace:
+    """Where this process writes its log."""
+    return _own or LogPlace(path="", is_shared=False)
+
+
+def read_end(path: str | os.PathLike[str], most: int = _TAIL_BYTES) -> str:
+    """The end of a file as text, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            return file.read(most).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def read_tail(path: str | os.PathLike[str], lines: int = _TAIL_LINES) -> str:
+    """The last lines of a log, printable."""
+    return "\n".join(printable(line) for line in read_end(path).splitlines()[-lines:])
+
+
+def read_stack(path: str | os.PathLike[str]) -> str:
+    """The last stack that the watchdog dumped into a log, or nothing."""
+    text = read_end(path)
+    starts = [found.end() for found in _STACK_START.finditer(text)]
+    return readable_stack(text[starts[-1] :]) if starts else ""
+
+
+def readable_stack(dumped: str) -> str:
+    """The stacks of faulthandler, the oldest thread first, without the frames that are Ray's or ours."""
+    threads: list[list[str]] = []
+    for line in dumped.splitlines()[1:]:
+        if _THREAD_START.match(line):
+            threads.append([])
+        elif threads and (frame := _FRAME.match(line)):
+            if not (frame["file"] and _NOT_USERS.search(frame["file"])):
+                threads[-1].append(printable(line.removeprefix("  ")))
+        elif line:
+            break
+    shown = [frames for frames in reversed(threads) if frames]
+    return "\n".join("\n".join(["most recent call first:", *frames]) for frames in shown)

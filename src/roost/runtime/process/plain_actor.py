@@ -1,0 +1,81 @@
+"""An actor of any class whose environment is in force before the class is loaded in its process.
+
+The actor is a class of ours with the same methods, which carries the user's class, pickled: it sets the environment,
+and only then unpickles the class and makes the object. Callers get an ordinary actor of Ray; `shell.py` is the same
+for the workers of a group, who know more and say more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from roost.machine.processes import die_with_parent
+from roost.runtime.process.packing import Packed, make_object
+
+WORKER_MANAGER = "WorkerManager"
+
+
+def make_shell(cls: type) -> type:
+    """A class with the public methods of `cls` that makes and calls an object of `cls` in its own process."""
+    body: dict[str, Any] = {"__init__": _start, "__doc__": cls.__doc__, "__module__": __name__}
+    for name, member in inspect.getmembers(cls, callable):
+        if not name.startswith("__") or name == "__call__":
+            body[name] = _forward(name, member)
+    return type(cls.__name__, (), body)
+
+
+def _start(self: Any, packed: Packed, variables: dict[str, str]) -> None:
+    # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
+    die_with_parent()
+    os.environ.update(variables)
+    self._roost_object = make_object(packed)
+    _report_ready()
+
+
+def _forward(name: str, member: Any) -> Callable[..., Any]:
+    """A method that calls the object's, of the same kind: plain, generator, or either of them async."""
+    forward: Callable[..., Any]
+    if inspect.isasyncgenfunction(member):
+
+        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            async for item in getattr(self._roost_object, name)(*args, **kwargs):
+                yield item
+
+    elif inspect.iscoroutinefunction(member):
+
+        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return await getattr(self._roost_object, name)(*args, **kwargs)
+
+    elif inspect.isgeneratorfunction(member):
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Ray sends things into a generator, which the user's own `yield from` might not take.
+            for item in getattr(self._roost_object, name)(*args, **kwargs):  # noqa: UP028
+                yield item
+
+    else:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(self._roost_object, name)(*args, **kwargs)
+
+    forward.__name__ = name
+    forward.__qualname__ = name
+    # What @ray.method set, such as num_returns, and nothing that would pull the user's module in.
+    for key, value in vars(member).items() if hasattr(member, "__dict__") else ():
+        if key.startswith("__ray_") and isinstance(value, int | str | bool | float | None):
+            setattr(forward, key, value)
+    return forward
+
+
+def _report_ready() -> None:
+    """Let the worker manager know, without waiting; a job whose manager is gone is told so elsewhere."""
+    context = ray.get_runtime_context()
+    with contextlib.suppress(ValueError):
+        manager = ray.get_actor(WORKER_MANAGER, namespace=context.namespace)
+        manager.set_ready.remote({context.get_actor_name(): os.getpid()})

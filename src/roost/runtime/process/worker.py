@@ -1,0 +1,191 @@
+"""`Worker`: the class that users derive from. It knows who it is, also in a plain process without Ray.
+
+class Actor(Worker):
+    def train(self, step):
+        self.log_info(f"step {step} on rank {self.rank} of {self.world_size}")
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from roost.placement.placement import Placement
+from roost.runtime.process.identity import WorkerIdentity, alone, current_identity
+from roost.runtime.process.timers import timed, timer
+
+if TYPE_CHECKING:
+    from roost.config.node_groups import DeclaredHardware
+    from roost.runtime.cluster import Cluster
+    from roost.runtime.groups.group import GroupDraft
+
+WORKER_LOG = "roost.worker"
+"""The logger of what workers say of themselves."""
+
+
+Value = TypeVar("Value")
+
+
+class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
+    """Something that a worker knows of itself. A subclass may use the name for something of its own."""
+
+    def __init__(self, function: Callable[[Any], Value]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    @overload
+    def __get__(self, worker: None, owner: type) -> fact[Value]: ...
+    @overload
+    def __get__(self, worker: object, owner: type) -> Value: ...
+    def __get__(self, worker: object | None, owner: type) -> fact[Value] | Value:
+        return self if worker is None else self._function(worker)
+
+
+class Worker:
+    """One process of a group.
+
+    Derive from it, call `super().__init__()`, and launch a group with `create_group(…).launch(cluster)`. Made by
+    hand in a plain process, a worker is rank 0 of a group of one.
+    """
+
+    _identity: WorkerIdentity
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Worker:
+        """Know who one is from the first line of a subclass's constructor on."""
+        worker = super().__new__(cls)
+        object.__setattr__(worker, "_identity", current_identity() or alone(cls.__name__))
+        return worker
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @classmethod
+    def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft:
+        """A group of workers of this class that are made with these arguments: `launch` starts it."""
+        from roost.runtime.groups.group import GroupDraft
+
+        return GroupDraft(cls, args, kwargs)
+
+    @fact
+    def rank(self) -> int:
+        """This worker's rank in its group."""
+        return self._identity.rank
+
+    @fact
+    def world_size(self) -> int:
+        """How many workers the group has."""
+        return self._identity.world_size
+
+    @fact
+    def local_rank(self) -> int:
+        """This worker's index among the group's workers on its node. The variable LOCAL_RANK is a device index."""
+        return self._identity.placement.local_rank
+
+    @fact
+    def local_world_size(self) -> int:
+        """How many workers of the group are on its node."""
+        return self._identity.placement.local_world_size
+
+    @fact
+    def node_rank(self) -> int:
+        """The rank of its node in the cluster. The variable NODE_RANK counts the group's nodes only."""
+        return self._identity.placement.cluster_node_rank
+
+    @fact
+    def placement(self) -> Placement:
+        """Where this worker sits."""
+        return self._identity.placement
+
+    @fact
+    def group_name(self) -> str:
+        """The name of the group."""
+        return self._identity.group_name
+
+    @fact
+    def address(self) -> str:
+        """This worker's name in the job, such as `actor:3`."""
+        return self._identity.address
+
+    @fact
+    def devices(self) -> tuple[str, ...]:
+        """The accelerators that it may use, as the visible-devices variable names them."""
+        return self._identity.placement.visible_accelerators
+
+    @fact
+    def hardware(self) -> tuple[DeclaredHardware, ...]:
+        """The declared hardware that it was given, such as its robot, with its settings."""
+        return self._identity.hardware
+
+    @fact
+    def master_address(self) -> str:
+        """The address of rank 0's node."""
+        return self._identity.master_address
+
+    @fact
+    def master_port(self) -> int:
+        """The port on rank 0's node that was leased for the group; 0 in a plain process."""
+        return self._identity.master_port
+
+    @fact
+    def cluster(self) -> Cluster:
+        """The job's Cluster, as this process sees it."""
+        from roost.runtime.cluster import Cluster
+
+        return Cluster()
+
+    # The names that the documents use inside a worker, all in this one place.
+    _rank = rank
+    _world_size = world_size
+    _local_rank = local_rank
+    _local_world_size = local_world_size
+    _node_rank = node_rank
+    _placement = placement
+    _group_name = group_name
+    _worker_address = address
+
+    def log_debug(self, message: object) -> None:
+        """Write a line for whoever looks closely."""
+        self._roost_logger.debug("%s", message)
+
+    def log_info(self, message: object) -> None:
+        """Write a line into this worker's log, which the driver shows."""
+        self._roost_logger.info("%s", message)
+
+    def log_warning(self, message: object) -> None:
+        """Write a warning."""
+        self._roost_logger.warning("%s", message)
+
+    def log_error(self, message: object) -> None:
+        """Write of an error."""
+        self._roost_logger.error("%s", message)
+
+    @property
+    def _roost_logger(self) -> logging.Logger:
+        return logging.getLogger(f"{WORKER_LOG}.{self._identity.address}")
+
+    def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
+        """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
+        if tag is None:
+            frame = inspect.currentframe()
+            caller = frame.f_back if frame else None
+            tag = caller.f_code.co_name if caller else "call"
+        return timed(tag)
+
+    timer: Callable[..., Any] = staticmethod(timer)
+    """Decorator: `@Worker.timer` or `@Worker.timer("forward")` times a whole method."""
+
+
+def own_methods(cls: type) -> dict[str, Any]:
+    """The public methods that a class adds to `Worker` or has in place of its own, by name: what a group can call."""
+    return {
+        name: member
+        for name, member in inspect.getmembers(cls, inspect.isroutine)
+        if not name.startswith("_") and getattr(Worker, name, None) is not member and name not in _INHERITED
+    }
+
+
+_INHERITED = {"create_group", "log_debug", "log_info", "log_warning", "log_error", "worker_timer", "timer"}
+"""What is meant for the worker itself, also where a class has its own version."""

@@ -1,0 +1,1 @@
+"""Reserving exactly the accelerators of a plan."""

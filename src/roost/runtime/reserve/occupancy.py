@@ -1,0 +1,154 @@
+"""Who has which accelerator of a Ray cluster now, in words: jobs of Roost, actors and placement groups of others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roost.config.hardware import ACCELERATOR, accelerator_types
+from roost.placement.plan import Piece
+from roost.runtime.managers.ledgers.reservations import HeldSlot
+from roost.runtime.managers.namespaces import describe_job, job_namespaces
+from roost.runtime.managers.proxies import NodeManager
+from roost.runtime.nodes.info import NodeInfo
+from roost.runtime.nodes.ray_state import Accounts, GroupEntry, read_accounts
+
+_LEAST = 0.001
+_ASK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """An accelerator, or a part of it, that somebody has."""
+
+    amount: float
+    holder: str
+    """Who, in words: job, actor, pid."""
+    namespace: str | None = None
+    """The job of Roost that has it, where it is one."""
+    users: tuple[str, ...] = ()
+    """Which groups of that job."""
+
+    def __str__(self) -> str:
+        return self.holder if self.amount >= 1 else f"{self.amount:g} of it {self.holder}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Who has what."""
+
+    by_piece: Mapping[Piece, Sequence[Holding]] = field(default_factory=dict)
+    somewhere: Mapping[int, Sequence[Holding]] = field(default_factory=dict)
+    """By node: what is known to be taken there, and not which accelerator it is."""
+    free: Mapping[int, float] = field(default_factory=dict)
+    """By node: how much is free, as far as Ray's head knows."""
+
+    def of(self, piece: Piece, *, except_for: str | None = None) -> list[Holding]:
+        """Who has a piece, except for a job that does not count."""
+        return [item for item in self.by_piece.get(piece, ()) if item.namespace is None or item.namespace != except_for]
+
+    def free_pieces(self, nodes: Sequence[NodeInfo], *, except_for: str | None = None) -> set[Piece]:
+        """The accelerators that nobody has, as far as that can be told."""
+        return {
+            piece
+            for node in nodes
+            for piece in pieces_on(node)
+            if not self.of(piece, except_for=except_for) and not self.somewhere.get(node.rank)
+        }
+
+
+def pieces_on(node: NodeInfo) -> list[Piece]:
+    """The accelerators of a node."""
+    return [Piece(node.rank, ACCELERATOR, local) for local in range(node.num_accelerators)]
+
+
+def resource_of(node: NodeInfo) -> str:
+    """What Ray calls the node's accelerators."""
+    return accelerator_types()[node.accelerator_type].resource
+
+
+def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:
+    """Ask the jobs of Roost and Ray's head who has what."""
+    reserved: dict[str, list[HeldSlot]] = {}
+    for namespace in job_namespaces():
+        # A job that hangs, or of another version, has what Ray's books say.
+        with contextlib.suppress(Exception):
+            reserved[namespace] = NodeManager.get_proxy(namespace).get_slots(_ASK_SECONDS)
+    names = {namespace: describe_job(namespace, _ASK_SECONDS) for namespace, slots in reserved.items() if slots}
+    return combine(nodes, reserved, names, read_accounts())
+
+
+def combine(
+    nodes: Sequence[NodeInfo],
+    reserved: Mapping[str, Sequence[HeldSlot]],
+    job_names: Mapping[str, str],
+    accounts: Accounts,
+) -> Holdings:
+    """What the jobs say and what Ray's books say, as one picture."""
+    by_id = {node.ray_id: node for node in nodes if node.accelerators}
+    found: dict[Piece, list[Holding]] = {}
+    somewhere: dict[int, list[Holding]] = {}
+    ours = {held.slot.group.id.hex() for slots in reserved.values() for held in slots}
+    there = {group.id for group in accounts.groups}
+    for namespace, slots in reserved.items():
+        for held in slots:
+            # A job does not know at once that somebody removed its placement group.
+            if held.slot.ray_id in by_id and (not there or held.slot.group.id.hex() in there):
+                piece = Piece(by_id[held.slot.ray_id].rank, ACCELERATOR, held.slot.piece.local_rank)
+                users = tuple(dict.fromkeys(user.partition("#")[0] for user, _ in held.users))
+                text = f"reserved by job {job_names[namespace]}"
+                found.setdefault(piece, []).append(Holding(amount=1, holder=text, namespace=namespace, users=users))
+    groups = {group.id: group for group in accounts.groups if group.id not in ours}
+    known: dict[tuple[str, str], set[int]] = {}
+    for actor in accounts.actors:
+        node = by_id.get(actor.ray_id)
+        if node is None or actor.group_id in ours:
+            continue
+        job = accounts.jobs.get(actor.ray_job)
+        text = f"held by {actor} of {job or f'Ray job {actor.ray_job}'}"
+        for local, amount in actor.amounts.get(resource_of(node), {}).items():
+            in_group = groups.get(actor.group_id)
+            if in_group is not None:
+                known.setdefault((in_group.id, actor.ray_id), set()).add(local)
+                amount = 1
+            found.setdefault(Piece(node.rank, ACCELERATOR, local), []).append(Holding(amount=amount, holder=text))
+    for group in groups.values():
+        _add_group(group, by_id, known, accounts, somewhere)
+    free = {node.rank: accounts.free.get(node.ray_id, {}).get(resource_of(node), 0.0) for node in by_id.values()}
+    if accounts.free:
+        for node in by_id.values():
+            _add_unnamed(node, found, somewhere, free[node.rank])
+    return Holdings(by_piece=found, somewhere=somewhere, free=free)
+
+
+def _add_group(
+    group: GroupEntry,
+    by_id: Mapping[str, NodeInfo],
+    known: Mapping[tuple[str, str], set[int]],
+    accounts: Accounts,
+    somewhere: dict[int, list[Holding]],
+) -> None:
+    """What a placement group of somebody else has, beyond what its actors showed."""
+    job = accounts.jobs.get(group.ray_job)
+    for ray_id in dict.fromkeys(ray_id for ray_id, _ in group.bundles):
+        node = by_id.get(ray_id)
+        if node is None:
+            continue
+        resource = resource_of(node)
+        amount = sum(resources.get(resource, 0) for where, resources in group.bundles if where == ray_id)
+        amount -= len(known.get((group.id, ray_id), ()))
+        if amount > _LEAST:
+            text = f"held by {group} of {job or f'Ray job {group.ray_job}'}"
+            somewhere.setdefault(node.rank, []).append(Holding(amount=amount, holder=text))
+
+
+def _add_unnamed(
+    node: NodeInfo, found: Mapping[Piece, Sequence[Holding]], somewhere: dict[int, list[Holding]], free: float
+) -> None:
+    named = sum(item.amount for piece in pieces_on(node) for item in found.get(piece, ()))
+    named += sum(item.amount for item in somewhere.get(node.rank, ()))
+    rest = node.num_accelerators - free - named
+    if rest > _LEAST:
+        holding = Holding(amount=rest, holder="held by somebody whom Ray does not name, such as a task")
+        somewhere.setdefault(node.rank, []).append(holding)

@@ -1,0 +1,403 @@
+"""Reserving exactly the accelerators of a plan: all of them or none, held by placement groups, found out by probing.
+
+Ray hands out whichever accelerators of a node are free, the first ones first. Where a plan wants all of a node's, or
+its first ones, one placement group on that node is asked for and probed. Where that is not what came, or others were
+planned, every free accelerator of the node is taken by a placement group of its own, probed, and those that were not
+planned are given back at once. Nothing is held while waiting: two jobs that want the same never block one another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
+from roost.placement.fit import Components, nearest_fit
+from roost.placement.plan import Piece
+from roost.runtime.managers.ledgers.reservations import Slot, name_of
+from roost.runtime.nodes.discover import live_nodes
+from roost.runtime.nodes.info import NodeInfo
+from roost.runtime.nodes.placement_groups import (
+    Ask,
+    Bundle,
+    Pin,
+    choose_pin,
+    lost_slots,
+    probe,
+    settle,
+)
+from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on, resource_of
+from roost.text import join_words, plural
+
+if TYPE_CHECKING:
+    from roost.runtime.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+RESERVE_SECONDS = 60.0
+# Ray notices within about a second that something was given back: less would call free what is taken.
+_LEAST_SECONDS = 2.0
+_PROBE_SECONDS = 120.0
+_MOST_SHOWN = 8
+_PAUSE_SECONDS = (0.1, 0.6)
+_NOTICE_SECONDS = 1.5
+# What was given back a moment ago is not worth a word.
+_SAY_FIRST_SECONDS = 1.0
+_SAY_EVERY_SECONDS = 10.0
+
+Shares = Mapping[Piece, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What could not be had in one try."""
+
+    missing: frozenset[Piece]
+    seen_free: frozenset[Piece] = frozenset()
+    """Accelerators that were free, for certain."""
+    is_certain: bool = True
+    """Whether it is known which are missing; if not, the next try finds out."""
+
+
+class Reserver:
+    """Reserves accelerators for one user of a job: a group that is launched, or a plan.
+
+    The job's manager makes the placement groups and removes them: they are the job's, whichever of its processes asked.
+    """
+
+    def __init__(self, cluster: Cluster, user: str, pin: Pin | None = None) -> None:
+        self._cluster = cluster
+        self._manager = cluster.node_manager
+        self._user = user
+        self._owner = cluster.owner_name
+        self._pin = pin or choose_pin(ray.__version__)
+        if self._pin is Pin.ADDRESS:
+            log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
+        self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
+
+    def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
+        """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
+        wait = _Wait(timeout)
+        short, apart = False, set[int]()
+        with self._undone():
+            while True:
+                there, missing = self._ask(shares)
+                # A try takes for a moment what others may want: not while it is known to be in vain.
+                held = self._held(missing) if short else None
+                new = held or (self._take(missing, apart, wait.is_noticed) if missing else [])
+                if isinstance(new, Shortage):
+                    short = new.is_certain
+                    if short and wait.is_over:
+                        raise self._taken(new, components, wait.seconds)
+                    if short and wait.is_time_to_say:
+                        self._say_waiting(new)
+                    if short:
+                        self._pause()
+                elif not self._manager.take_slots(self._user, dict(shares), new):
+                    return [*there, *new]
+                elif wait.is_over:
+                    # What another part of the job had when we asked was given back meanwhile, again and again.
+                    raise ClusterError(f"what the job has reserved changes all the time: {self._name} gave up")
+
+    def reserve_any(self, count: int, *, timeout: float) -> list[Slot]:
+        """Slots in one placement group for so many accelerators: the first of the cluster, else whichever are free."""
+        nodes = [node for node in self._cluster.nodes if node.accelerators]
+        resource = resource_of(nodes[0])
+        every = [piece for node in nodes if resource_of(node) == resource for piece in pieces_on(node)]
+        if len(every) < count:
+            raise ConfigError(f"the cluster has {plural(len(every), resource)}, and {count} are wanted")
+        wait = _Wait(timeout)
+        with self._undone():
+            while True:
+                self._cluster.check_open()
+                # Where there is no CPU for each, the accelerators are had without.
+                cpus = (1, 0) if wait.is_noticed else (1,)
+                choices = [every]
+                # Others than the first only where those are somebody's, and not just given back.
+                if wait.is_noticed or self._held(every[:count]):
+                    choices.append(sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every)))
+                for pieces in choices:
+                    if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
+                        return slots
+                if wait.is_over:
+                    raise self._too_few(count, wait.seconds)
+                if wait.is_time_to_say:
+                    self._cluster.screen.line(f"{name_of(self._user)}: waiting for {plural(count, 'free accelerator')}")
+                self._pause()
+
+    def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
+        """As many accelerators on the nodes of these, in one placement group; none where that cannot be had."""
+        for number in cpus:
+            ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
+            groups = self._manager.make_groups(self._user, self._owner, [ask], self._pin)
+            slots = self._any_slots(groups[0], resource)
+            if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
+                return slots
+            self._manager.discard_groups(self._user, groups)
+        return []
+
+    def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
+        """What a placement group got, in order; none where Ray could not place it."""
+        bundles = settle([group]).get(group, [])
+        by_id = {node.ray_id: node for node in self._cluster.nodes}
+        if not all(bundle.ray_id in by_id for bundle in bundles):
+            # By their address: a node that is not of this Cluster has the same.
+            return []
+        devices = probe(bundles, resource, _PROBE_SECONDS)
+        slots = []
+        for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
+            own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
+            slots += self._slots(by_id[ray_id], own, pieces_on(by_id[ray_id]), devices)
+        return sorted(slots, key=lambda slot: slot.piece)
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Nothing is kept of what goes wrong inside."""
+        try:
+            yield
+        except BaseException:
+            if self._cluster.is_connected():
+                with contextlib.suppress(Exception):
+                    self._manager.let_go_slots(self._user)
+            raise
+
+    @property
+    def _name(self) -> str:
+        return repr(name_of(self._user))
+
+    def _pause(self) -> None:
+        time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+
+    def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
+        """Those that somebody else is known to have."""
+        holdings = find_holdings(self._cluster.nodes)
+        held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
+        return Shortage(missing=frozenset(held)) if held else None
+
+    def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
+        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        free = self._alive(holdings.free_pieces(nodes))
+        taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
+        first = f"{plural(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free:"
+        return AcceleratorsTaken("\n".join([first, *self._shown(taken, holdings)]), hint=_say_fit(None, free, nodes))
+
+    def _ask(self, shares: Shares) -> tuple[list[Slot], list[Piece]]:
+        """What the job has already of it, and what not; ClusterError at once where a node is gone."""
+        # Ray's calls would connect anew where somebody closed the Cluster meanwhile.
+        self._cluster.check_open()
+        there, missing = self._manager.ask_slots(self._user, dict(shares))
+        lost = lost_slots(there)
+        if lost:
+            self._manager.drop_slots([slot.piece for slot in lost])
+            there, missing = self._manager.ask_slots(self._user, dict(shares))
+        if missing:
+            alive = {node.ray_id for node in live_nodes()}
+            gone = [self._cluster.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
+            gone = [node for node in gone if node.ray_id not in alive]
+            if gone:
+                raise ClusterError(
+                    f"accelerators cannot be reserved on {join_words([str(node) for node in gone])}: "
+                    f"{'it is' if len(gone) == 1 else 'they are'} gone",
+                    hint="plan on the nodes that are there: make a new Cluster",
+                )
+        return there, missing
+
+    def _take(self, pieces: Sequence[Piece], apart: set[int], without_cpus: bool) -> list[Slot] | Shortage:
+        """One try; `apart` has the nodes whose accelerators have to be told apart one by one, and grows."""
+        wanted: dict[int, list[Piece]] = {}
+        for piece in sorted(pieces):
+            wanted.setdefault(piece.node_rank, []).append(piece)
+        for rank, own in wanted.items():
+            if [piece.local_rank for piece in own] != list(range(len(own))):
+                apart.add(rank)
+        made: set[PlacementGroup] = set()
+        found = self._try(wanted, apart, made, without_cpus)
+        if isinstance(found, Shortage):
+            self._manager.discard_groups(self._user, list(made))
+        # What is too much is removed when the rest is taken.
+        return found
+
+    def _try(
+        self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup], without_cpus: bool
+    ) -> list[Slot] | Shortage:
+        nodes = self._cluster.nodes
+        placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made, without_cpus)
+        bundles: dict[str, list[Bundle]] = {}
+        for rank in wanted:
+            bundles.setdefault(resource_of(nodes[rank]), []).extend(placed[rank])
+        devices: dict[Bundle, str | None] = {}
+        for resource, found in bundles.items():
+            devices.update(probe(found, resource, _PROBE_SECONDS))
+        slots: list[Slot] = []
+        missing: set[Piece] = set()
+        seen: set[Piece] = set()
+        is_certain = True
+        for rank, pieces in wanted.items():
+            got = {slot.piece: slot for slot in self._slots(nodes[rank], placed[rank], pieces, devices)}
+            lacking = set(pieces) - set(got)
+            missing |= lacking
+            slots += [got[piece] for piece in pieces if piece in got]
+            if rank in apart:
+                seen |= set(got)
+            elif lacking:
+                # Which of them are taken is found out one by one.
+                apart.add(rank)
+                is_certain = False
+        if missing:
+            return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
+        return slots
+
+    def _place(
+        self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup], without_cpus: bool
+    ) -> dict[int, list[Bundle]]:
+        """Ask for all nodes at once: one placement group on each, or one for each accelerator where they are apart."""
+        asks: list[Ask] = []
+        for rank, count in counts.items():
+            node = self._cluster.nodes[rank]
+            cpus = 1 if node.cpus >= node.num_accelerators else 0
+            ranks = (rank,) if rank in apart else (rank,) * count
+            ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
+            asks += [ask] * (self._tries(node) if rank in apart else 1)
+        groups = self._make(asks, made)
+        placed = settle(groups)
+        refused = [group for group in groups if group not in placed and groups[group].cpus]
+        if refused and without_cpus:
+            # Those for which there was no CPU left may be had without.
+            again = [replace(groups[group], cpus=0) for group in refused]
+            self._manager.discard_groups(self._user, refused)
+            made.difference_update(refused)
+            second = self._make(again, made)
+            placed |= (without := settle(second))
+            groups |= second
+            for rank in {groups[group].node_ranks[0] for group in without}:
+                log.info(
+                    "%s has too few CPUs for its accelerators: tasks that workers start there need num_cpus=0",
+                    self._cluster.nodes[rank],
+                )
+        out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
+        rank_of = {self._cluster.nodes[rank].ray_id: rank for rank in counts}
+        for group, bundles in placed.items():
+            # Nodes that share an address cannot be told apart by it: one accelerator counts where it is, and several
+            # only where they were asked for.
+            landed = {rank_of.get(bundle.ray_id) for bundle in bundles}
+            if landed == set(groups[group].node_ranks) or (len(bundles) == 1 and landed <= apart):
+                out[rank_of[bundles[0].ray_id]] += bundles
+        return out
+
+    def _make(self, asks: Sequence[Ask], made: set[PlacementGroup]) -> dict[PlacementGroup, Ask]:
+        groups = self._manager.make_groups(self._user, self._owner, asks, self._pin)
+        made.update(groups)
+        return dict(zip(groups, asks, strict=True))
+
+    def _tries(self, node: NodeInfo) -> int:
+        """How many placement groups it takes to have every free accelerator of a node in one."""
+        if self._pin is Pin.LABEL:
+            return node.num_accelerators
+        return sum(other.num_accelerators for other in self._cluster.nodes if other.address == node.address)
+
+    def _slots(
+        self, node: NodeInfo, bundles: Sequence[Bundle], pieces: Sequence[Piece], devices: Mapping[Bundle, str | None]
+    ) -> list[Slot]:
+        """Which accelerator each bundle is; where Ray has no ids for them, the planned ones in order."""
+        names = [item.device for item in node.accelerators]
+        unknown = iter(pieces)
+        out = []
+        for bundle in bundles:
+            device = devices[bundle]
+            if device is None:
+                log.warning(
+                    "Ray has no ids for %s: as many as planned are reserved on %s, and it cannot be told which",
+                    resource_of(node),
+                    node,
+                )
+                piece = next(unknown, None)
+                if piece is None:
+                    continue
+                device = names[piece.local_rank]
+            elif device in names:
+                piece = pieces_on(node)[names.index(device)]
+            else:
+                raise ClusterError(
+                    f"Ray gave accelerator {device!r} on {node}, which offers {join_words(names)}",
+                    hint="the node was started anew with other devices: make a new Cluster",
+                )
+            out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
+        return out
+
+    def _say_waiting(self, shortage: Shortage) -> None:
+        holdings = find_holdings(self._cluster.nodes)
+        more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
+        first = self._describe(min(shortage.missing), holdings)
+        self._cluster.screen.line(f"{name_of(self._user)}: waiting for {first}{more}")
+
+    def _describe(self, piece: Piece, holdings: Holdings) -> str:
+        node = self._cluster.nodes[piece.node_rank]
+        who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
+        return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken by somebody'}"
+
+    def _shown(self, pieces: Sequence[Piece], holdings: Holdings) -> list[str]:
+        more = [f"  and {len(pieces) - _MOST_SHOWN} more"] if len(pieces) > _MOST_SHOWN else []
+        return [*(f"  {self._describe(piece, holdings)}" for piece in pieces[:_MOST_SHOWN]), *more]
+
+    def _alive(self, pieces: set[Piece]) -> set[Piece]:
+        alive = {node.ray_id for node in live_nodes()}
+        return {piece for piece in pieces if self._cluster.nodes[piece.node_rank].ray_id in alive}
+
+    def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
+        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        missing = sorted(shortage.missing)
+        known = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
+        free = self._alive(known - shortage.missing)
+        fit = nearest_fit(self._cluster.topology, components, free)
+        first = f"{plural(len(missing), 'accelerator')} for {self._name} could not be had in {waited:.0f} s:"
+        return AcceleratorsTaken("\n".join([first, *self._shown(missing, holdings)]), hint=_say_fit(fit, free, nodes))
+
+
+class _Wait:
+    """How long one has waited, and when to say so."""
+
+    def __init__(self, timeout: float) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + max(timeout, _LEAST_SECONDS)
+        self._say_at = self._began + _SAY_FIRST_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    @property
+    def is_noticed(self) -> bool:
+        """Whether Ray has noticed by now what was given back before."""
+        return self.seconds >= _NOTICE_SECONDS
+
+    @property
+    def is_time_to_say(self) -> bool:
+        """Whether it is, and then not again for a while."""
+        now = time.monotonic()
+        if now < self._say_at:
+            return False
+        self._say_at = now + _SAY_EVERY_SECONDS
+        return True
+
+
+def _say_fit(fit: Mapping[str, str] | None, free: set[Piece], nodes: Sequence[NodeInfo]) -> str:
+    if fit:
+        return "this would fit now: " + ", ".join(f"{name}: {text}" for name, text in fit.items())
+    on_nodes = [
+        f"{join_words([piece.local_rank for piece in sorted(free) if piece.node_rank == node.rank], most=16)} of {node}"
+        for node in nodes
+        if any(piece.node_rank == node.rank for piece in free)
+    ]
+    return f"free now is {'; '.join(on_nodes) or 'none'}: plan with fewer, or wait; `roost status` shows who has what"

@@ -1,0 +1,116 @@
+"""What a driver finds around itself that may matter later: versions, variables, the checkout that it was started in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from roost.runtime.runs.record import GitState
+
+_PREFIXES = (
+    *("RAY_", "ROOST_", "HYDRA_", "CUDA_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "ASCEND_", "HCCL_", "GLOO_", "UCX_"),
+    *("OMP_", "MKL_", "TORCH_", "PYTORCH_", "TRITON_", "XLA_", "JAX_", "VLLM_", "SGLANG_"),
+)
+_NAMES = {
+    *("PYTHONPATH", "PYTHONHASHSEED", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR"),
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NODEID", "PBS_JOBID", "LSB_JOBID"),
+    *("MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM"),
+}
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    # An address with a password or a token in it; settings, as in JSON, of which one is called like a secret.
+    r"://[^\s/]+@|://[^\s@/]*:[^\s@]*@|(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?|CREDENTIALS?)([\"']\s*:|:\s|\s*=)",
+    re.IGNORECASE,
+)
+# What `ray job submit` was given, with the variables of the job and their values.
+_ALWAYS_SECRET = {"RAY_JOB_CONFIG_JSON_ENV_VAR"}
+_SET_BY_RAY = {"RAY_CLIENT_MODE"}
+_NOT_SECRET = {"TOKENIZERS_PARALLELISM"}
+_MODULES = (
+    *("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang", "megatron", "deepspeed", "jax", "gymnasium"),
+)
+_GIT_SECONDS = 10.0
+
+
+def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables that matter to a run; of one that looks like a secret only the name.
+
+    >>> environment_of({"NCCL_DEBUG": "INFO", "RAY_AUTH_TOKEN": "abc", "HOME": "/home/me"})
+    {'NCCL_DEBUG': 'INFO', 'RAY_AUTH_TOKEN': None}
+    """
+    wanted = (name for name in environ if name.startswith(_PREFIXES) or name in _NAMES)
+    names = sorted(name for name in wanted if name not in _SET_BY_RAY)
+    return {name: None if _is_secret(name, environ[name]) else environ[name] for name in names}
+
+
+def _is_secret(name: str, value: str) -> bool:
+    is_named_so = name in _ALWAYS_SECRET or (name not in _NOT_SECRET and _SECRET.search(name))
+    return bool(is_named_so or _SECRET_VALUE.search(value))
+
+
+def loaded_versions() -> dict[str, str]:
+    """The versions of Roost, Python and of what this process has loaded of the usual packages."""
+    found = {"python": platform.python_version()}
+    for name in _MODULES:
+        # Only what is there: a record must not be the reason to load torch.
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            found[name] = version
+    return found
+
+
+def git_state(folder: Path) -> GitState | None:
+    """The commit and branch that are checked out around a folder, read from the files of git; None where none is."""
+    try:
+        dot_git = next(found for parent in (folder, *folder.parents) if (found := parent / ".git").exists())
+        git_dir = dot_git
+        if dot_git.is_file():
+            # A worktree, or a submodule.
+            git_dir = dot_git.parent / dot_git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        head = (git_dir / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return _checked(GitState(commit=head))
+        name = head.removeprefix("ref: ")
+        common = git_dir
+        if (git_dir / "commondir").is_file():
+            common = git_dir / (git_dir / "commondir").read_text(encoding="utf-8").strip()
+        return _checked(GitState(commit=_commit_of(common, name), branch=name.removeprefix("refs/heads/")))
+    except (OSError, UnicodeDecodeError, StopIteration):
+        return None
+
+
+def with_changes(state: GitState, folder: Path) -> GitState:
+    """The same, and whether tracked files differ from the commit; takes as long as git does, within limits."""
+    # No lock is taken and no helper of the checkout is started.
+    command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
+    try:
+        done = subprocess.run(  # noqa: S603 - words of our own
+            command,
+            cwd=folder,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return state
+    return replace(state, changed=bool(done.stdout.strip()))
+
+
+def _commit_of(common: Path, name: str) -> str:
+    loose = common / name
+    if loose.is_file():
+        return loose.read_text(encoding="utf-8").strip()
+    packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
+    return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
+
+
+def _checked(state: GitState) -> GitState | None:
+    return state if re.fullmatch(r"[0-9a-f]{40,64}", state.commit) else None
