@@ -49,12 +49,15 @@ if TYPE_CHECKING:
     from roost.runtime.failures.failure import Failure
     from roost.runtime.groups.group import WorkerGroup
     from roost.runtime.groups.result import CallResult, Outcome, OutcomeKind
+    from roost.runtime.groups.worker import Worker
     from roost.runtime.job import Job
+    from roost.runtime.managers.collective_manager import CollectiveManager
+    from roost.runtime.managers.ledgers.collectives import CollectiveGroup
     from roost.runtime.managers.ledgers.ports import PortLease
-    from roost.runtime.managers.ledgers.workers import CollectiveGroup, WorkerRecord, WorkerState
-    from roost.runtime.managers.proxies import CollectiveManager, NodeManager, WorkerManager
+    from roost.runtime.managers.ledgers.workers import WorkerRecord, WorkerState
+    from roost.runtime.managers.node_manager import NodeManager
+    from roost.runtime.managers.worker_manager import WorkerManager
     from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
-    from roost.runtime.process.worker import Worker
     from roost.runtime.reserve.reservation import Reservation
 
 __version__ = "0.1.0"
@@ -70,8 +73,8 @@ _HOME = {
     "Cluster": "runtime.cluster",
     "ClusterConfig": "config.job",
     "ClusterError": "errors",
-    "CollectiveGroup": "runtime.managers.ledgers.workers",
-    "CollectiveManager": "runtime.managers.proxies",
+    "CollectiveGroup": "runtime.managers.ledgers.collectives",
+    "CollectiveManager": "runtime.managers.collective_manager",
     "ComponentPlacement": "placement.components",
     "ComponentPlan": "placement.plan",
     "ConfigError": "errors",
@@ -90,7 +93,7 @@ _HOME = {
     "Node": "config.topology",
     "NodeGroup": "config.node_groups",
     "NodeInfo": "runtime.nodes.info",
-    "NodeManager": "runtime.managers.proxies",
+    "NodeManager": "runtime.managers.node_manager",
     "NodePlacementStrategy": "placement.strategies",
     "NodesMissing": "errors",
     "Outcome": "runtime.groups.result",
@@ -108,11 +111,11 @@ _HOME = {
     "ReservationLost": "errors",
     "RoostError": "errors",
     "Topology": "config.topology",
-    "Worker": "runtime.process.worker",
+    "Worker": "runtime.groups.worker",
     "WorkerDied": "errors",
     "WorkerFailed": "errors",
     "WorkerGroup": "runtime.groups.group",
-    "WorkerManager": "runtime.managers.proxies",
+    "WorkerManager": "runtime.managers.worker_manager",
     "WorkerRecord": "runtime.managers.ledgers.workers",
     "WorkerState": "runtime.managers.ledgers.workers",
     "WrongPlace": "errors",

@@ -7,7 +7,7 @@
     └── ClusterError           the world is not as it should be: no Ray, a wrong one, a node that is gone
         ├── NodesMissing       fewer nodes than asked for at the deadline (also a TimeoutError)
         ├── CheckFailed        a node's probe, interpreter or hardware is not as the config says
-        ├── NameTaken          a worker of that name is there already
+        ├── NameTaken          a worker of that name exists already
         ├── PortsExhausted     no free block of ports on a node
         ├── ManagerDied        a manager of the job is gone
         ├── WrongPlace         a worker is not where the plan says, or does not see what it should
@@ -132,7 +132,7 @@ class CheckFailed(ClusterError):  # noqa: N818 - what happened
 
 
 class NameTaken(ClusterError):  # noqa: N818 - what happened
-    """A worker of that name is there already."""
+    """A worker of that name exists already."""
 
 
 class PortsExhausted(ClusterError):  # noqa: N818 - what happened

@@ -19,6 +19,8 @@ def test_a_worker_that_takes_too_much_memory_is_ended_by_ray_and_named(monkeypat
     watched = {"RAY_memory_usage_threshold": f"{used + 0.05:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
     with local_cluster([LocalNode(), LocalNode(env=watched)]), Cluster(num_nodes=2) as cluster:
         group = Performer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="eater")
-        with pytest.raises(WorkerDied, match=r"eater:1 on node 1 .* died in 'eat': Ray ended it, .* out of memory"):
+        with pytest.raises(
+            WorkerDied, match=r"eater:1 on node 1 .* died in 'eat': Ray ended it because .* out of memory"
+        ):
             group.eat(1, int(0.15 * memory.total)).wait(120)
         assert group[0].rank_of().wait(60) == [0]

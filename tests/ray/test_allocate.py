@@ -192,7 +192,7 @@ def test_what_is_not_there_is_refused_and_nothing_is_started(shared_cluster, arg
 
 def test_a_name_already_taken_is_told(roost_cluster):
     handle = roost_cluster.allocate(Worker, "twin", 0, 0, {})
-    with pytest.raises(NameTaken, match="'twin' is there already"):
+    with pytest.raises(NameTaken, match="'twin' exists already"):
         roost_cluster.allocate(Worker, "twin", 1, 1, {})
     with pytest.raises(NameTaken, match="name of a manager"):
         roost_cluster.allocate(Worker, "NodeManager", 0, 0, {})

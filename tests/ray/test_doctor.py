@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from ray.util import list_named_actors
 
-from roost.runtime.managers.proxies import JOB_VARIABLE
+from roost.runtime.managers.node_manager import JOB_VARIABLE
 from roost.testing import LocalCluster, local_cluster
 from waiting import wait_until
 

@@ -213,7 +213,7 @@ def test_a_constructor_that_raises_on_one_rank_reaches_the_caller_and_leaves_not
         Performer.create_group(fails_on=2).launch(shared_cluster, FOUR, name="unmade")
     text = notes(caught.value)
     assert "in unmade:2 on node 1" in text
-    assert "while it was being made" in text
+    assert "while it was being constructed" in text
     assert "workers.py" in text
     assert not [name for name in list_named_actors() if name.startswith("unmade")]
     wait_until(lambda: not _named_like(_python_children() - before), "its processes are gone")
@@ -242,7 +242,7 @@ def test_a_worker_that_is_killed_in_its_constructor_is_named(shared_cluster, tmp
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(WorkerDied, match=r"^stubborn:3 on node 1 .* died while it was being made"):
+    with pytest.raises(WorkerDied, match=r"^stubborn:3 on node 1 .* died while it was being constructed"):
         Stubborn.create_group(str(tmp_path), 3).launch(shared_cluster, FOUR, name="stubborn")
     killer.join(60)
     assert not [name for name in list_named_actors() if name.startswith("stubborn")]

@@ -107,7 +107,7 @@ def test_a_foreign_job_on_a_node_leaves_the_rest_in_order(free_cluster):
                 args, TellingEngine, groups["rollout"], engine_kwargs={"features": 3}
             ) as engines:
                 check_measured(free_cluster, engines)
-        with pytest.raises(AcceleratorsTaken, match=r"12 accelerators could not be had in \d+ s, 11 are free"):
+        with pytest.raises(AcceleratorsTaken, match=r"12 accelerators could not be reserved in \d+ s, 11 are free"):
             create_placement_groups(flags(actor_num_gpus_per_node=12, debug_train_only=True), timeout=0)
     finally:
         ray.kill(other)

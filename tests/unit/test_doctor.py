@@ -599,7 +599,7 @@ def test_a_command_of_another_process_is_shown_in_one_line_and_upsets_no_termina
 
 
 def test_the_mark_of_a_job_is_the_one_that_workers_get():
-    from roost.runtime.managers.proxies import JOB_VARIABLE
+    from roost.runtime.managers.node_manager import JOB_VARIABLE
 
     assert machine_look.JOB_VARIABLE == JOB_VARIABLE
 

@@ -1,4 +1,4 @@
-"""The decisions of a launch, without Ray: seats, environments, phases, names, folders, what is shown."""
+"""The decisions of a launch, without Ray: specs, environments, phases, names, folders, what is shown."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from roost import (
 )
 from roost.runtime.failures.carry import carry
 from roost.runtime.failures.failure import Failure, FailureKind, in_order_of_cause, make_error
-from roost.runtime.launch.progress import LaunchBoard, Phase, Screen
-from roost.runtime.launch.worker_spec import differences, make_seats, place_group
+from roost.runtime.launch.progress import LaunchBoard, Phase, show_launch
+from roost.runtime.launch.worker_spec import WorkerSpec, make_worker_specs, place_group
 from roost.runtime.process.actor import Report
 from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
 from roost.runtime.runs import folder as runs
+from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
 from roost.runtime.runs.run_dir import log_file
 from roost.text import printable
@@ -66,21 +67,24 @@ def report(**changes: object) -> Report:
     return Report(**(values | changes))
 
 
-def seats(**changes: object) -> list:
+def specs(**env_vars: str) -> list[WorkerSpec]:
     topology = Topology.from_shorthand("2x2")
     placements = place_group(topology, None, isolate_accelerator=True)
-    given = {"env_vars": {}, "marks": {}, "nodes": [node(0), node(1)]} | changes
-    return make_seats("actor", topology, placements, given["nodes"], given["env_vars"], given["marks"])
+    return make_specs("actor", topology, [node(0), node(1)], placements, env_vars)
 
 
-def test_a_seats_environment_is_the_plans_with_what_the_caller_adds():
+def make_specs(name, topology, nodes, placements, env_vars):
+    return make_worker_specs(name, topology, nodes, placements, job_id="j", env_vars=env_vars, slots={}, share=None)
+
+
+def test_a_workers_environment_is_the_plans_plus_what_the_caller_adds():
     plan = make_plan(JOB, Topology.from_shorthand("2x2"))
-    for rank, seat in enumerate(seats(env_vars={"MINE": "1"}, marks={"ROOST_JOB": "j"})):
-        assert seat.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j"}
+    for rank, spec in enumerate(specs(MINE="1")):
+        assert spec.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j/actor"}
 
 
 def test_the_caller_may_name_another_address_for_rank_0():
-    assert seats(env_vars={"MASTER_ADDR": "ib0"})[1].variables["MASTER_ADDR"] == "ib0"
+    assert specs(MASTER_ADDR="ib0")[1].variables["MASTER_ADDR"] == "ib0"
 
 
 def test_without_accelerators_there_is_a_worker_on_each_node():
@@ -103,14 +107,14 @@ def test_search_paths_are_joined_and_what_must_be_early_is_apart():
     [
         ({}, None),
         ({"ray_id": "ray-1"}, "it is on node 1 (10.0.0.2, n1), and planned on node 0 (10.0.0.1, n0)"),
-        ({"ray_id": "zzz", "host": "far"}, "it is on a node that is not of this job (far), and planned on node 0"),
+        ({"ray_id": "zzz", "host": "far"}, "it is on a node outside this job (far), and planned on node 0"),
         ({"visible": "1"}, "it sees CUDA_VISIBLE_DEVICES='1', and planned is '0'"),
         ({"visible": None}, "it sees CUDA_VISIBLE_DEVICES=None, and planned is '0'"),
         ({"interpreter": "/other"}, None),
     ],
 )
 def test_what_a_worker_reports_is_compared_with_the_plan(changes, message):
-    found = differences(seats()[0], report(**changes), [node(0), node(1)])
+    found = specs()[0].differences(report(**changes), [node(0), node(1)])
     assert len(found) == (0 if message is None else 1)
     assert message is None or message in found[0]
 
@@ -128,8 +132,8 @@ def test_a_worker_gets_the_declared_hardware_of_its_placement():
     plan = make_plan(job, Topology.from_shorthand("2x0"))
     pieces = tuple(DeclaredHardware.make("Arm", 1, {"address": arm["address"]}) for arm in arms)
     nodes = [node(0), node(1, hardware=(DeclaredHardware.make("Camera", 1), *pieces))]
-    made = make_seats("env", plan.topology, plan.component("env").placements, nodes, {}, {})
-    assert [seat.identity.hardware[0].settings["address"] for seat in made] == [
+    made = make_specs("env", plan.topology, nodes, plan.component("env").placements, {})
+    assert [spec.identity.hardware[0].settings["address"] for spec in made] == [
         "10.1.0.0",
         "10.1.0.0",
         "10.1.0.1",
@@ -178,11 +182,11 @@ def test_a_launch_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     for stream, is_bar in ((Terminal(), True), (io.StringIO(), False)):
-        screen = Screen(quiet=False, stream=stream)
+        console = Console(quiet=False, stream=stream)
         board = LaunchBoard(["a:0"], now=0.0)
-        with screen.launching("a", board, 1) as view:
+        with show_launch(console, "a", board, 1) as view:
             view.update()
-            screen.line("from a worker", of="a:0")
+            console.line("from a worker", of="a:0")
             board.advance("a:0", Phase.READY, now=1.0)
             view.update()
         text = stream.getvalue()
@@ -196,9 +200,9 @@ def test_a_quiet_screen_says_nothing(monkeypatch):
     for quiet, variable in ((True, ""), (None, "1")):
         monkeypatch.setenv("ROOST_QUIET", variable)
         stream = io.StringIO()
-        screen = Screen(quiet=quiet, stream=stream)
-        with screen.launching("a", LaunchBoard([], now=0.0), 0):
-            screen.line("x")
+        console = Console(quiet=quiet, stream=stream)
+        with show_launch(console, "a", LaunchBoard([], now=0.0), 0):
+            console.line("x")
         assert stream.getvalue() == ""
 
 
@@ -310,12 +314,12 @@ def raised(error: Exception) -> Exception:
 
 
 def test_an_exception_travels_pickled_or_at_least_described():
-    sent = pickle.loads(pickle.dumps(carry(raised(KeyError("k")), 7)))  # noqa: S301 - our own bytes
+    sent = pickle.loads(pickle.dumps(carry(raised(KeyError("k")), "the tail")))  # noqa: S301 - our own bytes
     assert sent.description.type_name == "KeyError"
     assert "test_launch_parts.py" in sent.description.traceback
     assert isinstance(make_error([failure(0, pickled=sent.pickled)], "in 'f'"), KeyError)
-    assert carry(raised(NoText()), 7).description.message == "(its text cannot be made)"
-    huge = carry(raised(Huge("x" * 5_000_000)), 7)
+    assert carry(raised(NoText()), "").description.message == "(its str() raises)"
+    huge = carry(raised(Huge("x" * 5_000_000)), "")
     assert huge.pickled is None
     assert len(huge.description.message) + len(huge.description.traceback) < 100_000
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)

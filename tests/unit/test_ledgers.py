@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from roost import CollectiveGroup, NameTaken, WorkerRecord, WorkerState
-from roost.runtime.managers.ledgers.workers import CollectiveLedger, RollCall, WorkerLedger
+from roost.runtime.managers.ledgers.collectives import CollectiveLedger
+from roost.runtime.managers.ledgers.workers import RollCall, WorkerLedger
 from roost.runtime.managers.namespaces import choose_namespace
 
 

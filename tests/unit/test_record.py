@@ -29,7 +29,7 @@ from roost import (
 )
 from roost.placement.from_groups import Placed, gather_plan
 from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
-from roost.runtime.managers.proxies import JobInfo
+from roost.runtime.managers.node_manager import JobInfo
 from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
 from roost.runtime.runs import folder as runs_module
 from roost.runtime.runs import recorder as recorder_module

@@ -14,7 +14,7 @@ from roost.placement.plan import Piece
 from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger
 from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
 from roost.runtime.nodes.placement_groups import Ask
-from roost.runtime.nodes.ray_state import Accounts, ActorEntry, GroupEntry, RayJob
+from roost.runtime.nodes.ray_state import ActorEntry, GroupEntry, RayJob, RayState
 from roost.runtime.reserve.occupancy import combine
 
 
@@ -136,7 +136,7 @@ def test_a_bundle_without_a_cpu_asks_for_none():
 
 def test_who_has_what_is_put_together_from_jobs_and_rays_books():
     nodes = [node(0, 4), node(1, 4), node(2, 0)]
-    accounts = Accounts(
+    accounts = RayState(
         actors=(
             ActorEntry(
                 name="t", class_name="T", pid=5, ray_job="02", ray_id="id1", amounts={"GPU": {3: 0.5}}, group_id=""
@@ -173,7 +173,7 @@ def test_who_has_what_is_put_together_from_jobs_and_rays_books():
     assert found.somewhere[0][0].amount == 1, "4, of which 2 are free and 1 is named"
     assert found.free == {0: 2.0, 1: 1.5}
     assert found.free_pieces(nodes) == set(), "on a node with something unknown nothing is known to be free"
-    empty = combine(nodes, {}, {}, Accounts())
+    empty = combine(nodes, {}, {}, RayState())
     assert len(empty.free_pieces(nodes)) == 8
 
 

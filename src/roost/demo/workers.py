@@ -17,7 +17,7 @@ from roost.demo.learning import Batch, Floats, Learner, Weights, choose
 from roost.demo.timeline import Span, SpanRecorder
 from roost.errors import CallTimedOut, ClusterError, WorkerDied
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.process.worker import Worker
+from roost.runtime.groups.worker import Worker
 
 _CALL_SECONDS = 30.0
 _AWAY_SECONDS = 90.0

@@ -21,8 +21,8 @@ from roost.doctor.node_look import look_at_node, tell_time
 from roost.errors import CheckFailed
 from roost.runtime.connect import connection
 from roost.runtime.connect.local_cluster import roost_folder
-from roost.runtime.managers.namespaces import get_job
-from roost.runtime.managers.proxies import MANAGER_NAMES, JobInfo
+from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
+from roost.runtime.managers.node_manager import JobInfo
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.discover import RayNode
 from roost.runtime.nodes.info import describe_node

@@ -17,9 +17,9 @@ from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.result import CallResult
+from roost.runtime.groups.worker import Worker
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
-from roost.runtime.process.worker import Worker
 from roost.runtime.runs.run_dir import log_file
 from roost.text import join_words, plural
 

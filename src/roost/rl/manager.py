@@ -31,9 +31,9 @@ from roost.rl.placement_groups import BundleGroup
 from roost.rl.router import EngineState, Router
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
-from roost.runtime.nodes.ray_state import living_jobs, name_of_job
+from roost.runtime.groups.worker import Worker
+from roost.runtime.nodes.ray_state import living, name_of_job
 from roost.runtime.process.identity import current_identity
-from roost.runtime.process.worker import Worker
 
 MANAGER = "rollout_manager"
 CALL_SECONDS = 60.0
@@ -151,7 +151,7 @@ class ManagerWorker(Worker):
         """Those of them whose process is gone, also if it was started again since."""
         known = {name for name in names_asked if name}
         drivers = {name: name_of_job(name.split()[-3]) for name in known if name.startswith(_DRIVER)}
-        alive = living_jobs(set(drivers.values()))
+        alive = living(set(drivers.values()))
         dead = {name for name, job in drivers.items() if job not in alive}
         workers = {name: name.split()[0] for name in known if not name.startswith(_DRIVER)}
         names = set(list_named_actors())

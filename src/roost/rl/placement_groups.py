@@ -58,10 +58,10 @@ def create_placement_groups(
             hint="lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate",
         )
     user = f"{flags.mode}#{secrets.token_hex(4)}"
-    slots = Reserver(cluster, user).reserve_any(flags.num_gpus, timeout=timeout)
+    slots = Reserver(cluster.context, user).reserve_any(flags.num_gpus, timeout=timeout)
     group, indices = slots[0].group, [slot.bundle for slot in slots]
     return PlacementGroups(
-        Reservation(cluster, user, slots),
+        Reservation(cluster.context, user, slots),
         {TRAIN: (group, indices), ROLLOUT: (group, indices[flags.rollout_offset :])},
     )
 

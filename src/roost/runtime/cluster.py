@@ -1,9 +1,9 @@
-"""`Cluster`: the one object that owns a job's presence on Ray.
+"""`Cluster`: the object that owns a job's presence on Ray.
 
     with Cluster(num_nodes=2) as cluster:
         print(cluster.topology.num_accelerators)
 
-It starts Ray here or joins the cluster that is there, waits for the nodes, finds out what they have, gives them
+It joins the Ray cluster that is running or starts one here, waits for the nodes, finds out what they have, gives them
 their ranks, and starts the job's managers. `Cluster()` without arguments attaches to a job that is running.
 """
 
@@ -15,7 +15,6 @@ import functools
 import getpass
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -26,28 +25,36 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util import list_named_actors
 
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, NameTaken
-from roost.placement.fit import Components
-from roost.placement.plan import Piece, Plan
+from roost.placement.plan import Plan
 from roost.runtime.connect import connection
-from roost.runtime.launch import allocate as allocation
-from roost.runtime.launch.log_forwarder import FoundLog, LogShow
-from roost.runtime.launch.progress import Screen
-from roost.runtime.managers.actors import start_managers
+from roost.runtime.connect.connection import Connection
+from roost.runtime.launch.allocate import allocate
+from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.ports import PortLease
-from roost.runtime.managers.namespaces import choose_namespace, find_job
-from roost.runtime.managers.proxies import CollectiveManager, JobInfo, Manager, NodeManager, WorkerManager
+from roost.runtime.managers.namespaces import (
+    MANAGER_NAMES,
+    Managers,
+    choose_namespace,
+    find_job,
+    find_managers,
+    start_managers,
+    used_namespaces,
+)
+from roost.runtime.managers.node_manager import JobInfo, NodeManager
 from roost.runtime.managers.watch import Watch
+from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
+from roost.runtime.nodes.log_forwarder import FoundLog, LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
 from roost.runtime.options import TIMEOUT_SECONDS, Wish
 from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
-from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
+from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
+from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import own_run_dir
 from roost.runtime.runs.recorder import Recorder
 from roost.text import join_words, plural
@@ -59,14 +66,14 @@ _MAX_TRIES = 100
 
 
 class _OnePerProcess(type):
-    """A process has one Cluster: asking for it again gives the one that is there."""
+    """A process has one Cluster: asking for it again returns the existing one."""
 
     _lock = threading.RLock()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         with cls._lock:
             current = Cluster._current
-            # A fork has the object of its parent, and not its connection.
+            # A fork has the object of its parent, but not its connection.
             if current is not None and current._pid == os.getpid():
                 current._check_same(Wish(*args, **kwargs))
                 return current
@@ -74,7 +81,7 @@ class _OnePerProcess(type):
 
 
 class _on_the_cluster:  # noqa: N801 - a decorator
-    """A method that can be called on the class too, as the documents do: then this process's Cluster is meant."""
+    """A method that can be called on the class too, as the specification does: it then uses this process's Cluster."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -84,7 +91,7 @@ class _on_the_cluster:  # noqa: N801 - a decorator
         if cluster is not None:
             return MethodType(self._function, cluster)
 
-        # Only a call asks for the Cluster: a look at the class must not connect to anything.
+        # Only a call asks for the Cluster: looking at the class must not connect to anything.
         @functools.wraps(self._function)
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._function(owner(), *args, **kwargs)
@@ -95,15 +102,15 @@ class _on_the_cluster:  # noqa: N801 - a decorator
 class Cluster(metaclass=_OnePerProcess):
     """A job's presence on Ray: connection, nodes in order, node groups, managers.
 
-    - `num_nodes`: how many nodes to wait for; the first of them are used where there are more.
-    - `cluster_cfg`: the section `cluster` of a config, for num_nodes and node groups.
-    - neither: attach to the job that this process belongs to, or to the only one that is there.
-    - `address`: where Ray is; else RAY_ADDRESS, else the practice cluster, else the cluster of this machine.
-    - `namespace`: the job's own namespace; a second job on the same Ray gets one by itself.
-    - `timeout`: seconds until the cluster has to be there.
+    - `num_nodes`: how many nodes to wait for; if there are more, the first ones are used.
+    - `cluster_cfg`: the `cluster` section of a config, for num_nodes and node groups.
+    - neither: attach to the job that this process belongs to, or to the only one that is running.
+    - `address`: Ray's address; by default RAY_ADDRESS, else the local cluster, else the cluster of this machine.
+    - `namespace`: the job's namespace; a second job on the same Ray gets one automatically.
+    - `timeout`: seconds until the cluster must be complete.
     - `port_range`: first and last port to lease from, on every node.
-    - `run_dir`: the run's folder, for the workers' logs; else a new one in ROOST_RUNS_DIR or this user's own folder.
-    - `quiet`: do not show launches and what workers print; else as ROOST_QUIET says.
+    - `run_dir`: the run's folder, for the workers' logs; by default a new one in ROOST_RUNS_DIR or the user's folder.
+    - `quiet`: do not show launches and what workers print; by default as ROOST_QUIET says.
     - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`.
     """
 
@@ -137,30 +144,22 @@ class Cluster(metaclass=_OnePerProcess):
             record=record,
         )
         self._pid = os.getpid()
-        self._is_open = False
-        self._is_own_job = False
         self._asked_address = wish.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
-        self._watch: Watch | None = None
-        self._crews: dict[str, Callable[[], None]] = {}
-        self._screen = Screen(quiet=wish.quiet)
         self._recorder = Recorder()
-        self._nodes: tuple[NodeInfo, ...] = ()
-        # What was done and has to be undone, the last first, whatever goes wrong on the way.
+        # What was done and must be undone, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
         deadline = time.monotonic() + wish.timeout
         try:
-            self._is_worker = connection.is_worker()
-            if self._is_worker:
-                self._attach(ray.get_runtime_context().namespace, deadline)
+            if connection.is_worker():
+                self._context = self._attach(ray.get_runtime_context().namespace, None, wish, deadline)
                 self._check_same(wish)
             elif wish.attaches:
                 connection.check_can_connect()
-                self._connect_and_attach(wish, deadline)
+                self._context = self._connect_and_attach(wish, deadline)
             else:
                 connection.check_can_connect()
-                self._open(wish, deadline)
-            self._is_open = True
+                self._context = self._open(wish, deadline)
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
@@ -168,20 +167,19 @@ class Cluster(metaclass=_OnePerProcess):
             self.close()
             raise
 
-    def _open(self, wish: Wish, deadline: float) -> None:
+    def _open(self, wish: Wish, deadline: float) -> JobContext:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = wish.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
-            self._connect(wish, namespace, may_start=True)
-            free = choose_namespace(namespace, _used_namespaces())
+            made = self._connect(wish, namespace, may_start=True)
+            free = choose_namespace(namespace, used_namespaces())
             if free == namespace:
-                self._find_nodes(wish, deadline)
+                nodes, topology = self._find_nodes(wish, deadline)
                 try:
-                    self._start_managers(namespace, wish, deadline)
-                    return
+                    return self._start_job(made, nodes, topology, wish, deadline)
                 except NameTaken:
-                    # Two drivers began at once, and the other one was quicker.
-                    free = choose_namespace(namespace, {*_used_namespaces(), namespace})
+                    # Two drivers began together, and the other one was faster.
+                    free = choose_namespace(namespace, {*used_namespaces(), namespace})
             if wish.namespace is not None:
                 raise NameTaken(
                     f"another job has namespace {wish.namespace!r}",
@@ -191,29 +189,28 @@ class Cluster(metaclass=_OnePerProcess):
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
-    def _connect(self, wish: Wish, namespace: str, *, may_start: bool) -> None:
+    def _connect(self, wish: Wish, namespace: str, *, may_start: bool) -> Connection:
         made = connection.connect(wish.address, namespace, may_start=may_start)
         self._undo.callback(connection.disconnect, made)
-        self._connection = made
-        self._address = made.address
         if made.started_ray:
             self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
+        return made
 
-    def _find_nodes(self, wish: Wish, deadline: float) -> None:
+    def _find_nodes(self, wish: Wish, deadline: float) -> tuple[tuple[NodeInfo, ...], Topology]:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
         nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
         if notice:
             log.warning("%s", notice)
-        self._topology = discover.make_topology(nodes, wish.groups)
+        topology = discover.make_topology(nodes, wish.groups)
         discover.check_groups(nodes, wish.groups, deadline)
-        self._nodes = discover.with_hardware(nodes, wish.groups)
-        self._groups = wish.groups
-        self._port_range = wish.port_range
+        return discover.with_hardware(nodes, wish.groups), topology
 
-    def _start_managers(self, namespace: str, wish: Wish, deadline: float) -> None:
-        self._job = JobInfo(
-            cluster=self._address,
-            namespace=namespace,
+    def _start_job(
+        self, made: Connection, nodes: tuple[NodeInfo, ...], topology: Topology, wish: Wish, deadline: float
+    ) -> JobContext:
+        job = JobInfo(
+            cluster=made.address,
+            namespace=made.namespace,
             host=socket.gethostname(),
             pid=os.getpid(),
             user=_user(),
@@ -221,102 +218,145 @@ class Cluster(metaclass=_OnePerProcess):
             since=time.time(),
             run_dir=self._undo.enter_context(own_run_dir(wish.run_dir)),
         )
-        self._is_own_job = True
         self._undo.callback(self._recorder.end)
-        managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
-        self._undo.callback(self._end_job)
+        managers = start_managers(job, nodes, wish.groups, wish.port_range)
+        self._undo.callback(_end_managers, made, managers)
         if wish.record:
-            self._recorder.begin(self._job, self._nodes, self._topology)
-        self._node_manager, self._worker_manager, self._collective_manager = managers
-        self._watch = Watch(self._nodes, managers, self._connection)
-        self._undo.callback(self._watch.stop)
-        self._logs = LogShow(self._job.run_dir, self._screen, self)
-        self._undo.callback(self._stop_logs)
-        self._undo.callback(self._close_groups)
+            self._recorder.begin(job, nodes, topology)
+        console = Console(quiet=wish.quiet)
+        watch = Watch(nodes, made)
+        self._undo.callback(watch.stop)
+        watch.add_managers(managers)
+        logs = LogForwarder(
+            job.run_dir,
+            console,
+            find_logs=functools.partial(_logs_elsewhere, managers[1], nodes),
+            is_connected=functools.partial(connection.is_alive, made),
+        )
+        self._undo.callback(logs.stop)
         # While the managers start.
         connection.prepare_disconnect()
-        self._master_port = self._node_manager.get_view(_seconds_until(deadline)).master_port
+        node_manager, worker_manager, collective_manager = managers
+        context = JobContext(
+            job=job,
+            nodes=nodes,
+            topology=topology,
+            port_range=wish.port_range,
+            master_port=node_manager.within(_seconds_until(deadline)).get_master_port(),
+            node_manager=node_manager,
+            worker_manager=worker_manager,
+            collective_manager=collective_manager,
+            console=console,
+            recorder=self._recorder,
+            logs=logs,
+            watch=watch,
+            connection=made,
+            owner=None,
+        )
+        self._undo.callback(_close_groups, context)
+        return context
 
-    def _connect_and_attach(self, wish: Wish, deadline: float) -> None:
-        # A look around first, from a namespace of nobody: which jobs are there?
+    def _connect_and_attach(self, wish: Wish, deadline: float) -> JobContext:
+        # Connect to a namespace without a job first, to see which jobs there are.
         self._connect(wish, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
         namespace = find_job(wish.namespace)
         self._undo.close()
-        self._connect(wish, namespace, may_start=False)
+        made = self._connect(wish, namespace, may_start=False)
         connection.prepare_disconnect()
-        self._attach(namespace, deadline)
+        return self._attach(namespace, made, wish, deadline)
 
-    def _attach(self, namespace: str, deadline: float) -> None:
-        """Take the shared state from the job's managers."""
-        self._node_manager = NodeManager.get_proxy(namespace)
-        self._worker_manager = WorkerManager.get_proxy(namespace)
-        self._collective_manager = CollectiveManager.get_proxy(namespace)
-        view = self._node_manager.get_view(_seconds_until(deadline))
-        self._nodes, self._groups, self._job, self._master_port = view.nodes, view.groups, view.job, view.master_port
-        self._port_range = view.port_range
-        self._address = view.job.cluster
-        self._topology = discover.make_topology(self._nodes, self._groups)
-        self._logs = LogShow(self._job.run_dir, self._screen, None)
-        self._undo.callback(self._close_groups)
+    def _attach(self, namespace: str, made: Connection | None, wish: Wish, deadline: float) -> JobContext:
+        """Take the shared state from the job's managers; `made` is None in a worker, which Ray connected."""
+        node_manager, worker_manager, collective_manager = find_managers(namespace)
+        view = node_manager.within(_seconds_until(deadline)).get_view()
+        console = Console(quiet=wish.quiet)
+        watch = Watch(view.nodes, made)
+        self._undo.callback(watch.stop)
+        ray_context = ray.get_runtime_context()
+        actor = ray_context.get_actor_name() if made is None else None
+        context = JobContext(
+            job=view.job,
+            nodes=view.nodes,
+            topology=discover.make_topology(view.nodes, view.groups),
+            port_range=view.port_range,
+            master_port=view.master_port,
+            node_manager=node_manager,
+            worker_manager=worker_manager,
+            collective_manager=collective_manager,
+            console=console,
+            recorder=self._recorder,
+            logs=LogForwarder(view.job.run_dir, console),
+            watch=watch,
+            connection=made,
+            owner=actor or name_of_job(ray_context.get_job_id()),
+        )
+        self._undo.callback(_close_groups, context)
+        return context
 
     def _check_same(self, wish: Wish) -> None:
-        """Refuse a wish that this Cluster does not fulfil."""
+        """Raise ConfigError if the arguments contradict this Cluster."""
+        context = self._context
         contradictions = []
         if wish.num_nodes is not None and wish.num_nodes != self.num_nodes:
             contradictions.append(f"num_nodes is {self.num_nodes}, not {wish.num_nodes}")
         if wish.namespace is not None and wish.namespace != self.namespace:
             contradictions.append(f"the namespace is {self.namespace!r}, not {wish.namespace!r}")
-        if wish.address not in (None, "auto", self._address, self._asked_address):
+        if wish.address not in (None, "auto", self.address, self._asked_address):
             contradictions.append(f"the address is {self.address}, not {wish.address}")
-        if wish.port_range is not None and wish.port_range != self._port_range:
-            contradictions.append(f"port_range is {self._port_range}, not {wish.port_range}")
-        if wish.groups and wish.groups != self._groups:
+        if wish.port_range is not None and wish.port_range != context.port_range:
+            contradictions.append(f"port_range is {context.port_range}, not {wish.port_range}")
+        if wish.groups and wish.groups != context.topology.groups:
             contradictions.append("the node groups differ")
         if wish.run_dir is not None and os.path.abspath(wish.run_dir) != self.run_dir:
             contradictions.append(f"run_dir is {self.run_dir}, not {wish.run_dir}")
-        if wish.quiet is not None and wish.quiet != self._screen.quiet:
-            contradictions.append(f"quiet is {self._screen.quiet}, not {wish.quiet}")
+        if wish.quiet is not None and wish.quiet != context.console.quiet:
+            contradictions.append(f"quiet is {context.console.quiet}, not {wish.quiet}")
         if contradictions:
             raise ConfigError(
                 f"this process has a Cluster, and {join_words(contradictions)}",
-                hint="leave the arguments out to get the one that is there, or close() it first",
+                hint="leave the arguments out to get the existing one, or close() it first",
             )
+
+    @property
+    def context(self) -> JobContext:
+        """What launching, reserving and calling need to know about the job."""
+        return self._context
 
     @property
     def namespace(self) -> str:
         """The job's namespace on Ray."""
-        return self._job.namespace
+        return self._context.job.namespace
 
     @property
     def address(self) -> str:
-        """Where Ray is."""
-        return self._address
+        """Ray's address."""
+        return self._context.job.cluster
 
     @property
     def topology(self) -> Topology:
         """Nodes, accelerators and node groups as the planner takes them."""
-        return self._topology
+        return self._context.topology
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """What is known of each node, in the order of their ranks."""
-        return self._nodes
+        """What is known about each node, in the order of their ranks."""
+        return self._context.nodes
 
     @property
     def num_nodes(self) -> int:
         """How many nodes the job has."""
-        return len(self._nodes)
+        return len(self.nodes)
 
     @property
     def num_accelerators(self) -> int:
         """How many accelerators there are on all nodes."""
-        return self._topology.num_accelerators
+        return self.topology.num_accelerators
 
     @property
     def accelerator_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The hardware ranks of each node's accelerators, counted over the cluster."""
         out: list[tuple[int, ...]] = []
-        for node in self._nodes:
+        for node in self.nodes:
             first = sum(len(ranks) for ranks in out)
             out.append(tuple(range(first, first + node.num_accelerators)))
         return tuple(out)
@@ -324,32 +364,27 @@ class Cluster(metaclass=_OnePerProcess):
     @property
     def master_address(self) -> str:
         """The address of node 0."""
-        return self._nodes[0].address
+        return self.nodes[0].address
 
     @property
     def master_port(self) -> int:
-        """A port on node 0 that was leased for the job."""
-        return self._master_port
+        """A port on node 0 that is leased for the job."""
+        return self._context.master_port
 
     @property
     def job(self) -> JobInfo:
         """Who runs the job, and where its run's folder is."""
-        return self._job
+        return self._context.job
 
     @property
     def run_dir(self) -> str:
-        """The run's folder, on the driver's machine: the workers' logs are in it."""
-        return self._job.run_dir.path
+        """The run's folder on the driver's machine, which has the workers' logs."""
+        return self._context.run_dir.path
 
     @property
-    def screen(self) -> Screen:
-        """Where the user reads what goes on."""
-        return self._screen
-
-    @property
-    def logs(self) -> LogShow:
-        """What brings the workers' logs here and shows them."""
-        return self._logs
+    def logs(self) -> LogForwarder:
+        """What fetches and shows the workers' logs."""
+        return self._context.logs
 
     @property
     def recorder(self) -> Recorder:
@@ -359,51 +394,46 @@ class Cluster(metaclass=_OnePerProcess):
     @property
     def is_open(self) -> bool:
         """Whether it was not closed yet."""
-        return self._is_open
+        return not self._context.is_closed.is_set()
 
     @property
     def node_manager(self) -> NodeManager:
         """The proxy to the job's node manager."""
-        return self._node_manager
+        return self._context.node_manager
 
     @property
     def worker_manager(self) -> WorkerManager:
         """The proxy to the job's worker manager."""
-        return self._worker_manager
+        return self._context.worker_manager
 
     @property
     def dead_nodes(self) -> tuple[int, ...]:
-        """The ranks of nodes that are gone since the Cluster was made, as far as is known now."""
-        return self._watch.dead_nodes if self._watch else ()
+        """The ranks of nodes that have gone since the Cluster was made, as far as is known."""
+        return self._context.watch.dead_nodes
 
     def get_node_group(self, label: str) -> NodeGroup:
-        """A node group by its label."""
-        return self._topology.group(label)
+        """Return a node group by its label."""
+        return self.topology.group(label)
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """What is known of a node."""
-        return self._nodes[self._check_node(node_rank)]
+        """Return what is known about a node."""
+        return self.nodes[self._check_node(node_rank)]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """The address of a node."""
+        """Return the address of a node."""
         return self.get_node_info(node_rank).address
 
     def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
-        """Lease consecutive ports on a node; `holder` is the worker that they end with, else the job."""
-        self.check_open()
-        if holder is None and self._is_worker:
+        """Lease consecutive ports on a node; `holder` is the worker whose death releases them, by default the job."""
+        self._context.check_open()
+        if holder is None and self._context.connection is None:
             holder = ray.get_runtime_context().get_actor_name() or None
-        return self._node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
-
-    def propose_ports(self, node_rank: int, count: int) -> list[PortLease]:
-        """Lease single ports without a trial on their node: their holder tries them, and gives back the rest."""
-        holder = (ray.get_runtime_context().get_actor_name() or None) if self._is_worker else None
-        return self._node_manager.propose_ports(self._check_node(node_rank), count, holder)
+        return self.node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
 
     def release_ports(self, lease: PortLease) -> None:
-        """Give a lease back."""
-        self.check_open()
-        self._node_manager.release_ports([lease])
+        """Release a lease."""
+        self._context.check_open()
+        self.node_manager.release_ports([lease])
 
     @_on_the_cluster
     def allocate(
@@ -416,30 +446,18 @@ class Cluster(metaclass=_OnePerProcess):
         cls_args: Sequence[Any] = (),
         cls_kwargs: Mapping[str, Any] | None = None,
     ) -> ActorHandle[Any]:
-        """Start an actor of `cls` on a node and give its handle at once.
+        """Start an actor of `cls` on a node and return its handle without waiting.
 
         `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
-        sees all of its node. The environment is in force before the module of `cls` is imported there.
+        sees all of its node. The environment is set before the module of `cls` is imported there.
         """
-        self.check_open()
-        seat = allocation.choose_seat(self._topology, self._check_node(node_id), gpu_id)
-        if node_id in self.dead_nodes:
-            raise ClusterError(f"{self._nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
-        handle = allocation.start_actor(
-            cls,
-            worker_name,
-            node=self._nodes[node_id],
-            environment=allocation.make_environment(
-                seat, env_vars or {}, f"{self._job.id}/{worker_name}", self._nodes[node_id]
-            ),
-            namespace=self.namespace,
-            arguments=cls_args,
-            keywords=cls_kwargs or {},
-        )
+        self._context.check_open()
+        if self._check_node(node_id) in self.dead_nodes:
+            raise ClusterError(f"{self.nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
+        handle = allocate(self._context, cls, worker_name, node_id, gpu_id, env_vars or {}, cls_args, cls_kwargs or {})
         if not self._allocated:
-            self._undo.callback(self._end_workers)
+            self._undo.callback(self._end_allocated)
         self._allocated[worker_name] = handle
-        allocation.register(self._worker_manager, worker_name, seat)
         return handle
 
     def reserve(
@@ -447,10 +465,10 @@ class Cluster(metaclass=_OnePerProcess):
     ) -> Reservation:
         """Reserve every accelerator of a plan, all or none; groups that are launched on them afterwards share them.
 
-        `shares` says for components what part of an accelerator a worker uses, and is checked to add up. Where
-        accelerators are somebody else's they are waited for until `timeout`.
+        `shares` says what part of an accelerator a worker of each component uses; on one accelerator they add up to at
+        most 1. Accelerators that other jobs hold are waited for until `timeout`.
         """
-        self.check_open()
+        self._context.check_open()
         check_timeout(timeout)
         if not isinstance(plan, Plan):
             raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
@@ -458,43 +476,17 @@ class Cluster(metaclass=_OnePerProcess):
             plan.get_strategy(component.name).get_placement(self)
         # Each group declares its share when it is launched.
         pieces = dict.fromkeys(plan_accelerators(plan, shares or {}))
-        return self.reserve_accelerators("plan", pieces, plan_components(plan), timeout=timeout)
-
-    def reserve_accelerators(
-        self, name: str, shares: Mapping[Piece, float | None], components: Components, *, timeout: float
-    ) -> Reservation:
-        """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
-        user = f"{name}#{secrets.token_hex(4)}"
-        if not shares:
-            return Reservation(self, user, ())
-        slots = Reserver(self, user).reserve(shares, timeout=timeout, components=components)
-        return Reservation(self, user, slots)
-
-    @property
-    def owner_name(self) -> str | None:
-        """Who this process is to the job, if it can end before the job does: a worker, or one that attached."""
-        context = ray.get_runtime_context()
-        if self._is_worker:
-            return context.get_actor_name() or name_of_job(context.get_job_id())
-        return None if self._is_own_job else name_of_job(context.get_job_id())
-
-    def keep_group(self, name: str, close: Callable[[], None]) -> None:
-        """Close a group with this Cluster, at the latest."""
-        self._crews[name] = close
-        self._logs.start()
-
-    def forget_group(self, name: str, close: Callable[[], None]) -> None:
-        """A group is closed."""
-        if self._crews.get(name) == close:
-            del self._crews[name]
+        return reserve_accelerators(self._context, "plan", pieces, plan_components(plan), timeout=timeout)
 
     def close(self) -> None:
-        """End what this job started, and only that; then give the connection back."""
+        """End what this job started, and only that; then disconnect."""
         with _OnePerProcess._lock:
             atexit.unregister(self._close_at_exit)
-            self._is_open = False
             if Cluster._current is self:
                 Cluster._current = None
+            context: JobContext | None = getattr(self, "_context", None)
+            if context is not None:
+                context.is_closed.set()
             if self._pid == os.getpid():
                 self._recorder.note_close()
                 self._undo.close()
@@ -502,7 +494,7 @@ class Cluster(metaclass=_OnePerProcess):
 
     @classmethod
     def close_if_open(cls, address: str | None = None) -> None:
-        """Close this process's Cluster, if there is one, on that Ray if an address is given."""
+        """Close this process's Cluster, if there is one; with an address, only if it is on that Ray."""
         current = cls._current
         if current is not None and address in (None, current.address):
             current.close()
@@ -516,6 +508,10 @@ class Cluster(metaclass=_OnePerProcess):
         self._recorder.note_error(error)
         self.close()
 
+    def __repr__(self) -> str:
+        state = "" if self.is_open else ", closed"
+        return f"<Cluster {plural(self.num_nodes, 'node')}, {plural(self.num_accelerators, 'accelerator')}{state}>"
+
     def _close_at_exit(self) -> None:
         self._recorder.note_exit()
         self.close()
@@ -524,58 +520,43 @@ class Cluster(metaclass=_OnePerProcess):
         self._recorder.note_signal("SIGTERM")
         self.close()
 
-    def __repr__(self) -> str:
-        state = "" if self._is_open else ", closed"
-        return f"<Cluster {plural(self.num_nodes, 'node')}, {plural(self.num_accelerators, 'accelerator')}{state}>"
-
-    def _close_groups(self) -> None:
-        for close in reversed(list(self._crews.values())):
-            close()
-        self._crews.clear()
-
-    def _stop_logs(self) -> None:
-        self._logs.stop()
-
-    def logs_elsewhere(self) -> list[FoundLog]:
-        """The logs of workers that are on their own nodes only."""
-        workers = self._worker_manager.get_workers()
-        return [
-            FoundLog(ray_id=self._nodes[worker.node_rank].ray_id, address=worker.address, path=worker.log)
-            for worker in workers
-            if worker.log
-        ]
-
-    def _end_workers(self) -> None:
+    def _end_allocated(self) -> None:
         ended = dict(self._allocated)
         self._allocated.clear()
-        if self.is_connected():
+        if self._context.is_connected():
             for handle in reversed(ended.values()):
                 ray.kill(handle)
             connection.wait_for_names_to_go(set(ended), _CLOSE_SECONDS)
 
-    def _end_job(self) -> None:
-        managers: tuple[Manager, ...] = (self._collective_manager, self._worker_manager, self._node_manager)
-        if self.is_connected():
-            for manager in managers:
-                with contextlib.suppress(Exception):
-                    ray.kill(manager.handle)
-            # Ray does this in the background: whoever closes a Cluster may count on the names being free.
-            connection.wait_for_names_to_go({manager.NAME for manager in managers}, _CLOSE_SECONDS)
-
-    def is_connected(self) -> bool:
-        """Whether there is something left to talk to: not where Ray is gone, or another took the connection."""
-        return self._is_worker or connection.is_alive(self._connection)
-
-    def check_open(self) -> None:
-        """Refuse to go on with a Cluster that was closed."""
-        if not self._is_open:
-            raise ClusterError("this Cluster is closed", hint="make a new one")
-
     def _check_node(self, node_rank: int) -> int:
-        if type(node_rank) is not int or not 0 <= node_rank < len(self._nodes):
-            has = "only 0" if len(self._nodes) == 1 else f"0-{len(self._nodes) - 1}"
+        if type(node_rank) is not int or not 0 <= node_rank < self.num_nodes:
+            has = "only 0" if self.num_nodes == 1 else f"0-{self.num_nodes - 1}"
             raise ConfigError(f"there is no node {node_rank!r}: the cluster has {has}")
         return node_rank
+
+
+def _close_groups(context: JobContext) -> None:
+    for close in reversed(list(context.open_groups.values())):
+        close()
+    context.open_groups.clear()
+
+
+def _end_managers(made: Connection, managers: Managers) -> None:
+    if connection.is_alive(made):
+        for manager in reversed(managers):
+            with contextlib.suppress(Exception):
+                ray.kill(manager.handle)
+        # Ray does this in the background, and callers of `close` rely on the names being free.
+        connection.wait_for_names_to_go(set(MANAGER_NAMES), _CLOSE_SECONDS)
+
+
+def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[FoundLog]:
+    """Return the logs of workers that are only on their own nodes."""
+    return [
+        FoundLog(ray_id=nodes[worker.node_rank].ray_id, address=worker.address, path=worker.log)
+        for worker in worker_manager.get_workers()
+        if worker.log
+    ]
 
 
 def _seconds_until(deadline: float) -> float:
@@ -588,7 +569,3 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container may run as a user that it does not know.
         return str(os.getuid())
-
-
-def _used_namespaces() -> set[str]:
-    return {entry["namespace"] for entry in list_named_actors(all_namespaces=True)}

@@ -15,7 +15,7 @@ from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import GroupDraft, WorkerGroup
-from roost.runtime.process.worker import Worker
+from roost.runtime.groups.worker import Worker
 from roost.runtime.runs.recorder import JobSource
 from roost.text import did_you_mean, shorten
 

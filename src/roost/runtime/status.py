@@ -15,8 +15,9 @@ from ray.util import list_named_actors
 from roost.errors import RoostError
 from roost.machine.probe import find_processes
 from roost.runtime.connect import connection
-from roost.runtime.managers.namespaces import get_job
-from roost.runtime.managers.proxies import JOB_VARIABLE, MANAGER_NAMES, JobInfo, WorkerManager
+from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
+from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo
+from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on

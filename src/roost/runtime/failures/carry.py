@@ -1,7 +1,8 @@
-"""An exception on its way from a worker to its caller: pickled if it can be, and described in any case."""
+"""An exception on its way from a worker to its caller: pickled if possible, and described in any case."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import time
 import traceback
@@ -9,10 +10,9 @@ from dataclasses import dataclass
 
 from ray import cloudpickle
 
-from roost.runtime.process.output import own_tail
 from roost.text import shorten
 
-# Ray hands a small failure to its caller at once; a large one is noticed only when the whole call is over.
+# Ray delivers a small failure immediately, and a large one only when the whole call is over.
 _MAX_PICKLED = 32 * 1024
 _MAX_TEXT = 12_000
 
@@ -31,7 +31,7 @@ class RemoteFailure(Exception):  # noqa: N818 - what happened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """An exception in words."""
+    """An exception as text."""
 
     type_name: str
     message: str
@@ -41,9 +41,9 @@ class Description:
     pid: int
 
 
-def carry(error: BaseException, pid: int) -> RemoteFailure:
-    """Make an exception ready to travel: called where it was caught, in the worker."""
-    # Without our own frames, which called the user's code.
+def carry(error: BaseException, log_tail: str) -> RemoteFailure:
+    """Prepare an exception to travel: called in the worker that caught it."""
+    # Leave out our own frames, which called the user's code.
     trace = error.__traceback__
     while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
         trace = trace.tb_next
@@ -51,23 +51,23 @@ def carry(error: BaseException, pid: int) -> RemoteFailure:
     try:
         message = str(error)
     except Exception:
-        message = "(its text cannot be made)"
+        message = "(its str() raises)"
     kind = type(error)
     return RemoteFailure(
         Description(
             type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
             message=shorten(message, _MAX_TEXT),
             traceback=_cut_middle("".join(found.format())),
-            log_tail=_cut_middle(own_tail()),
+            log_tail=_cut_middle(log_tail),
             when=time.time(),
-            pid=pid,
+            pid=os.getpid(),
         ),
         _pickled(error),
     )
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The exception as bytes, if it comes back from them as what it was."""
+    """Pickle the exception, if it survives the round trip as what it was."""
     # These mean something to the code that they would pass through.
     if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
         return None

@@ -1,7 +1,8 @@
 """What went wrong in which worker, and how it reaches the caller: as the worker's own exception, with what is known.
 
-An exception in a worker travels as a `RemoteFailure`: pickled if it can be, and described in any case. The caller
-gets the exception itself back, with notes that say which worker raised it, where, with what traceback and log.
+An exception in a worker travels as a `RemoteFailure`: pickled if possible, and described in any case. `failure_of`
+turns what Ray raises into a `Failure`, and `make_error` turns failures into the exception for the caller, with notes
+that say which worker raised it, where, with what traceback and log.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Failure:
     rank: int
     node: str
     what: str
-    """`ValueError: bad reward`, or what is known of the death."""
+    """`ValueError: bad reward`, or what is known about the death."""
     traceback: str = ""
     log_tail: str = ""
     log_path: str = ""
@@ -80,26 +81,26 @@ def is_death(error: BaseException) -> bool:
 
 
 def describe_death(error: BaseException, log_tail: str = "") -> str:
-    """What is known of a death, from Ray's long account and the end of the log."""
+    """Say what is known about a death, from Ray's long account and the end of the log."""
     text = " ".join(_useful_lines(str(error)))
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
-        return "Ray ended it, since its node was running out of memory"
+        return "Ray ended it because its node was running out of memory"
     if "placement group was removed" in text or "placement group is removed" in text:
-        return "Ray ended it, since somebody gave back what was reserved for it"
+        return "Ray ended it because its reservation was removed"
     if found := _EXIT_CODE.search(text):
         return f"its process ended with exit code {found[1]}"
     if crash := _CRASH.findall(log_tail):
         return f"it crashed: {crash[-1]}"
     if "connection error code 2" in text or "Socket closed" in text:
         # Ray lists common causes at length here, none of which it knows to be the one.
-        return "its process ended without a word: it was killed, perhaps for lack of memory, or it crashed"
+        return "its process ended without a message: it crashed or was killed, perhaps for lack of memory"
     if isinstance(error, ActorUnavailableError):
         return f"it cannot be reached: {shorten(text, 400)}"
     return shorten(text, 400) or type(error).__name__
 
 
 def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
-    """What an error of Ray says of a worker."""
+    """Turn what Ray raised for a call to a worker into that worker's failure."""
     cause: Exception | None = getattr(error, "cause", None)
     base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
     if isinstance(cause, RemoteFailure):
@@ -114,30 +115,30 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
             pickled=cause.pickled,
             **base,
         )
+    base |= {"when": time.time(), "kind": FailureKind.EXCEPTION}
     if is_death(error):
-        return Failure(kind=FailureKind.DEATH, what=describe_death(error), when=time.time(), **base)
+        return Failure(**base | {"kind": FailureKind.DEATH, "what": describe_death(error)})
     if isinstance(error, RayTaskError):
-        # It happened outside of the user's method, most likely after it.
+        # Raised outside the user's method, most likely after it.
         last = _last_line(str(cause or error))
         what = f"its result cannot be sent: {last}" if "pickle" in str(error) else f"{type(cause).__name__}: {last}"
-        trace = _COLOUR.sub("", str(error))
-        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=trace, when=time.time(), **base)
+        return Failure(what=what, traceback=_COLOUR.sub("", str(error)), **base)
     if isinstance(error, RaySystemError):
         what = f"its answer cannot be read here: {_last_line(str(error))}"
-        return Failure(kind=FailureKind.EXCEPTION, what=what, traceback=str(error), when=time.time(), **base)
-    return Failure(kind=FailureKind.EXCEPTION, what=f"{type(error).__name__}: {error}", when=time.time(), **base)
+        return Failure(what=what, traceback=str(error), **base)
+    return Failure(what=f"{type(error).__name__}: {error}", **base)
 
 
 def in_order_of_cause(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures of one call, first cause first.
+    """Sort the failures of one call, first cause first.
 
-    What a worker's end does to the others looks like errors of theirs, and a death is noticed last: deaths come first.
+    When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
     """
     return sorted(failures, key=lambda failure: (failure.kind is not FailureKind.DEATH, failure.when, failure.rank))
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
-    """The exception for the caller: the first cause as it was, or in our words, with everything that is known."""
+    """Make the exception for the caller: the first cause as it was raised, or in our words, with all that is known."""
     first, *others = in_order_of_cause(failures)
     rest = []
     if others:
@@ -145,8 +146,7 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
         rest += [f"    {shorten(str(other), 300)}" for other in others[:16]]
         rest += [f"    and {len(others) - 16} more"] if len(others) > 16 else []
     if unfinished:
-        ranks = plural(len(unfinished), "rank")
-        rest.append(f"  not finished yet: {ranks}, {format_ranks(unfinished)}")
+        rest.append(f"  not finished yet: {plural(len(unfinished), 'rank')}, {format_ranks(unfinished)}")
     error = _original(first)
     if error is None:
         kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
@@ -161,7 +161,7 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
 
 
 def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
-    """Let `error.worker_failures` tell the caller's code what the notes tell people."""
+    """Give the caller's code in `error.worker_failures` what the notes give people."""
     try:
         error.worker_failures = failures  # type: ignore[attr-defined]
     except AttributeError:
@@ -176,13 +176,13 @@ def _original(failure: Failure) -> Exception | None:
         # Pickled by a worker of this job.
         found = pickle.loads(failure.pickled)  # noqa: S301
     except Exception:
-        # Its class is not to be had here.
+        # Its class cannot be imported here.
         return None
     return found if isinstance(found, Exception) else None
 
 
 def _useful_lines(text: str) -> list[str]:
-    """Ray's account without its ids, which say nothing to the reader."""
+    """Leave out the ids in Ray's account, which mean nothing to the reader."""
     skipped = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
     lines = [line.strip() for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(skipped)]

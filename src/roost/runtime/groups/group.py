@@ -7,15 +7,18 @@ with MyWorker.create_group(lr=0.1).launch(cluster, name="actor") as actor:
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import logging
 import math
 import operator
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import ray
 from ray.actor import ActorHandle
@@ -24,22 +27,20 @@ from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
 from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
-from roost.runtime.groups.members import Crew, OwnCrew, Recipe
+from roost.runtime.cluster import Cluster
+from roost.runtime.groups.members import Members, OwnMembers, Recipe
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
-from roost.runtime.launch.worker_spec import make_seats, place_group
+from roost.runtime.launch.worker_spec import check_caller_variables, make_worker_specs, place_group
+from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord
-from roost.runtime.managers.proxies import JOB_VARIABLE
-from roost.runtime.process.actor import make_worker_shell, method_kind
+from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack, ship
-from roost.runtime.process.worker import Worker, own_methods
-from roost.runtime.reserve.reservation import check_share
+from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share
+from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import plural, shorten
-
-if TYPE_CHECKING:
-    from roost.runtime.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
@@ -47,24 +48,24 @@ LAUNCH_SECONDS = 600.0
 
 
 class GroupDraft:
-    """A group that is not launched yet: the class, and the arguments that every worker is made with."""
+    """A group that is not launched yet: the class, and the arguments that every worker is constructed with."""
 
-    def __init__(self, cls: type[Worker], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, cls: type, methods: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self._cls = cls
+        self._methods = {name: method_kind(member) for name, member in methods.items()}
         self._args = tuple(args)
         self._kwargs = dict(kwargs)
         if inspect.isabstract(cls):
             raise TypeError(
                 f"{cls.__name__} is abstract: {', '.join(sorted(getattr(cls, '__abstractmethods__', ())))} is missing"
             )
-        try:
-            # Worker's own __new__ takes anything.
-            inspect.signature(cls.__init__).bind(None, *args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{cls.__name__}.create_group: {error}") from None
-        except ValueError:
-            # A class whose constructor Python knows nothing about.
-            return
+        # A class whose constructor Python knows nothing about raises ValueError.
+        with contextlib.suppress(ValueError):
+            try:
+                # Worker's own __new__ takes anything.
+                inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+            except TypeError as error:
+                raise TypeError(f"{cls.__name__}.create_group: {error}") from None
 
     def launch(
         self,
@@ -79,54 +80,74 @@ class GroupDraft:
         reserve: bool = True,
         share: float | None = None,
     ) -> WorkerGroup:
-        """Start one worker for each placement, all at once, and wait until every one is ready.
+        """Start one worker for each placement, all together, and wait until every one is ready.
 
-        - `placement_strategy`: where they go; without one, a worker on each accelerator, or on each node.
-        - `name`: the group's name in the job, else that of the class; in a worker it is put behind its address.
+        - `placement_strategy`: where they go; by default one worker on each accelerator, or on each node.
+        - `name`: the group's name in the job, by default that of the class; in a worker it follows its address.
         - `isolate_accelerator`: whether a worker sees only its own accelerators.
-        - `env_vars`: variables for all of them.
-        - `max_concurrency`: how many calls a worker serves at once.
-        - `timeout`: seconds until all have to be ready.
+        - `env_vars`: environment variables for all of them.
+        - `max_concurrency`: how many calls a worker serves at a time.
+        - `timeout`: seconds until all must be ready.
         - `restarts`: how often each rank is restarted in its place when its worker dies.
-        - `reserve`: let Ray know that the accelerators are taken; without it other jobs may get them too.
-        - `share`: the part of each of its accelerators that a worker uses; those of all workers on one are at most 1.
+        - `reserve`: reserve the accelerators on Ray; without it other jobs may get them too.
+        - `share`: the part of each of its accelerators that a worker uses; on one accelerator they add up to 1 at most.
         """
-        _check_cluster(cluster)
+        context = _checked_context(cluster)
         _check_options(max_concurrency, timeout, restarts, reserve, share)
         full_name = _full_name(name, self._cls)
-        placements = place_group(cluster.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
-        marks = {JOB_VARIABLE: f"{cluster.job.id}/{full_name}"}
-        seats = make_seats(full_name, cluster.topology, placements, cluster.nodes, env_vars or {}, marks)
-        methods = {method: method_kind(member) for method, member in own_methods(self._cls).items()}
-        record = GroupRecord(
-            name=full_name,
-            identities=tuple(seat.identity for seat in seats),
-            methods=tuple((method, str(kind)) for method, kind in methods.items()),
-            launch=secrets.token_hex(8),
-        )
-        _warn_of_shadows(self._cls, methods)
+        placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
+        variables = dict(env_vars or {})
+        check_caller_variables(placements, variables)
         recipe = Recipe(
-            remote=ray.remote(make_worker_shell(self._cls.__name__, methods)),
-            made_of=self._made_of(),
+            remote=ray.remote(make_actor_class(self._cls.__name__, self._methods)),
+            constructor=self._pack(),
             options={} if max_concurrency is None else {"max_concurrency": max_concurrency},
             timeout=timeout,
             restarts=restarts,
-            reserve=reserve,
-            share=share,
         )
-        crew = OwnCrew(cluster, record, seats, recipe)
-        with cluster.recorder.launching(full_name, self._cls, placement_strategy, placements) as note:
-            note(crew.launch())
-        return WorkerGroup(crew, range(crew.size))
+        _warn_of_shadows(self._cls, self._methods)
+        with (
+            context.recorder.launching(full_name, self._cls, placement_strategy, placements) as note,
+            contextlib.ExitStack() as undo,
+        ):
+            began = time.monotonic()
+            reached: dict[str, float] = {}
+            reservation = None
+            if reserve:
+                reservation = _reserve(context, full_name, placements, share, timeout)
+                undo.callback(reservation.close)
+                reached["reserved"] = time.monotonic()
+            slots = {slot.piece: slot for slot in reservation.slots} if reservation else {}
+            specs = make_worker_specs(
+                full_name,
+                context.topology,
+                context.nodes,
+                placements,
+                job_id=context.job.id,
+                env_vars=variables,
+                slots=slots,
+                share=share,
+            )
+            record = GroupRecord(
+                name=full_name,
+                identities=tuple(spec.identity for spec in specs),
+                methods=tuple((method, str(kind)) for method, kind in self._methods.items()),
+                launch=secrets.token_hex(8),
+            )
+            members = OwnMembers(context, record, specs, recipe, reservation)
+            reached |= members.launch()
+            undo.pop_all()
+            note({phase: when - began for phase, when in reached.items()})
+        return WorkerGroup(members, range(members.size))
 
-    def _made_of(self) -> Any:
+    def _pack(self) -> Any:
         try:
             packed = pack((self._cls, self._args, self._kwargs))
         except Exception as error:
             raise ConfigError(
                 f"{self._cls.__name__} or an argument of create_group cannot be sent to a worker: "
                 f"{shorten(str(error), 300)}",
-                hint="what is sent has to be picklable: send what it is made from, and make it in the worker",
+                hint="arguments must be picklable: send what it is made from, and make it in the worker",
             ) from None
         return ship(packed)
 
@@ -137,42 +158,40 @@ class GroupDraft:
 class WorkerGroup:
     """Workers that are called together: any public method of their class is a method of the group.
 
-    `group.train(batch)` calls `train` on every worker and gives a `CallResult` at once. `group[0]`, `group[0:4]` and
-    `group.on(0, 3)` are groups of some of the workers.
+    `group.train(batch)` calls `train` on every worker and returns a `CallResult` without waiting. `group[0]`,
+    `group[0:4]` and `group.on(0, 3)` are groups of some of the workers.
     """
 
-    def __init__(self, crew: Crew, ranks: Iterable[int]) -> None:
-        self._crew = crew
+    def __init__(self, members: Members, ranks: Iterable[int]) -> None:
+        self._members = members
         self._ranks = tuple(ranks)
 
     @classmethod
     def attach(cls, name: str) -> WorkerGroup:
-        """A group that another process of the job launched, by its name."""
-        from roost.runtime.cluster import Cluster
-
-        cluster = Cluster()
-        record = cluster.worker_manager.get_group(name)
-        return cls(Crew(cluster, record), range(len(record.identities)))
+        """Return a group that another process of the job launched, by its name."""
+        context = Cluster().context
+        record = context.worker_manager.get_group(name)
+        return cls(Members(context, record), range(len(record.identities)))
 
     @property
     def cluster(self) -> Cluster:
         """The job's Cluster, as this process sees it."""
-        return self._crew.cluster
+        return Cluster()
 
     @property
     def name(self) -> str:
         """The group's name."""
-        return self._crew.name
+        return self._members.name
 
     @property
     def world_size(self) -> int:
         """How many workers were launched under the name."""
-        return self._crew.size
+        return self._members.size
 
     @property
     def is_own(self) -> bool:
         """Whether this process launched the group, and ends its workers."""
-        return isinstance(self._crew, OwnCrew)
+        return isinstance(self._members, OwnMembers)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -182,53 +201,53 @@ class WorkerGroup:
     @property
     def placements(self) -> list[Placement]:
         """Where these workers sit."""
-        return [self._crew.identity(rank).placement for rank in self._ranks]
+        return [self._members.identity(rank).placement for rank in self._ranks]
 
     @property
     def actor_handles(self) -> list[ActorHandle[Any]]:
-        """The actors of Ray behind these workers, in rank order."""
-        return self._crew.handles(self._ranks)
+        """The Ray actors behind these workers, in rank order."""
+        return self._members.handles(self._ranks)
 
     @property
     def alive(self) -> list[int]:
-        """Those of the ranks whose workers are alive now."""
-        return [rank for rank in self._crew.alive() if rank in self._ranks]
+        """The ranks whose workers are alive now."""
+        return [rank for rank in self._members.alive() if rank in self._ranks]
 
     def __len__(self) -> int:
         return len(self._ranks)
 
     def __getitem__(self, which: SupportsIndex | slice | Iterable[int]) -> WorkerGroup:
-        """The group of one rank, or of some: by rank, slice or list of ranks."""
+        """Return the group of one rank or of several: by rank, slice or list of ranks."""
         if isinstance(which, slice):
-            return WorkerGroup(self._crew, self._ranks[which])
+            return WorkerGroup(self._members, self._ranks[which])
         if isinstance(which, Iterable):
             return self.on(*which)
         index = operator.index(which)
         if not -len(self._ranks) <= index < len(self._ranks):
-            raise IndexError(f"{self.name!r} has no rank {index} here: it has {_said_ranks(self._ranks)}")
-        return WorkerGroup(self._crew, [self._ranks[index]])
+            raise IndexError(f"{self.name!r} has no rank {index} here: it has {_name_ranks(self._ranks)}")
+        return WorkerGroup(self._members, [self._ranks[index]])
 
     def on(self, *ranks: int) -> WorkerGroup:
-        """The group of these ranks; nothing is remembered for later calls."""
+        """Return the group of these ranks."""
         for rank in ranks:
             if isinstance(rank, bool) or not hasattr(rank, "__index__") or operator.index(rank) not in self._ranks:
-                raise ConfigError(f"{self.name!r} has no rank {rank!r} here: it has {_said_ranks(self._ranks)}")
+                raise ConfigError(f"{self.name!r} has no rank {rank!r} here: it has {_name_ranks(self._ranks)}")
         if not ranks or len(set(ranks)) != len(ranks):
             raise ConfigError(f"on{ranks!r}: name each rank once", hint="for all of them leave out on()")
-        return WorkerGroup(self._crew, sorted(map(operator.index, ranks)))
+        return WorkerGroup(self._members, sorted(map(operator.index, ranks)))
 
     def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup:
-        """The same as `on`; also takes a list of ranks."""
+        """Do the same as `on`; also takes a list of ranks."""
         return self.on(*(rank for item in ranks for rank in (item if isinstance(item, Iterable) else [item])))
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
-        """Call a method by its name: for one that is called like something of the group."""
+        """Call a method by its name, for one whose name the group itself uses."""
         self._check_method(method)
-        sent = self._crew.pack(method, args, kwargs)
-        return self._crew.call(method, self._ranks, [sent] * len(self._ranks))
+        sent = self._members.pack(method, args, kwargs)
+        return self._members.call(method, self._ranks, [sent] * len(self._ranks))
 
     def map(self, method: str, arguments: Sequence[Any]) -> CallResult:
-        """Call a method with different arguments on each rank: a tuple of them, or one that is no tuple."""
+        """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple."""
         self._check_method(method)
         if len(arguments) != len(self._ranks):
             raise ConfigError(
@@ -236,24 +255,24 @@ class WorkerGroup:
                 f"{plural(len(self._ranks), 'worker')}",
                 hint="give one tuple of arguments for each rank, in rank order",
             )
-        sent = [self._crew.pack(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
-        return self._crew.call(method, self._ranks, sent)
+        sent = [self._members.pack(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
+        return self._members.call(method, self._ranks, sent)
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
-        """The items of a generator method, `(rank, item)`, as they come; each worker is one item ahead, and no more."""
+        """Return the items of a generator method as `(rank, item)`, as they come; workers stay at most one ahead."""
         self._check_method(method)
-        if not self._crew.methods[method].is_generator:
+        if not self._members.methods[method].is_generator:
             raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
-        return self._crew.stream(method, self._ranks, self._crew.pack(method, args, kwargs))
+        return self._members.stream(method, self._ranks, self._members.pack(method, args, kwargs))
 
     def restart(self, rank: int) -> None:
-        """Start a dead rank anew in its place: same node, accelerators and ports, constructor run again."""
-        self._crew.check_open()
-        self._crew.restart(self.on(rank).ranks[0])
+        """Start a dead rank again in its place: same node, accelerators and ports; its constructor runs again."""
+        self._members.check_open()
+        self._members.restart(self.on(rank).ranks[0])
 
     def close(self) -> None:
-        """End all workers of the name; from a process that attached, only let go of it."""
-        self._crew.close()
+        """End all workers of the group; in a process that attached, only let go of it."""
+        self._members.close()
 
     def __enter__(self) -> WorkerGroup:
         return self
@@ -275,36 +294,44 @@ class WorkerGroup:
         return call
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._crew.methods})
+        return sorted({*super().__dir__(), *self._members.methods})
 
     def __repr__(self) -> str:
-        state = ", closed" if self._crew.is_closed else ""
-        return f"<WorkerGroup {self.name!r}, {_said_ranks(self._ranks)} of {self._crew.size}{state}>"
+        state = ", closed" if self._members.is_closed else ""
+        return f"<WorkerGroup {self.name!r}, {_name_ranks(self._ranks)} of {self._members.size}{state}>"
 
     def __reduce__(self) -> Any:
         return _attached, (self.name, self._ranks)
 
     def _check_method(self, method: str) -> None:
-        if method in self._crew.methods:
+        if method in self._members.methods:
             return
-        close = difflib.get_close_matches(method, self._crew.methods, n=1)
-        has = f"did you mean {close[0]!r}?" if close else f"it has {shorten(', '.join(self._crew.methods), 200)}"
+        close = difflib.get_close_matches(method, self._members.methods, n=1)
+        has = f"did you mean {close[0]!r}?" if close else f"it has {shorten(', '.join(self._members.methods), 200)}"
         raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
 
 
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
-    """A group that was sent to another process of the job."""
-    return WorkerGroup(WorkerGroup.attach(name)._crew, ranks)
+    """Return a group that was sent to another process of the job."""
+    return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
 
 
-def _check_cluster(cluster: object) -> None:
-    from roost.runtime.cluster import Cluster
-
+def _checked_context(cluster: object) -> JobContext:
     if not isinstance(cluster, Cluster):
         raise ConfigError(
             f"launch takes a Cluster, not a {type(cluster).__name__}", hint="for example launch(Cluster(num_nodes=2))"
         )
-    cluster.check_open()
+    cluster.context.check_open()
+    return cluster.context
+
+
+def _reserve(
+    context: JobContext, name: str, placements: Sequence[Placement], share: float | None, timeout: float
+) -> Reservation:
+    """Reserve the accelerators of a group, before anything is started there."""
+    workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
+    shares = {piece: None if share is None else share * count for piece, count in workers.items()}
+    return reserve_accelerators(context, name, shares, {name: placements}, timeout=min(timeout, RESERVE_SECONDS))
 
 
 def _warn_of_shadows(cls: type, methods: Iterable[str]) -> None:
@@ -316,11 +343,11 @@ def _warn_of_shadows(cls: type, methods: Iterable[str]) -> None:
 
 
 def _full_name(name: str | None, cls: type) -> str:
-    """The group's name: behind the worker's address, where a worker launches it."""
+    """Return the group's name, which follows the worker's address if a worker launches it."""
     parent = current_identity()
     if parent is None:
         return check_group_name(cls.__name__ if name is None else name)
-    # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of its needs a name.
+    # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
     return parent.address if name is None else f"{parent.address}:{check_group_name(name)}"
 
 
@@ -336,9 +363,9 @@ def _check_options(
     if not isinstance(reserve, bool):
         raise ConfigError(f"reserve is {reserve!r}: it is True or False")
     if share is not None and not reserve:
-        raise ConfigError("share says how reserved accelerators are shared, and reserve is False")
+        raise ConfigError("share says how reserved accelerators are shared, but reserve is False")
     check_share(share, "share")
 
 
-def _said_ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {format_ranks(ranks)}" if ranks else "no rank"

@@ -1,4 +1,4 @@
-"""The workers of one group as this process reaches them: calls, deaths, restarts. All narrowed groups share it."""
+"""The workers of one group as this process reaches them: calls, deaths, restarts. All narrowed groups share them."""
 
 from __future__ import annotations
 
@@ -6,61 +6,51 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied
 from roost.runtime.connect.connection import wait_for_names_to_go
 from roost.runtime.failures.failure import Failure, FailureKind
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
+from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.launch import Launch, Member
-from roost.runtime.launch.progress import LaunchBoard
-from roost.runtime.launch.site import JobSite, describe_failure
-from roost.runtime.launch.worker_spec import Seat
+from roost.runtime.launch.progress import LaunchBoard, show_launch
+from roost.runtime.launch.worker_spec import WorkerSpec
+from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
 from roost.runtime.nodes.discover import live_nodes
+from roost.runtime.nodes.ray_state import living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import pack, pack_call
-from roost.runtime.reserve.reservation import Reservation, accelerators_of
-from roost.runtime.reserve.reserver import RESERVE_SECONDS
+from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
 from roost.text import plural, shorten
-
-if TYPE_CHECKING:
-    from roost.runtime.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
-_WATCH_SECONDS = 0.5
 _CAUSE_SECONDS = 2.0
 
 
-class Crew:
+class Members:
     """The workers of a group, by rank."""
 
-    def __init__(self, cluster: Cluster, record: GroupRecord) -> None:
+    def __init__(self, context: JobContext, record: GroupRecord) -> None:
+        self.context = context
         self.name = record.name
         self.methods = {name: MethodKind(kind) for name, kind in record.methods}
-        self._cluster = cluster
         self._record = record
-        # By rank; those of `_lost` are looked up when they are needed.
+        # By rank; the handles of the ranks in `_lost` are looked up when they are needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
         self._lost = set(range(len(record.identities)))
         self._is_closed = False
-
-    @property
-    def cluster(self) -> Cluster:
-        """The job's Cluster."""
-        return self._cluster
 
     @property
     def size(self) -> int:
@@ -69,87 +59,87 @@ class Crew:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the group was closed."""
         return self._is_closed
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the group and its Cluster are open, and Ray answers."""
+        return not self._is_closed and self.context.is_reachable
+
     def identity(self, rank: int) -> WorkerIdentity:
-        """Who a rank is."""
+        """Return the identity of a rank."""
         return self._record.identities[rank]
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        """The actors behind some ranks."""
+        """Return the actors behind some ranks."""
         self.check_open()
         return self._ready_handles(ranks)
 
     def alive(self) -> list[int]:
-        """The ranks whose workers are alive now."""
-        if not self.is_reachable() or not self._is_current():
+        """Return the ranks whose workers are alive now."""
+        if not self.is_reachable or not self._is_current():
             return []
-        names = set(list_named_actors())
-        return [rank for rank in range(self.size) if self.identity(rank).address in names]
-
-    def is_reachable(self) -> bool:
-        """Whether the group and its Cluster are open, and Ray is there: Ray's calls would start a new one."""
-        return not self._is_closed and self._cluster.is_open and self._cluster.is_connected()
+        addresses = [identity.address for identity in self._record.identities]
+        alive = living(addresses)
+        return [rank for rank, address in enumerate(addresses) if address in alive]
 
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
-        """Call a method on some ranks, each with what is sent to it."""
-        self.check_open()
-        handles = self._ready_handles(ranks)
+        """Call a method on some ranks, with what is sent to each."""
+        handles = self.handles(ranks)
         refs = [getattr(handle, method).remote(*args) for handle, args in zip(handles, sent, strict=True)]
         return CallResult(self, method, ranks, refs)
 
     def stream(self, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> ItemStream:
-        """The items that a generator method yields on some ranks, with the rank, as they come."""
-        self.check_open()
-        return ItemStream(self, method, ranks, self._ready_handles(ranks), sent)
+        """Return the items that a generator method yields on some ranks, with the rank, as they come."""
+        return ItemStream(self, method, ranks, self.handles(ranks), sent)
 
     def pack(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call as what is sent."""
+        """Pack the arguments of a call."""
         try:
             return pack_call(args, kwargs)
         except Exception as error:
             raise ConfigError(
                 f"{_culprit(args, kwargs)} of {method!r} cannot be sent to a worker: {shorten(str(error), 300)}",
-                hint="what is sent has to be picklable: send what it is made from, and make it in the worker",
+                hint="arguments must be picklable: send what it is made from, and make it in the worker",
             ) from None
 
     def describe(self, error: BaseException, rank: int) -> Failure:
-        """What an error of Ray says of a worker, with what can be found out beside."""
-        failure = describe_failure(self._cluster, self.identity(rank), error)
+        """Turn what Ray raised for a call into the worker's failure."""
+        failure = self.context.describe(self.identity(rank), error)
         if failure.kind is FailureKind.DEATH:
             self._lost.add(rank)
         return failure
 
     def check_open(self) -> None:
-        """Refuse a group that was closed, or whose Cluster was."""
+        """Raise ClusterError if the group or its Cluster was closed."""
         if self._is_closed:
             raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
-        self._cluster.check_open()
+        self.context.check_open()
 
     def close(self) -> None:
         """Let go of the group; its workers belong to the process that launched it."""
         self._is_closed = True
 
     def restart(self, rank: int) -> None:
-        """Refused here: see OwnCrew."""
+        """Refuse: only the process that launched the group can restart a worker."""
         raise ClusterError(
             f"{self.identity(rank).address} can only be restarted by the process that launched the group"
         )
 
     def _is_current(self) -> bool:
-        """Whether the name still stands for this launch."""
+        """Whether the name still belongs to this launch."""
         try:
-            return self._cluster.worker_manager.get_group(self.name).launch == self._record.launch
+            return self.context.worker_manager.get_group(self.name).launch == self._record.launch
         except ClusterError:
             return False
 
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        # Whoever launched the group may have restarted those that died.
+        # The process that launched the group may have restarted those that died.
         for rank in self._lost & set(ranks):
             address = self.identity(rank).address
             try:
-                self._handles[rank] = ray.get_actor(address, namespace=self._cluster.namespace)
+                self._handles[rank] = ray.get_actor(address, namespace=self.context.job.namespace)
             except ValueError:
                 raise WorkerDied(f"{address} on {self.identity(rank).node} is dead") from None
             self._lost.discard(rank)
@@ -158,32 +148,37 @@ class Crew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the workers of a group are made, the first time and again."""
+    """How the workers of a group are started, the first time and again."""
 
     remote: Any
     """The actor class."""
-    made_of: Any
+    constructor: Any
     """The user's class and its arguments, packed."""
     options: Mapping[str, Any]
     timeout: float
     restarts: int
-    reserve: bool
-    share: float | None
 
 
-class OwnCrew(Crew):
+class OwnMembers(Members):
     """The workers of a group that this process launched: it can restart them, and ends them."""
 
-    def __init__(self, cluster: Cluster, record: GroupRecord, seats: Sequence[Seat], recipe: Recipe) -> None:
-        super().__init__(cluster, record)
-        self._seats = list(seats)
+    def __init__(
+        self,
+        context: JobContext,
+        record: GroupRecord,
+        specs: Sequence[WorkerSpec],
+        recipe: Recipe,
+        reservation: Reservation | None,
+    ) -> None:
+        super().__init__(context, record)
+        self._specs = tuple(specs)
         self._recipe = recipe
+        self._reservation = reservation
         self._lock = threading.RLock()
-        self._restarts_left = dict.fromkeys(range(len(seats)), recipe.restarts)
+        self._restarts_left = dict.fromkeys(range(len(specs)), recipe.restarts)
         self._stopped = threading.Event()
-        self._site = JobSite(cluster, {seat.address: seat.identity for seat in seats}, self._stopped)
-        self._watcher: threading.Thread | None = None
-        self._reservation: Reservation | None = None
+        self._port = GroupPort(context.node_manager, specs[0].node.rank, context.owner)
+        self._reviver: threading.Thread | None = None
         self._is_ended = False
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
@@ -191,114 +186,91 @@ class OwnCrew(Crew):
     def _is_current(self) -> bool:
         return True
 
-    def launch(self) -> dict[str, float]:
-        """Start all of them, and give the seconds of the phases; what was started is stopped if that fails."""
-        began = time.monotonic()
+    def launch(self) -> Mapping[str, float]:
+        """Start all workers, and return when the last of them reached each phase; if it fails, end them."""
         try:
-            self._reserve()
-            reached = {"reserved": time.monotonic()} if self._reservation is not None else {}
-            members, board = self._start(self._seats, is_restart=False)
+            members, board = self._start(self._specs, is_restart=False)
         except BaseException:
             self.close()
             raise
-        self._handles = {seat.identity.rank: members[seat.address].handle for seat in self._seats}
+        self._handles = {spec.identity.rank: members[spec.address].handle for spec in self._specs}
         if self._recipe.restarts:
-            self._watcher = threading.Thread(target=self._watch, name=f"roost-{self.name}", daemon=True)
-            self._watcher.start()
-        reached |= {str(phase): when for phase, when in board.reached.items()}
-        return {phase: when - began for phase, when in reached.items()}
-
-    def _reserve(self) -> None:
-        """Let Ray know what is taken, before anything is started there."""
-        if not self._recipe.reserve:
-            return
-        pieces = {seat.address: accelerators_of(seat.identity.placement) for seat in self._seats}
-        share, workers = self._recipe.share, Counter(piece for own in pieces.values() for piece in own)
-        shares = {piece: None if share is None else share * count for piece, count in workers.items()}
-        self._reservation = self._cluster.reserve_accelerators(
-            self.name,
-            shares,
-            {self.name: [seat.identity.placement for seat in self._seats]},
-            timeout=min(self._recipe.timeout, RESERVE_SECONDS),
-        )
-        slots = {slot.piece: slot for slot in self._reservation.slots}
-        self._site.slots = self._reservation.slots
-        self._seats = [
-            replace(seat, slots=tuple(slots[piece] for piece in pieces[seat.address]), share=share)
-            for seat in self._seats
-        ]
+            self.context.watch.add_workers(self, members, self._revive_soon)
+        return {str(phase): when for phase, when in board.reached.items()}
 
     def restart(self, rank: int) -> None:
-        """Start a rank whose worker is dead anew, in its place."""
+        """Start a rank whose worker is dead again, in its place."""
         with self._lock:
             self.check_open()
-            seat = self._seats[rank]
+            spec = self._specs[rank]
             if rank in self.alive():
-                raise ConfigError(f"{seat.address} is alive", hint="only a dead worker can be restarted in its place")
-            if seat.node.ray_id not in {node.ray_id for node in live_nodes()}:
+                raise ConfigError(f"{spec.address} is alive", hint="only a dead worker can be restarted in its place")
+            if spec.node.ray_id not in {node.ray_id for node in live_nodes()}:
                 raise ClusterError(
-                    f"{seat.address} cannot be restarted: {seat.node} is gone", hint="close the group and plan anew"
+                    f"{spec.address} cannot be restarted: {spec.node} is gone", hint="close the group and plan again"
                 )
             began, reason = time.monotonic(), self._cause_of_death(rank)
             failure: BaseException | None = None
             try:
-                # Ray keeps the name of an actor that died by itself until it is told to end it.
-                self._end({seat.address: self._handles[rank]})
-                members, _ = self._start([seat], is_restart=True)
-                self._handles[rank] = members[seat.address].handle
+                # Ray keeps the name of an actor that died until it is killed.
+                self._end({spec.address: self._handles[rank]})
+                members, _ = self._start([spec], is_restart=True)
+                self._handles[rank] = members[spec.address].handle
             except BaseException as error:
                 failure = error
                 raise
             finally:
-                self._cluster.recorder.note_restart(seat.address, reason, time.monotonic() - began, failure)
+                self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
 
     def _cause_of_death(self, rank: int) -> str:
-        """What is known of the end of a rank that is dead: a call to it is refused with the reason."""
+        """Say what is known about the death of a rank: Ray refuses a call to it with the reason."""
         try:
             ray.get(self._handles[rank].__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
         except Exception as error:
-            return describe_failure(self._cluster, self.identity(rank), error).what
+            return self.context.describe(self.identity(rank), error).what
         return "not known"
 
     def close(self) -> None:
-        """End every worker, and give back what the group had."""
+        """End every worker, and release what the group held."""
         self._stopped.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(timeout=_END_SECONDS)
+        self.context.watch.remove_workers(self)
+        reviver = self._reviver
+        if reviver is not None and reviver is not threading.current_thread():
+            reviver.join(timeout=_END_SECONDS)
         with self._lock:
             if self._is_ended:
                 return
             self._is_closed = True
-            if self._cluster.is_connected():
+            if self.context.is_connected():
                 try:
                     self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
                     with contextlib.suppress(RoostError):
-                        self._site.release_ports()
+                        self._port.release()
                 finally:
                     if self._reservation is not None:
                         self._reservation.close()
                 if self._is_kept:
                     with contextlib.suppress(RoostError):
-                        self._cluster.worker_manager.remove_group(self.name)
+                        self.context.worker_manager.remove_group(self.name)
             if self._is_kept:
-                self._cluster.logs.forget([seat.address for seat in self._seats])
-                self._cluster.forget_group(self.name, self.close)
-            # Only now: whoever is interrupted in the middle can close it again.
+                self.context.logs.forget([spec.address for spec in self._specs])
+                self.context.forget_group(self.name, self.close)
+            # Set last, so that a close that was interrupted can be repeated.
             self._is_ended = True
 
-    def _start(self, seats: list[Seat], *, is_restart: bool) -> tuple[dict[str, Member], LaunchBoard]:
-        cluster, recipe = self._cluster, self._recipe
-        launch = Launch(seats, cluster.nodes, recipe.timeout)
-        nodes = len({seat.node.rank for seat in seats})
+    def _start(self, specs: Sequence[WorkerSpec], *, is_restart: bool) -> tuple[dict[str, Member], LaunchBoard]:
+        context, recipe = self.context, self._recipe
+        launch = Launch(context, specs, self._port, self._stopped, seconds=recipe.timeout, is_restart=is_restart)
+        nodes = len({spec.node.rank for spec in specs})
         try:
-            with cluster.screen.launching(self.name, launch.board, nodes) as view:
-                launch.request(recipe.remote, cluster.namespace, recipe.options)
-                cluster.worker_manager.register_actors([_record(seat) for seat in seats])
+            with show_launch(context.console, self.name, launch.board, nodes) as view:
+                launch.request(recipe.remote, recipe.options)
+                context.worker_manager.register_actors([_record(spec) for spec in specs])
                 if not is_restart:
                     self._keep()
-                members = launch.run(recipe.made_of, view, self._site, is_restart=is_restart)
+                members = launch.run(recipe.constructor, view)
             reports = {address: member.report for address, member in members.items()}
-            cluster.worker_manager.add_group(
+            context.worker_manager.add_group(
                 self._record,
                 {address: report.pid for address, report in reports.items()},
                 {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
@@ -309,11 +281,11 @@ class OwnCrew(Crew):
         return members, launch.board
 
     def _keep(self) -> None:
-        """The name is ours now: while the processes start, take what the group needs."""
+        """Take what the group needs now that the name is ours, while the processes start."""
         self._is_kept = True
-        self._cluster.keep_group(self.name, self.close)
-        put_aside(self._cluster.job.run_dir.logs.joinpath(*self.name.split(":")))
-        self._site.propose_ports(self._seats[0].node.rank)
+        self.context.keep_group(self.name, self.close)
+        put_aside(self.context.run_dir.logs.joinpath(*self.name.split(":")))
+        self._port.propose()
 
     def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
         for handle in handles.values():
@@ -322,49 +294,46 @@ class OwnCrew(Crew):
         wait_for_names_to_go(set(handles), _END_SECONDS)
 
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        # A restart that is going on is waited for.
+        # Wait for a restart that is under way.
         with self._lock if self._recipe.restarts else contextlib.nullcontext():
             return [self._handles[rank] for rank in ranks]
 
-    def _watch(self) -> None:
-        """Restart whoever dies, as often as was allowed."""
-        while not self._stopped.wait(_WATCH_SECONDS):
-            if not self.is_reachable():
-                return
-            try:
-                dead = sorted(set(range(self.size)) - set(self.alive()))
-            except Exception as error:
-                log.warning("who of %r is alive cannot be told just now: %s", self.name, error)
+    def _revive_soon(self, dead: set[str]) -> None:
+        """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
+        if (self._reviver is None or not self._reviver.is_alive()) and not self._stopped.is_set():
+            name = f"roost-{self.name}"
+            self._reviver = threading.Thread(target=self._revive, args=(dead,), name=name, daemon=True)
+            self._reviver.start()
+
+    def _revive(self, dead: set[str]) -> None:
+        """Restart each dead rank that has restarts left."""
+        for rank, left in self._restarts_left.items():
+            address = self.identity(rank).address
+            # A restart by the user may have been quicker.
+            if address not in dead or not left or self._stopped.is_set() or rank in self.alive():
                 continue
-            for rank in [rank for rank in dead if self._restarts_left[rank]]:
-                self._restarts_left[rank] -= 1
-                self._revive(rank)
-
-    def _revive(self, rank: int) -> None:
-        address = self.identity(rank).address
-        left = self._restarts_left[rank]
-        try:
-            if not self._stopped.is_set():
+            self._restarts_left[rank] -= 1
+            try:
                 self.restart(rank)
-                log.warning("%s died and was restarted in its place; %s left", address, plural(left, "restart"))
-        except Exception as error:
-            log.error("%s died and could not be restarted: %s", address, error)
+                log.warning("%s died and was restarted in its place; %s left", address, plural(left - 1, "restart"))
+            except Exception as error:
+                log.error("%s died and could not be restarted: %s", address, error)
 
 
-def _record(seat: Seat) -> WorkerRecord:
-    placement = seat.identity.placement
+def _record(spec: WorkerSpec) -> WorkerRecord:
+    placement = spec.identity.placement
     return WorkerRecord(
-        address=seat.address,
+        address=spec.address,
         node_rank=placement.cluster_node_rank,
         rank=placement.rank,
-        group=seat.identity.group_name,
+        group=spec.identity.group_name,
         accelerators=placement.local_hardware_ranks if placement.hardware_type == "accelerator" else (),
         since=time.time(),
     )
 
 
 def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Which argument cannot be pickled."""
+    """Say which argument cannot be pickled."""
     named = [(f"argument {place}", value) for place, value in enumerate(args)]
     for what, value in [*named, *((f"argument {name!r}", value) for name, value in kwargs.items())]:
         try:

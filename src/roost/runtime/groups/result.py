@@ -1,4 +1,4 @@
-"""The result of a call on a group: wait for it, await it, take the answers as they come, or look at each outcome."""
+"""The result of a call on a group: wait for it, await it, iterate over the answers, or inspect each outcome."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from roost.runtime.failures.failure import Failure, FailureKind, make_error
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
-    from roost.runtime.groups.members import Crew
+    from roost.runtime.groups.members import Members
 
 _GRACE_SECONDS = 1.0
-"""After the first failure, how long to wait for others of the same call: they tell what happened together."""
+"""How long to wait after the first failure for others of the same call: together they show what happened."""
 
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
@@ -54,20 +54,20 @@ class Outcome:
 
 
 class CallResult:
-    """What a call on a group gives, at once: the workers may still be at it.
+    """What a call on a group returns without waiting: the workers may still be running.
 
-    `wait()` gives the values in rank order, `await` too; iterating gives `(rank, value)` as they finish.
+    `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish.
     """
 
-    def __init__(self, crew: Crew, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
-        self._crew = crew
+    def __init__(self, members: Members, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
+        self._members = members
         self._method = method
         self._ranks = tuple(ranks)
         self._refs = list(refs)
         self._durations: dict[int, dict[str, float]] = {}
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """The values in rank order. Raises as soon as one worker fails; CallTimedOut says who is late."""
+        """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
@@ -75,7 +75,7 @@ class CallResult:
         except GetTimeoutError:
             if late := self._late():
                 raise self._timed_out(seconds, late) from None
-            # The last one answered just now.
+            # The last one answered in the meantime.
             return self.wait(0)
         except RayError:
             raise self._failed(deadline) from None
@@ -85,7 +85,7 @@ class CallResult:
         return self._wait_async().__await__()
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """The values with their ranks, as they finish."""
+        """Yield the values with their ranks, as workers finish."""
         pending = dict(zip(self._refs, self._ranks, strict=True))
         while pending:
             self._begin(None)
@@ -98,12 +98,12 @@ class CallResult:
             yield rank, self._open(rank, reply)
 
     def done(self) -> bool:
-        """Whether every worker has finished, well or not."""
+        """Whether every worker has finished, successfully or not."""
         self._begin(None)
         return not self._late()
 
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
-        """How the call ended in each worker, in rank order, after `timeout` at the latest; no failure is raised."""
+        """Return how the call ended in each worker, in rank order, after at most `timeout`; never raises a failure."""
         seconds = self._begin(timeout)
         late = set(self._late(seconds))
         out = []
@@ -114,19 +114,19 @@ class CallResult:
             try:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
             except RayError as error:
-                failure = self._crew.describe(error, rank)
+                failure = self._members.describe(error, rank)
                 kind = OutcomeKind.DEATH if failure.kind is FailureKind.DEATH else OutcomeKind.EXCEPTION
                 out.append(Outcome(rank=rank, kind=kind, error=make_error([failure], self._doing)))
         return out
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
-        """Seconds by tag over all ranks, reduced; with None by tag and rank. Waits for the call; gives them once."""
+        """Wait for the call and return seconds by tag, reduced over all ranks; with None by tag and rank. Only once."""
         if reduction is not None and reduction not in _REDUCTIONS:
             raise ConfigError(
                 f"reduction is {reduction!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
             )
         if len(self._durations) < len(self._ranks):
-            # Also those of workers beside one that failed.
+            # Includes the workers that succeeded where another failed.
             self.outcomes()
         by_tag: dict[str, dict[int, float]] = {}
         for rank in self._ranks:
@@ -138,7 +138,7 @@ class CallResult:
         return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
 
     def __repr__(self) -> str:
-        return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._crew.name!r}>"
+        return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
 
     @property
     def _doing(self) -> str:
@@ -150,8 +150,8 @@ class CallResult:
         return value
 
     def _begin(self, timeout: float | None) -> float | None:
-        """Check that there is still somebody to ask, and for how many seconds; None is for ever."""
-        self._crew.cluster.check_open()
+        """Check that the Cluster is open, and return the seconds to wait; None is without limit."""
+        self._members.context.check_open()
         if timeout is None or timeout == math.inf:
             return None
         if not isinstance(timeout, int | float) or math.isnan(timeout):
@@ -159,7 +159,7 @@ class CallResult:
         return max(0.0, float(timeout))
 
     def _late(self, seconds: float | None = 0.0) -> list[int]:
-        """The ranks that have not answered, after some seconds at the latest."""
+        """Wait at most some seconds, and return the ranks that have not answered."""
         if not self._refs:
             return []
         _, late = ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)
@@ -167,15 +167,15 @@ class CallResult:
         return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in waited_for]
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
-        places = join_words(list(dict.fromkeys(self._crew.identity(rank).node for rank in late)), most=4)
+        places = join_words(list(dict.fromkeys(self._members.identity(rank).node for rank in late)), most=4)
         return CallTimedOut(
-            f"{self._method!r} of {self._crew.name!r} has not answered in {seconds or 0:g} s from "
+            f"{self._method!r} of {self._members.name!r} has not answered in {seconds or 0:g} s from "
             f"{plural(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late)} ({places})",
-            hint="the call goes on: wait() for it again, or look at the logs of those",
+            hint="the call goes on: wait() for it again, or look at their logs",
         )
 
     def _failed(self, deadline: float | None) -> Exception:
-        """The error for the caller, after a moment in which others may fail too."""
+        """Make the error for the caller, after a moment in which others may fail too."""
         grace = _GRACE_SECONDS
         if deadline is not None:
             grace = min(grace, max(0.0, deadline - time.monotonic()))
@@ -189,7 +189,7 @@ class CallResult:
                 try:
                     ray.get(ref)
                 except RayError as error:
-                    failures.append(self._crew.describe(error, rank))
+                    failures.append(self._members.describe(error, rank))
         late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in unfinished]
         return make_error(failures, self._doing, late)
 
@@ -197,7 +197,7 @@ class CallResult:
         self._begin(None)
         answers = [asyncio.wrap_future(ref.future()) for ref in self._refs]
         for answer in answers:
-            # Look at each, so that asyncio does not call one forgotten.
+            # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if answers:
             await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)

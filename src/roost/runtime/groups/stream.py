@@ -1,4 +1,4 @@
-"""The items of a generator method as they come from many workers, each a step ahead of the caller and no more."""
+"""The items of a generator method as they come from many workers, each at most one step ahead of the caller."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from roost.runtime.failures.failure import make_error
 from roost.runtime.process.actor import MethodKind
 
 if TYPE_CHECKING:
-    from roost.runtime.groups.members import Crew
+    from roost.runtime.groups.members import Members
 
 _numbers = itertools.count()
 
 
 class ItemStream:
-    """An iterator of `(rank, item)`. Each worker makes the item after the one that was taken; `close()` ends it.
+    """An iterator of `(rank, item)`. Each worker prepares the item after the one that was taken; `close()` ends it.
 
-    Whoever leaves the loop early leaves the workers free: what they were at is given up.
+    Leaving the loop early frees the workers: they drop what they were preparing.
     """
 
     def __init__(
-        self, crew: Crew, method: str, ranks: Sequence[int], handles: Sequence[ActorHandle[Any]], sent: tuple[Any, ...]
+        self,
+        members: Members,
+        method: str,
+        ranks: Sequence[int],
+        handles: Sequence[ActorHandle[Any]],
+        sent: tuple[Any, ...],
     ) -> None:
-        self._crew = crew
+        self._members = members
         self._method = method
         self._key = f"{os.getpid()}-{next(_numbers)}"
-        is_async = crew.methods[method] is MethodKind.ASYNC_GENERATOR
+        is_async = members.methods[method] is MethodKind.ASYNC_GENERATOR
         self._step = "_roost_stream_async" if is_async else "_roost_stream"
         self._handles = dict(zip(ranks, handles, strict=True))
         self._running = {self._ask(rank, method, *sent): rank for rank in ranks}
@@ -43,15 +48,15 @@ class ItemStream:
 
     def __next__(self) -> tuple[int, Any]:
         while self._running:
-            self._crew.cluster.check_open()
+            self._members.context.check_open()
             ready, _ = ray.wait(list(self._running), num_returns=1)
-            # To the end of the line, so that a quick one does not crowd out the others.
+            # Asked again last, so that a fast worker does not crowd out the others.
             rank = self._running.pop(ready[0])
             try:
                 found = ray.get(ready[0])
             except RayError as error:
                 rest = list(self._running.values())
-                failure = self._crew.describe(error, rank)
+                failure = self._members.describe(error, rank)
                 self.close()
                 raise make_error([failure], f"in {self._method!r}", rest) from None
             if found:
@@ -60,9 +65,9 @@ class ItemStream:
         raise StopIteration
 
     def close(self) -> None:
-        """Give the rest up."""
+        """Drop the rest of the stream."""
         running, self._running = self._running, {}
-        if running and self._crew.is_reachable():
+        if running and self._members.is_reachable:
             for rank in running.values():
                 with contextlib.suppress(Exception):
                     self._handles[rank]._roost_end_stream.remote(self._key)

@@ -1,22 +1,17 @@
-"""What a launch looks like while it goes on: a bar on a terminal, plain lines in a pipe, and what workers print."""
+"""How far a launch is: the phase of each worker, as a bar on a terminal or as lines in a pipe."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 import time
-import zlib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, TextIO
+from typing import Any
 
+from roost.runtime.runs.console import Console
 from roost.text import plural
 
 _LINE_EVERY_SECONDS = 5.0
-_QUIET_VARIABLE = "ROOST_QUIET"
-_COLOURS = (36, 35, 34, 33, 32, 96, 95, 94, 93, 92)
 
 
 class Phase(StrEnum):
@@ -43,7 +38,7 @@ class LaunchBoard:
         self._reached: dict[Phase, float] = {}
 
     def advance(self, address: str, phase: Phase, now: float) -> None:
-        """A worker is in another phase now."""
+        """Put a worker into another phase."""
         self._phases[address] = (phase, now)
         self._reached[phase] = now
 
@@ -52,27 +47,27 @@ class LaunchBoard:
         return self._phases[address][0]
 
     def since(self, address: str) -> float:
-        """When it came into its phase."""
+        """When the worker entered its phase."""
         return self._phases[address][1]
 
     @property
     def reached(self) -> Mapping[Phase, float]:
-        """When the last worker so far came into each phase."""
+        """When the last worker so far entered each phase."""
         return dict(self._reached)
 
     @property
     def is_ready(self) -> bool:
         """Whether every worker is ready."""
-        return all(phase is Phase.READY for phase, _ in self._phases.values())
+        return not self.late
 
     @property
     def late(self) -> list[str]:
-        """Those that are not ready."""
+        """The workers that are not ready."""
         return [address for address, (phase, _) in self._phases.items() if phase is not Phase.READY]
 
     @property
     def counts(self) -> Mapping[Phase, int]:
-        """How many are in each phase."""
+        """How many workers are in each phase."""
         phases = [phase for phase, _ in self._phases.values()]
         return {phase: phases.count(phase) for phase in Phase}
 
@@ -81,104 +76,38 @@ class LaunchBoard:
         return ", ".join(f"{count} {phase}" for phase, count in self.counts.items() if count)
 
 
-class Screen:
-    """Where the user reads. One for each process; told to be quiet it shows nothing."""
-
-    def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
-        self.quiet = os.environ.get(_QUIET_VARIABLE, "") not in ("", "0") if quiet is None else quiet
-        self._stream = stream
-        self._lock = threading.Lock()
-        self._bar: Any = None
-
-    def line(self, text: str, of: str = "") -> None:
-        """Show a line, of a worker perhaps, above a bar that may be there."""
-        if self.quiet:
-            return
-        if of:
-            text = f"{self._coloured(of)} | {text}"
-        bar = self._bar
-        if bar is not None:
-            from rich.text import Text
-
-            bar.console.print(Text.from_ansi(text), soft_wrap=True)
-            return
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            stream = self._stream or sys.stderr
-            stream.write(text + "\n")
-            stream.flush()
-
-    def _coloured(self, address: str) -> str:
-        stream = self._stream or sys.stderr
-        if not stream.isatty() or os.environ.get("NO_COLOR"):
-            return address
-        # The workers of a group have one colour.
-        group = address.rpartition(":")[0]
-        return f"\x1b[{_COLOURS[zlib.crc32(group.encode()) % len(_COLOURS)]}m{address}\x1b[0m"
-
-    @contextlib.contextmanager
-    def launching(self, name: str, board: LaunchBoard, nodes: int) -> Iterator[LaunchView]:
-        """Show a launch from its beginning to its end."""
-        view = LaunchView(self, name, board, nodes)
-        is_terminal = not self.quiet and (self._stream or sys.stderr).isatty() and self._bar is None
-        if not is_terminal:
-            yield view
-        else:
-            with self._progress() as bar:
-                view.show_bar(bar)
-                yield view
-        view.finish()
-
-    @contextlib.contextmanager
-    def _progress(self) -> Iterator[Any]:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        console = Console(file=self._stream or sys.stderr)
-        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[said]}"))
-        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-            self._bar = bar
-            try:
-                yield bar
-            finally:
-                self._bar = None
-
-
 class LaunchView:
-    """One launch on the screen."""
+    """One launch on the console."""
 
-    def __init__(self, screen: Screen, name: str, board: LaunchBoard, nodes: int) -> None:
-        self._screen = screen
+    def __init__(self, console: Console, name: str, board: LaunchBoard, bar: Any) -> None:
+        self._console = console
         self._name = name
         self._board = board
-        self._nodes = nodes
-        self._began = self._said = time.monotonic()
-        self._bar: Any = None
-        self._task: Any = None
-
-    def show_bar(self, bar: Any) -> None:
-        """Show it as a bar from now on."""
+        self._began = self._shown = time.monotonic()
         self._bar = bar
-        total = sum(self._board.counts.values())
-        self._task = bar.add_task(self._name, total=total, said=self._board.summary())
+        self._task = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
 
     def update(self) -> None:
-        """Show how far it is."""
+        """Show how far the launch is."""
         if self._bar is not None:
             ready = self._board.counts[Phase.READY]
-            self._bar.update(self._task, completed=ready, said=self._board.summary())
-        elif time.monotonic() - self._said >= _LINE_EVERY_SECONDS:
-            self._said = time.monotonic()
-            self._screen.line(f"{self._name}: {self._board.summary()} after {self._said - self._began:.0f} s")
+            self._bar.update(self._task, completed=ready, summary=self._board.summary())
+        elif time.monotonic() - self._shown >= _LINE_EVERY_SECONDS:
+            self._shown = time.monotonic()
+            self.say(f"{self._board.summary()} after {self._shown - self._began:.0f} s")
 
     def say(self, text: str) -> None:
-        """Say something beside."""
-        self._screen.line(f"{self._name}: {text}")
+        """Print a line about this launch."""
+        self._console.line(f"{self._name}: {text}")
 
-    def finish(self) -> None:
-        """Say how it ended, if it ended well."""
-        if self._board.is_ready:
-            total = sum(self._board.counts.values())
-            seconds = time.monotonic() - self._began
-            self._screen.line(
-                f"{self._name}: {plural(total, 'worker')} ready on {plural(self._nodes, 'node')} in {seconds:.1f} s"
-            )
+
+@contextlib.contextmanager
+def show_launch(console: Console, name: str, board: LaunchBoard, nodes: int) -> Iterator[LaunchView]:
+    """Show a launch from beginning to end, and a summary if it succeeds."""
+    began = time.monotonic()
+    with console.progress() as bar:
+        view = LaunchView(console, name, board, bar)
+        yield view
+    if board.is_ready:
+        workers = plural(sum(board.counts.values()), "worker")
+        view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""Where each worker of a group goes and what it gets there: decided before anything is started."""
+"""`WorkerSpec`: all that one worker is started with, decided before anything is started."""
 
 from __future__ import annotations
 
@@ -14,66 +14,84 @@ from roost.config.topology import Topology
 from roost.errors import ConfigError
 from roost.placement.environment import worker_environment, worker_interpreter
 from roost.placement.placement import Placement
+from roost.placement.plan import Piece
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.runtime.managers.ledgers.reservations import Slot
+from roost.runtime.managers.node_manager import JOB_VARIABLE
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import schedule_in, take_share
-from roost.runtime.process.actor import Report, Setup
+from roost.runtime.process.actor import Report
 from roost.runtime.process.environment import check_variables, join_environments, split_environment
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.occupancy import resource_of
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.reserve.reservation import accelerators_of
 from roost.text import join_words
+
+_PLANNED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """All that is needed to start one worker in its place, once or again."""
+class WorkerSpec:
+    """All that is needed to start one worker in its place, the first time and again."""
 
     identity: WorkerIdentity
     node: NodeInfo
     variables: dict[str, str]
-    """Set in the process, before anything of the user's is loaded."""
+    """Set in the process before any code of the user's is loaded."""
     early_variables: dict[str, str]
-    """Those that must be there when the process begins."""
+    """Must be set when the process begins."""
     interpreter: str | None
     watched_variable: str | None
     visible: str | None
-    """What the watched variable has to say."""
-    slots: tuple[Slot, ...] = ()
-    """What was reserved for it: its process is in the first of them."""
-    share: float | None = None
+    """The planned value of the watched variable."""
+    slots: tuple[Slot, ...]
+    """The accelerators reserved for it; its process runs in the bundle of the first."""
+    share: float | None
     """The part of its accelerators that it declared to use."""
-
-    @property
-    def schedule(self) -> dict[str, Any]:
-        """The options by which Ray puts its process in its place, and what it takes there in Ray's accounts."""
-        if not self.slots:
-            return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=self.node.ray_id, soft=False)}
-        taken = {} if self.share is None else take_share(resource_of(self.node), self.share)
-        return {"scheduling_strategy": schedule_in(self.slots[0].group, self.slots[0].bundle), **taken}
 
     @property
     def address(self) -> str:
         """The worker's name."""
         return self.identity.address
 
-    def setup(self, run_dir: RunDir, ports_to_try: tuple[int, ...] = (), *, is_restart: bool) -> Setup:
-        """What the process is told first."""
-        return Setup(
-            identity=self.identity,
-            variables=self.variables,
-            run_dir=run_dir,
-            is_restart=is_restart,
-            watched_variable=self.watched_variable,
-            ports_to_try=ports_to_try,
-        )
+    @property
+    def actor_options(self) -> dict[str, Any]:
+        """The options by which Ray puts the actor in its place."""
+        runtime_env: dict[str, Any] = {}
+        if self.early_variables:
+            runtime_env["env_vars"] = self.early_variables
+        if self.interpreter is not None:
+            runtime_env["py_executable"] = self.interpreter
+        options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
+        if not self.slots:
+            return {**options, "scheduling_strategy": on_node(self.node)}
+        if self.share is not None:
+            options |= take_share(resource_of(self.node), self.share)
+        return {**options, "scheduling_strategy": schedule_in(self.slots[0].group, self.slots[0].bundle)}
+
+    def differences(self, report: Report, nodes: Sequence[NodeInfo]) -> list[str]:
+        """Say what a worker reported that is not as planned, with both sides."""
+        found = []
+        if report.ray_id != self.node.ray_id:
+            names = {node.ray_id: str(node) for node in nodes}
+            really = names.get(report.ray_id, f"a node outside this job ({report.host})")
+            found.append(f"it is on {really}, and planned on {self.node}")
+        if self.interpreter is not None and report.interpreter != self.interpreter:
+            found.append(f"it runs {report.interpreter}, and its node group says {self.interpreter}")
+        if self.watched_variable is not None and report.visible != self.visible:
+            found.append(f"it sees {self.watched_variable}={report.visible!r}, and planned is {self.visible!r}")
+        return found
+
+
+def on_node(node: NodeInfo) -> NodeAffinitySchedulingStrategy:
+    """Schedule on this node, and nowhere else."""
+    return NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
 
 
 def place_group(
     topology: Topology, strategy: PlacementStrategy | None, *, isolate_accelerator: bool
 ) -> list[Placement]:
-    """Where the workers go: with no strategy one on each accelerator, or on each node where there is none."""
+    """Place the workers: by default one on each accelerator, or one on each node if there are none."""
     if strategy is None:
         count = topology.num_accelerators
         strategy = PackedPlacementStrategy(0, count - 1) if count else NodePlacementStrategy(range(len(topology.nodes)))
@@ -85,67 +103,62 @@ def place_group(
     return strategy.get_placement(topology, isolate_accelerator=isolate_accelerator)
 
 
-def make_seats(
+def check_caller_variables(placements: Sequence[Placement], env_vars: Mapping[str, str]) -> None:
+    """Raise ConfigError for variables that cannot be set, or that the plan sets."""
+    check_variables(env_vars)
+    taken = sorted(set(env_vars) & {*_PLANNED, *(str(_watched_variable(placement)) for placement in placements)})
+    if taken:
+        raise ConfigError(
+            f"env_vars: {join_words(taken)} cannot be set by hand",
+            hint="the plan sets it: place the workers differently",
+        )
+
+
+def make_worker_specs(
     name: str,
     topology: Topology,
-    placements: Sequence[Placement],
     nodes: Sequence[NodeInfo],
+    placements: Sequence[Placement],
+    *,
+    job_id: str,
     env_vars: Mapping[str, str],
-    marks: Mapping[str, str],
-) -> list[Seat]:
-    """One seat for each placement; `env_vars` are the caller's, `marks` what is set in every process of the job."""
-    check_variables(env_vars)
-    seats = []
+    slots: Mapping[Piece, Slot],
+    share: float | None,
+) -> list[WorkerSpec]:
+    """Make one spec for each placement; `slots` has what is reserved, if anything is."""
+    specs = []
+    marks = {JOB_VARIABLE: f"{job_id}/{name}"}
     for placement in placements:
         node = nodes[placement.cluster_node_rank]
         planned = worker_environment(topology, placement, len(placements))
-        watched = visible_devices(placement.accelerator_type).variable if placement.visible_accelerators else None
-        _check_caller(env_vars, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", str(watched)})
-        joined = join_environments([planned, env_vars, marks], dict(node.search_paths))
-        late, early = split_environment(joined)
-        identity = WorkerIdentity(
-            group_name=name,
-            placement=placement,
-            world_size=len(placements),
-            node=str(node),
-            hardware=_hardware_of(placement, node),
-        )
-        seats.append(
-            Seat(
-                identity=identity,
+        watched = _watched_variable(placement)
+        late, early = split_environment(join_environments([planned, env_vars, marks], dict(node.search_paths)))
+        specs.append(
+            WorkerSpec(
+                identity=WorkerIdentity(
+                    group_name=name,
+                    placement=placement,
+                    world_size=len(placements),
+                    node=str(node),
+                    hardware=_hardware_of(placement, node),
+                ),
                 node=node,
                 variables=late,
                 early_variables=early,
                 interpreter=worker_interpreter(topology, placement),
                 watched_variable=watched,
                 visible=planned[watched] if watched else None,
+                slots=tuple(slots[piece] for piece in accelerators_of(placement)) if slots else (),
+                share=share,
             )
         )
-    return seats
+    return specs
 
 
-def differences(seat: Seat, report: Report, nodes: Sequence[NodeInfo]) -> list[str]:
-    """What a worker said of itself that is not as planned, both sides of it."""
-    found = []
-    if report.ray_id != seat.node.ray_id:
-        names = {node.ray_id: str(node) for node in nodes}
-        really = names.get(report.ray_id, f"a node that is not of this job ({report.host})")
-        found.append(f"it is on {really}, and planned on {seat.node}")
-    if seat.interpreter is not None and report.interpreter != seat.interpreter:
-        found.append(f"it runs {report.interpreter}, and its node group says {seat.interpreter}")
-    if seat.watched_variable is not None and report.visible != seat.visible:
-        found.append(f"it sees {seat.watched_variable}={report.visible!r}, and planned is {seat.visible!r}")
-    return found
+def _watched_variable(placement: Placement) -> str | None:
+    return visible_devices(placement.accelerator_type).variable if placement.visible_accelerators else None
 
 
 def _hardware_of(placement: Placement, node: NodeInfo) -> tuple[DeclaredHardware, ...]:
     of_kind = [piece for piece in node.hardware if piece.type == placement.hardware_type]
     return tuple(of_kind[local] for local in placement.local_hardware_ranks if local < len(of_kind))
-
-
-def _check_caller(env_vars: Mapping[str, str], planned: set[str]) -> None:
-    taken = sorted(set(env_vars) & planned)
-    if taken:
-        raise ConfigError(
-            f"env_vars: {join_words(taken)} cannot be set by hand", hint="the plan says it: place the workers otherwise"
-        )

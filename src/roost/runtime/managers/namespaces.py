@@ -1,4 +1,4 @@
-"""The jobs that are on a Ray cluster: each has a namespace, and its managers in it."""
+"""The jobs on a Ray cluster: each has a namespace, and its managers in it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,48 @@ from collections.abc import Collection
 
 from ray.util import list_named_actors
 
-from roost.errors import ClusterError, RoostError
-from roost.runtime.managers.proxies import CALL_SECONDS, JobInfo, NodeManager
+from roost.config.node_groups import NodeGroup
+from roost.errors import ClusterError, NameTaken, RoostError
+from roost.runtime.managers.base import CALL_SECONDS
+from roost.runtime.managers.collective_manager import CollectiveManager
+from roost.runtime.managers.node_manager import JobInfo, NodeManager
+from roost.runtime.managers.worker_manager import WorkerManager
+from roost.runtime.nodes.info import NodeInfo
 from roost.text import join_words
+
+MANAGER_NAMES = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
+
+Managers = tuple[NodeManager, WorkerManager, CollectiveManager]
+
+
+def start_managers(
+    job: JobInfo, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], ports: tuple[int, int] | None
+) -> Managers:
+    """Start the three managers on node 0; NameTaken if another driver was first in this namespace."""
+    namespace, node = job.namespace, nodes[0].ray_id
+    try:
+        # The first name decides who gets the namespace.
+        node_manager = NodeManager.start(namespace, node, nodes, groups, job, ports)
+    except ValueError:
+        raise NameTaken(f"another job has namespace {namespace!r}") from None
+    return (
+        node_manager,
+        WorkerManager.start(namespace, node),
+        CollectiveManager.start(namespace, node, namespace),
+    )
+
+
+def find_managers(namespace: str) -> Managers:
+    """Return proxies to the managers of a job."""
+    return (
+        NodeManager.get_proxy(namespace),
+        WorkerManager.get_proxy(namespace),
+        CollectiveManager.get_proxy(namespace),
+    )
 
 
 def choose_namespace(wanted: str, used: Collection[str]) -> str:
-    """The wanted namespace, or the first free one after it.
+    """Return the wanted namespace, or the first free one after it.
 
     >>> choose_namespace("roost", {"roost", "roost-2"})
     'roost-3'
@@ -25,14 +60,19 @@ def choose_namespace(wanted: str, used: Collection[str]) -> str:
     return f"{wanted}-{number}"
 
 
+def used_namespaces() -> set[str]:
+    """Return the namespaces that have named actors."""
+    return {entry["namespace"] for entry in list_named_actors(all_namespaces=True)}
+
+
 def job_namespaces() -> list[str]:
-    """The namespaces that have a manager of ours, in order."""
+    """Return the namespaces that have a node manager, in order."""
     named = list_named_actors(all_namespaces=True)
     return sorted(entry["namespace"] for entry in named if entry["name"] == NodeManager.NAME)
 
 
 def find_job(namespace: str | None) -> str:
-    """The namespace of the job to attach to; ClusterError where it is not there or cannot be told."""
+    """Return the namespace of the job to attach to; ClusterError if there is none, or more than one."""
     found = job_namespaces()
     if namespace is not None:
         if namespace not in found:
@@ -53,9 +93,9 @@ def find_job(namespace: str | None) -> str:
 
 
 def get_job(namespace: str, timeout: float = CALL_SECONDS) -> JobInfo | None:
-    """Who runs the job in a namespace, or None where its manager does not answer."""
+    """Return who runs the job in a namespace, or None if its manager does not answer."""
     try:
-        return NodeManager.get_proxy(namespace).get_job(timeout)
+        return NodeManager.get_proxy(namespace).within(timeout).get_job()
     except RoostError:
         return None
 

@@ -1,4 +1,4 @@
-"""Placement groups of Ray, thinly: made on one node, looked after until they are placed or refused, probed, removed."""
+"""A thin wrapper over Ray's placement groups: make them on given nodes, wait for them, probe them, remove them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.errors import ClusterError
 from roost.runtime.connect.versions import has_bundle_labels
-from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.info import NodeInfo
 
 _SETTLE_SECONDS = 10.0
 _FIRST_POLL_SECONDS = 0.001
 _LAST_POLL_SECONDS = 0.05
-# So much of the resource that every node has under its own address: enough to be there, too little to matter.
+# How much to take of the resource named after a node's address: enough to pin a bundle, too little to matter.
 _SLIVER = 0.001
 _NODE_LABEL = "ray.io/node-id"
 _GPU = "GPU"
 
 
 class Pin(StrEnum):
-    """How Ray is told on which node a bundle has to be."""
+    """How a bundle is tied to its node."""
 
     LABEL = "label"
     """By the node's own id."""
     ADDRESS = "address"
-    """By a sliver of the resource that is called like its address: nodes that share one cannot be told apart."""
+    """By a sliver of the resource named after its address, which cannot tell apart nodes that share one."""
 
 
 def choose_pin(version: str) -> Pin:
-    """What this Ray can do.
+    """Return the best way that this version of Ray offers.
 
     >>> choose_pin("2.60.0"), choose_pin("2.47.1")
     (<Pin.LABEL: 'label'>, <Pin.ADDRESS: 'address'>)
@@ -50,7 +49,7 @@ def choose_pin(version: str) -> Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a placement group is to hold: bundles of one accelerator each, on these nodes."""
+    """What a placement group should hold: bundles of one accelerator each, on these nodes."""
 
     resource: str
     node_ranks: tuple[int, ...]
@@ -75,20 +74,20 @@ class Bundle:
 
 
 def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], pin: Pin) -> PlacementGroup:
-    """Ask Ray for a placement group; comes back at once. `nodes` are those of the cluster, by rank."""
+    """Ask Ray for a placement group without waiting. `nodes` are those of the cluster, by rank."""
     options: dict[str, Any] = {}
     bundles, on_nodes = ask.bundles, [nodes[rank] for rank in ask.node_ranks]
     if pin is Pin.LABEL:
         options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in on_nodes]
     else:
         bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
-    # A name can be had once in a namespace, and is what others see of it.
+    # Names are unique in a namespace, and are what other jobs see.
     made: PlacementGroup = placement_group(bundles, name=f"roost:{namespace}:{secrets.token_hex(8)}", **options)
     return made
 
 
 def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle]]:
-    """Wait until Ray has placed each of these or found that it cannot now; gives the bundles of those placed."""
+    """Wait until Ray has placed or refused each group; return the bundles of those it placed."""
     placed: dict[PlacementGroup, list[Bundle]] = {}
     waiting = list(groups)
     deadline = time.monotonic() + _SETTLE_SECONDS
@@ -113,38 +112,24 @@ def _is_refused(entry: Mapping[str, Any]) -> bool:
     return entry.get("stats", {}).get("scheduling_state") in ("NO_RESOURCES", "INFEASIBLE")
 
 
-def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
-    """Those that are not what they were: their placement group was removed, or lost a node and is moved elsewhere."""
-    found = list(slots)
-    tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
-
-    def is_lost(slot: Slot) -> bool:
-        table = tables[slot.group]
-        # While Ray looks for a new place for one bundle, the others are where they were.
-        is_there = table.get("state") in ("CREATED", "RESCHEDULING")
-        return not is_there or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
-
-    return [slot for slot in found if is_lost(slot)]
-
-
 def remove_groups(groups: Iterable[PlacementGroup]) -> None:
-    """Give placement groups back; one that is gone already does not matter."""
+    """Remove placement groups; one that is gone already does not matter."""
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
 
 
 def probe(bundles: Sequence[Bundle], resource: str, timeout: float) -> dict[Bundle, str | None]:
-    """What each bundle's accelerator is called on its node; None where Ray has no ids for that resource.
+    """Return the device of each bundle's accelerator on its node; None if Ray has no ids for that resource.
 
-    The tasks of one node run one after the other, so that one process does them all: a process takes half a second
-    to start, and a task a millisecond.
+    The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
+    start, a task a millisecond.
     """
     deadline = time.monotonic() + timeout
     calls: dict[Bundle, Any] = {}
     last: dict[str, Any] = {}
     for bundle in bundles:
-        # A task waits for what it is given: for the one before it on its node.
+        # A task waits for its argument, which is the result of the one before it on its node.
         task = _probe_task(resource).options(scheduling_strategy=schedule_in(bundle.group, bundle.index))
         calls[bundle] = last[bundle.ray_id] = task.remote(resource, last.get(bundle.ray_id))
     found: dict[Bundle, str | None] = {}
@@ -156,25 +141,25 @@ def probe(bundles: Sequence[Bundle], resource: str, timeout: float) -> dict[Bund
         except RayError as error:
             raise ClusterError(f"the probe of an accelerator failed: {' '.join(str(error).split())[:300]}") from None
         if ray_id != bundle.ray_id:
-            raise ClusterError(f"Ray says that a bundle is on {bundle.ray_id}, and its probe ran on {ray_id}")
+            raise ClusterError(f"Ray put a bundle on {bundle.ray_id}, but its probe ran on {ray_id}")
         found[bundle] = device
     return found
 
 
 def schedule_in(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
-    """Where a process goes that has to be in a bundle, with the tasks that it starts."""
+    """Schedule a process into a bundle, with the tasks that it starts."""
     return PlacementGroupSchedulingStrategy(
         placement_group=group, placement_group_bundle_index=index, placement_group_capture_child_tasks=True
     )
 
 
 def take_share(resource: str, amount: float) -> dict[str, Any]:
-    """The options by which an actor or a task takes a part of an accelerator, in Ray's accounts."""
+    """Return the options by which an actor or task takes part of an accelerator."""
     return {"num_gpus": amount} if resource == _GPU else {"num_gpus": 0, "resources": {resource: amount}}
 
 
 def _read_device(resource: str, _before: object) -> tuple[str, str | None]:
-    """Where this task runs, and which accelerator it was given."""
+    """Return the node of this task, and its accelerator."""
     context = ray.get_runtime_context()
     devices = context.get_accelerator_ids().get(resource)
     return context.get_node_id(), devices[0] if devices else None

@@ -1,8 +1,8 @@
-"""What Ray's head has in its books: which actor and which placement group has which part of which accelerator.
+"""Ray's own tables: which actor and which placement group has which part of which accelerator, and who is alive.
 
-Ray's public way to ask is its state API, which needs the dashboard and does not tell which accelerator an actor has.
-The books themselves do; there is no public door to them, so this one module goes through a private one, and nothing
-but explanations depends on it: whoever cannot be named here is "somebody".
+Ray's public state API needs the dashboard and does not say which accelerator an actor has. The tables of its head do,
+but have no public interface, so this one module uses a private one. Only explanations depend on it: a holder that it
+cannot name is shown as unknown.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
-from ray.util import placement_group_table
+from ray.util import list_named_actors, placement_group_table
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
 _ALIVE = 2
-"""The number that Ray has for an actor that is alive."""
+"""Ray's number for an actor that is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class RayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorEntry:
-    """An actor that has accelerators of its own, or a part of some."""
+    """An actor that holds accelerators, or parts of some."""
 
     name: str
     class_name: str
@@ -51,7 +51,7 @@ class ActorEntry:
     amounts: Mapping[str, Mapping[int, float]]
     """By resource: how much of which accelerator, by its index on the node."""
     group_id: str
-    """Its placement group, or nothing."""
+    """Its placement group, or an empty text."""
 
     def __str__(self) -> str:
         who = f"actor {self.name!r} ({self.class_name}" if self.name else f"an actor ({self.class_name}"
@@ -60,7 +60,7 @@ class ActorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEntry:
-    """A placement group that is there: what it took, on which nodes."""
+    """A placement group: what it holds, on which nodes."""
 
     id: str
     name: str
@@ -69,7 +69,7 @@ class GroupEntry:
 
     @property
     def ray_job(self) -> str:
-        """The Ray job that made it: the end of its id."""
+        """The Ray job that made it, which is the end of its id."""
         return self.id[-8:]
 
     def __str__(self) -> str:
@@ -77,8 +77,8 @@ class GroupEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accounts:
-    """Ray's books at one moment."""
+class RayState:
+    """Ray's tables at one moment."""
 
     actors: tuple[ActorEntry, ...] = ()
     groups: tuple[GroupEntry, ...] = ()
@@ -87,9 +87,9 @@ class Accounts:
     """What is free on each node, as far as the head knows."""
 
 
-def read_accounts() -> Accounts:
-    """Read the books; what this Ray does not let us see is empty."""
-    return Accounts(
+def read_ray_state() -> RayState:
+    """Read the tables; what this version of Ray does not show is left empty."""
+    return RayState(
         actors=_tried("its actors", _read_actors, ()),
         groups=_tried("its placement groups", _read_groups, ()),
         jobs=_tried("its jobs", _read_jobs, {}),
@@ -98,30 +98,33 @@ def read_accounts() -> Accounts:
 
 
 def name_of_job(ray_job: str) -> str:
-    """How a driver that can die is called among those who hold something."""
+    """Return the name of a driver among those that can hold something and die."""
     return f"Ray job {ray_job}"
 
 
-def living_jobs(names: Collection[str]) -> set[str]:
-    """Those of these names that are drivers and alive, or of whom it cannot be told."""
-    wanted = {name for name in names if name.startswith(name_of_job(""))}
-    if not wanted:
-        return set()
+def living(names: Collection[str]) -> set[str]:
+    """Return those of these names that are alive: named actors of this namespace, and drivers.
+
+    A driver counts as alive if Ray does not say.
+    """
+    drivers = {name for name in names if name.startswith(name_of_job(""))}
     unknown: set[str] = set()
-    return wanted - _tried("its jobs", _read_ended, unknown)
+    if drivers:
+        drivers -= _tried("its jobs", _read_ended, unknown)
+    return drivers | (set(list_named_actors()) & set(names) if names else set())
 
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
     try:
         return read()
     except Exception as error:
-        # A private door: whatever is behind it in another version, the user is told less and nothing breaks.
-        log.debug("Ray %s does not tell %s: %s: %s", ray.__version__, what, type(error).__name__, error)
+        # A private interface: if another version changes it, messages say less and nothing breaks.
+        log.debug("Ray %s does not show %s: %s: %s", ray.__version__, what, type(error).__name__, error)
         return nothing
 
 
 def _state() -> Any:
-    # A public call first: it opens the connection to the head that the private module keeps.
+    # A public call opens the connection to the head that the private module uses.
     ray.nodes()  # type: ignore[no-untyped-call]
     return importlib.import_module("ray._private.state")
 

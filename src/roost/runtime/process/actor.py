@@ -1,7 +1,7 @@
-"""The actor around a worker: it becomes who it is told to be, says where it is, makes the user's object, and serves it.
+"""The Ray actor around a worker: it sets up its process, says where it is, constructs the user's object, and serves it.
 
-Ray could set an actor's environment with a `runtime_env`, which takes nearly twice as long for every actor and shows
-the values in its state API. Here the process is up first; then it is told its environment, before anything of the
+Ray can set an actor's environment with a `runtime_env`, but that takes nearly twice as long for every actor and shows
+the values in Ray's state API. Here the process starts first; then it gets its environment, before any code of the
 user's is loaded: the class and its arguments arrive pickled.
 """
 
@@ -26,8 +26,8 @@ from roost.errors import WorkerDied
 from roost.machine.ports import taken_ports
 from roost.machine.processes import die_with_parent
 from roost.runtime.failures.carry import carry
-from roost.runtime.process import output as logs
-from roost.runtime.process.identity import WorkerIdentity, assume
+from roost.runtime.process import output
+from roost.runtime.process.identity import Master, WorkerIdentity, assume
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Arguments, Packed, make_object
 from roost.runtime.process.timers import measured_call
@@ -35,7 +35,7 @@ from roost.runtime.runs.run_dir import RunDir
 
 
 class MethodKind(StrEnum):
-    """What a method gives: an answer, or items one by one, either of them perhaps asynchronously."""
+    """What a method returns: one answer or a stream of items, perhaps asynchronously."""
 
     PLAIN = "plain"
     ASYNC = "async"
@@ -49,7 +49,7 @@ class MethodKind(StrEnum):
 
 
 def method_kind(member: Any) -> MethodKind:
-    """What kind of method this is."""
+    """Classify a method."""
     if inspect.isasyncgenfunction(member):
         return MethodKind.ASYNC_GENERATOR
     if inspect.iscoroutinefunction(member):
@@ -59,7 +59,7 @@ def method_kind(member: Any) -> MethodKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a process is told before anything of the user's is loaded."""
+    """What a process gets before any code of the user's is loaded."""
 
     identity: WorkerIdentity
     variables: dict[str, str]
@@ -67,59 +67,51 @@ class Setup:
     is_restart: bool
     watched_variable: str | None
     """The variable that says which devices the process sees."""
-    ports_to_try: tuple[int, ...] = ()
-    """One of these becomes the group's port, if this worker is the one that listens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Master:
-    """Where rank 0 listens."""
-
-    address: str
-    port: int
+    ports_to_try: tuple[int, ...]
+    """One of these becomes the group's port; empty unless this worker is the one that listens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Where a process really is, said from inside."""
+    """Where a process really is, as seen from inside."""
 
     ray_id: str
-    """Its node, as Ray calls it."""
+    """Ray's id of its node."""
     host: str
     pid: int
     interpreter: str
     visible: str | None
     log: LogPlace
     free_port: int | None = None
-    """The first of the ports to try that nobody uses on its node."""
+    """The first of the ports to try that is free on its node."""
 
 
 class _NotReady:
-    """Stands for the user's object until it is made: whoever attached to the group may call too early."""
+    """Takes the place of the user's object until that exists: a process that attached may call too early."""
 
     def __getattr__(self, method: str) -> Any:
         address = ray.get_runtime_context().get_actor_name()
         raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
 
 
-class WorkerShell:
-    """The actor of one worker. Its subclasses have the methods of the user's class."""
+class WorkerActor:
+    """The actor of one worker. `make_actor_class` adds the methods of the user's class."""
 
     def __init__(self) -> None:
-        # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
+        # The parent is the raylet; Ray alone would take up to a second to notice that it ended.
         die_with_parent()
         self._roost_object: Any = _NotReady()
         self._roost_setup: Setup
         self._roost_streams: dict[str, Any] = {}
 
     def _roost_begin(self, setup: Setup) -> Report:
-        """Become this worker: its environment, its log, who it is."""
+        """Set up this process: environment, log, identity."""
         with _carried():
             self._roost_setup = setup
             os.environ.update(setup.variables)
-            place = logs.choose_place(setup.run_dir, setup.identity.address)
-            logs.redirect_output(place, append=setup.is_restart)
-            # A crash in C code shows where it was, in the log.
+            place = output.choose_place(setup.run_dir, setup.identity.address)
+            output.redirect_output(place, append=setup.is_restart)
+            # A crash in C code leaves its stack in the log.
             faulthandler.enable(file=2)
             taken = taken_ports([(port, 1) for port in setup.ports_to_try])
             free = next((port for port in setup.ports_to_try if port not in taken), None)
@@ -133,17 +125,17 @@ class WorkerShell:
             pid=os.getpid(),
             interpreter=sys.executable,
             visible=os.environ.get(watched) if watched else None,
-            log=logs.own_place(),
+            log=output.own_place(),
         )
 
     def _roost_construct(self, master: Master, packed: Packed, overdue_seconds: float) -> Report:
-        """Load the user's class and make the object; a stack goes into the log if that takes too long."""
+        """Load the user's class and construct the object; dump a stack into the log if that takes too long."""
         setup = self._roost_setup
         variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
-        # The caller's own word for them stays.
+        # Values that the caller set take precedence.
         os.environ.update(variables | {name: setup.variables[name] for name in variables if name in setup.variables})
-        assume(replace(setup.identity, master_address=master.address, master_port=master.port))
-        # In C: it works where Python does not come to run any more.
+        assume(setup.identity, master)
+        # Written in C: it works even where no Python code gets to run.
         faulthandler.dump_traceback_later(overdue_seconds, file=2)
         try:
             with _carried():
@@ -153,7 +145,7 @@ class WorkerShell:
         return self._roost_report()
 
     def _roost_stream(self, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
-        """The next item of a stream, in a tuple, or an empty one at its end; with a method the stream begins."""
+        """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
         with _carried():
             if method is not None:
                 sent = Arguments.unpack(args).fetch()
@@ -161,25 +153,25 @@ class WorkerShell:
             stream = self._roost_streams.get(key, iter(()))
             for item in stream:
                 if key not in self._roost_streams:
-                    # It was given up meanwhile.
+                    # The caller gave up in the meantime.
                     stream.close()
                 return (item,)
             self._roost_streams.pop(key, None)
             return ()
 
     def _roost_end_stream(self, key: str) -> None:
-        """Nobody wants the rest of a stream."""
+        """Drop the rest of a stream."""
         stream = self._roost_streams.pop(key, None)
         if inspect.isasyncgen(stream):
             self._roost_ending = asyncio.ensure_future(stream.aclose())
         elif stream is not None:
-            # One that is at work just now is closed when it has its next item.
+            # A generator that is running right now is closed when it yields its next item.
             with contextlib.suppress(ValueError):
                 stream.close()
 
 
 async def _stream_async(self: Any, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
-    """The same as `_roost_stream`, for a method that is asynchronous."""
+    """Do what `_roost_stream` does, for an asynchronous generator."""
     with _carried():
         if method is not None:
             sent = await Arguments.unpack(args).fetch_async()
@@ -193,87 +185,55 @@ async def _stream_async(self: Any, key: str, method: str | None, *args: Any) -> 
         return ()
 
 
-# What ends a process or a generator, and is no failure of the user's code.
-_ENDS = (SystemExit, GeneratorExit)
-
-
 @contextlib.contextmanager
 def _carried() -> Iterator[None]:
-    """What goes wrong inside goes to the caller as a RemoteFailure."""
+    """Send what is raised inside to the caller as a RemoteFailure."""
     try:
         yield
-    except _ENDS:
+    except (SystemExit, GeneratorExit):
+        # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        raise carry(error, os.getpid()) from None
+        raise carry(error, output.own_tail()) from None
 
 
-def make_worker_shell(name: str, methods: Mapping[str, MethodKind]) -> type:
-    """The shell with these methods, each of which calls that of the object."""
-    body: dict[str, Any] = {method: _FORWARDS[kind](method) for method, kind in methods.items()}
-    for method, function in body.items():
-        function.__name__ = function.__qualname__ = method
+def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
+    """Make the actor class with these methods, each of which calls the one of the user's object."""
+    body: dict[str, Any] = {method: _forward(method, kind) for method, kind in methods.items()}
     if MethodKind.ASYNC_GENERATOR in methods.values():
-        # Only here: one such method gives the whole actor an event loop.
+        # Only here, because one such method gives the whole actor an event loop.
         body["_roost_stream_async"] = _stream_async
-    return type(name, (WorkerShell,), {"__module__": __name__, **body})
+    return type(name, (WorkerActor,), {"__module__": __name__, **body})
 
 
-# The forwards answer with a list: Ray packs a tuple by a slower way.
+def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
+    """Make a method that calls the object's and returns its value with what was timed.
 
+    A generator called this way returns all its items; one by one they come through `_roost_stream`. The reply is a
+    list because Ray packs a tuple more slowly.
+    """
+    forward: Callable[..., Any]
+    if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
 
-def _forward_plain(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations, _carried():
-            started = time.perf_counter()
-            sent = Arguments.unpack(args).fetch()
-            value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
-            durations.setdefault(name, time.perf_counter() - started)
-        return [value, durations]
+        async def forward(self: Any, *args: Any) -> Any:
+            with measured_call() as durations, _carried():
+                started = time.perf_counter()
+                sent = await Arguments.unpack(args).fetch_async()
+                value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
+                value = [item async for item in value] if kind.is_generator else await value
+                durations.setdefault(name, time.perf_counter() - started)
+            return [value, durations]
 
+    else:
+
+        def forward(self: Any, *args: Any) -> Any:
+            with measured_call() as durations, _carried():
+                started = time.perf_counter()
+                sent = Arguments.unpack(args).fetch()
+                value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
+                value = list(value) if kind.is_generator else value
+                durations.setdefault(name, time.perf_counter() - started)
+            return [value, durations]
+
+    forward.__name__ = forward.__qualname__ = name
     return forward
-
-
-def _forward_async(name: str) -> Callable[..., Any]:
-    async def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations, _carried():
-            started = time.perf_counter()
-            sent = await Arguments.unpack(args).fetch_async()
-            value = await getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
-            durations.setdefault(name, time.perf_counter() - started)
-        return [value, durations]
-
-    return forward
-
-
-def _forward_generator(name: str) -> Callable[..., Any]:
-    def forward(self: Any, *args: Any) -> Any:
-        """All items at once; one by one they come through `_roost_stream`."""
-        with measured_call() as durations, _carried():
-            started = time.perf_counter()
-            sent = Arguments.unpack(args).fetch()
-            value = list(getattr(self._roost_object, name)(*sent.args, **sent.kwargs))
-            durations.setdefault(name, time.perf_counter() - started)
-        return [value, durations]
-
-    return forward
-
-
-def _forward_async_generator(name: str) -> Callable[..., Any]:
-    async def forward(self: Any, *args: Any) -> Any:
-        with measured_call() as durations, _carried():
-            started = time.perf_counter()
-            sent = await Arguments.unpack(args).fetch_async()
-            value = [item async for item in getattr(self._roost_object, name)(*sent.args, **sent.kwargs)]
-            durations.setdefault(name, time.perf_counter() - started)
-        return [value, durations]
-
-    return forward
-
-
-_FORWARDS: dict[MethodKind, Callable[[str], Callable[..., Any]]] = {
-    MethodKind.PLAIN: _forward_plain,
-    MethodKind.ASYNC: _forward_async,
-    MethodKind.GENERATOR: _forward_generator,
-    MethodKind.ASYNC_GENERATOR: _forward_async_generator,
-}

@@ -1,30 +1,25 @@
-"""Who a worker is: one value, made by whoever launches it, that the worker finds in its process."""
+"""Who a worker is: one value, made by the process that launches it and kept in the worker's process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from roost.config.hardware import BARE_NODE, AcceleratorType
+from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
-
-if TYPE_CHECKING:
-    from roost.config.node_groups import DeclaredHardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """What a worker knows of itself and its group."""
+    """What a worker knows about itself and its group."""
 
     group_name: str
     placement: Placement
     world_size: int
     node: str
     """Its node, as messages name it."""
-    master_address: str = "127.0.0.1"
-    master_port: int = 0
     hardware: tuple[DeclaredHardware, ...] = ()
-    """The pieces of declared hardware that it was given, such as its robots."""
+    """The pieces of declared hardware it was given, such as its robots."""
 
     @property
     def rank(self) -> int:
@@ -37,8 +32,16 @@ class WorkerIdentity:
         return f"{self.group_name}:{self.rank}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """Where rank 0 of a group listens."""
+
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
 def alone(name: str, rank: int = 0, world_size: int = 1) -> WorkerIdentity:
-    """The identity of a worker in a plain process, on a node of its own without accelerators."""
+    """Return the identity of a worker in a plain process: a node without accelerators, no Ray."""
     placement = Placement(
         rank=rank,
         cluster_node_rank=0,
@@ -57,14 +60,20 @@ def alone(name: str, rank: int = 0, world_size: int = 1) -> WorkerIdentity:
 
 
 _current: WorkerIdentity | None = None
+_master = Master()
 
 
 def current_identity() -> WorkerIdentity | None:
-    """Who this process is, if it was launched as a worker."""
+    """Return this process's identity, or None if it was not launched as a worker."""
     return _current
 
 
-def assume(identity: WorkerIdentity | None) -> None:
-    """Be this worker from now on."""
-    global _current
-    _current = identity
+def current_master() -> Master:
+    """Return where rank 0 of this process's group listens; port 0 in a plain process."""
+    return _master
+
+
+def assume(identity: WorkerIdentity | None, master: Master | None = None) -> None:
+    """Set this process's identity."""
+    global _current, _master
+    _current, _master = identity, master or Master()

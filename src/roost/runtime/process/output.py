@@ -1,4 +1,4 @@
-"""A worker's output: in a file of its own, readable from the driver, its end shown where the worker fails."""
+"""A worker's output: in its own file, readable by the driver, with its end shown when the worker fails."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from roost.runtime.process.worker import WORKER_LOG
 from roost.runtime.runs.run_dir import RunDir, log_file
 from roost.text import printable
 
+WORKER_LOG = "roost.worker"
+"""The parent of all loggers of workers."""
+
 LOG_DIR_VARIABLE = "ROOST_LOG_DIR"
-"""Set where a node is started: its workers write their logs below this folder, and the driver fetches them."""
+"""If set when a node is started, its workers write their logs below this folder, and the driver fetches them."""
 
 STARTED_AGAIN = "--- started again"
-"""A log goes on with this when its worker was restarted."""
+"""The first words that a restarted worker writes into its log."""
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 30
@@ -31,7 +33,7 @@ _NOT_USERS = re.compile(r"/ray/_private/|/ray/util/tracing/|/roost/runtime/|/thr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPlace:
-    """Where a worker writes its log, and whether that is the run's own folder."""
+    """Where a worker writes its log, and whether that is the run's folder."""
 
     path: str
     is_shared: bool
@@ -41,9 +43,9 @@ _own: LogPlace | None = None
 
 
 def choose_place(run_dir: RunDir, address: str) -> LogPlace:
-    """The run's folder where this process sees it, else a folder on this node that the driver fetches from."""
+    """Choose the run's folder if this process sees it, else a folder on this node that the driver fetches from."""
     own_folder = os.environ.get(LOG_DIR_VARIABLE)
-    # Not Path's own `exists`: that raises where this user may not look, as in the folder of a driver of another user.
+    # Path.exists raises where this user lacks permission, as in the folder of another user's driver.
     if not own_folder and os.path.exists(run_dir.marker):
         return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
     from roost.runtime.connect.local_cluster import roost_folder
@@ -54,7 +56,7 @@ def choose_place(run_dir: RunDir, address: str) -> LogPlace:
 
 
 def redirect_output(place: LogPlace, *, append: bool) -> None:
-    """Let everything that this process and its children print go to the file."""
+    """Send everything that this process and its children print to the file."""
     global _own
     path = Path(place.path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +67,7 @@ def redirect_output(place: LogPlace, *, append: bool) -> None:
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)
-    # Whatever Ray put in their place writes to a file of its own.
+    # Ray may have replaced these with streams into its own files.
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     _own = place
@@ -79,18 +81,23 @@ def redirect_output(place: LogPlace, *, append: bool) -> None:
     logger.propagate = False
 
 
+def worker_logger(address: str) -> logging.Logger:
+    """Return the logger that a worker writes with."""
+    return logging.getLogger(f"{WORKER_LOG}.{address}")
+
+
 def own_tail() -> str:
-    """The last lines of this process's log."""
+    """Return the last lines of this process's log."""
     return read_tail(_own.path) if _own else ""
 
 
 def own_place() -> LogPlace:
-    """Where this process writes its log."""
+    """Return where this process writes its log."""
     return _own or LogPlace(path="", is_shared=False)
 
 
 def read_end(path: str | os.PathLike[str], most: int = _TAIL_BYTES) -> str:
-    """The end of a file as text, or nothing where it cannot be read."""
+    """Return the end of a file as text, or nothing if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -101,19 +108,19 @@ def read_end(path: str | os.PathLike[str], most: int = _TAIL_BYTES) -> str:
 
 
 def read_tail(path: str | os.PathLike[str], lines: int = _TAIL_LINES) -> str:
-    """The last lines of a log, printable."""
+    """Return the last lines of a log, safe to print."""
     return "\n".join(printable(line) for line in read_end(path).splitlines()[-lines:])
 
 
 def read_stack(path: str | os.PathLike[str]) -> str:
-    """The last stack that the watchdog dumped into a log, or nothing."""
+    """Return the last stack that the watchdog dumped into a log, or nothing."""
     text = read_end(path)
     starts = [found.end() for found in _STACK_START.finditer(text)]
     return readable_stack(text[starts[-1] :]) if starts else ""
 
 
 def readable_stack(dumped: str) -> str:
-    """The stacks of faulthandler, the oldest thread first, without the frames that are Ray's or ours."""
+    """Tidy faulthandler's stacks: oldest thread first, without Ray's frames and ours."""
     threads: list[list[str]] = []
     for line in dumped.splitlines()[1:]:
         if _THREAD_START.match(line):

@@ -12,31 +12,31 @@ import ray
 from ray import cloudpickle
 
 _LARGE = 100 * 1024
-"""Ray sends an argument below this size along with the call, and puts a larger one into its store."""
+"""Ray sends smaller arguments along with the call, and puts larger ones into its object store."""
 
 
 @dataclass(slots=True)
 class Packed:
-    """Something pickled: its large buffers beside it, and references where Ray sees and keeps them."""
+    """A pickled value: large buffers kept apart, and object references where Ray can see and keep them."""
 
     data: bytes
     buffers: list[Any]
     refs: list[ray.ObjectRef[Any]]
     blobs: list[Any]
-    """Large `bytes`, which pickle by itself would copy once more for every worker."""
+    """Large `bytes`, which plain pickle would copy again for every worker."""
 
     @property
     def size(self) -> int:
-        """How many bytes it is."""
+        """Its size in bytes."""
         return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *self.blobs))
 
     def load(self) -> Any:
-        """What was packed."""
+        """Unpickle the value."""
         return _Unpacker(self).load()
 
 
 def pack(thing: Any) -> Packed:
-    """Pickle something; raises what pickling raises."""
+    """Pickle a value; raises what pickling raises."""
     packed = Packed(data=b"", buffers=[], refs=[], blobs=[])
     out = io.BytesIO()
     packer: Any = _Packer(out, packed)
@@ -46,25 +46,22 @@ def pack(thing: Any) -> Packed:
 
 
 def pack_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a call for many workers, as what is handed to each: pickled once, and shipped once if large.
-
-    A call without arguments stays one, and references are left to Ray, which fetches them before the call.
-    """
+    """Pack the arguments of a call to many workers: pickled once, and stored once if large."""
     if not args and not kwargs:
         return ()
     return (ship(pack((tuple(args), dict(kwargs)))),)
 
 
 def ship(packed: Packed) -> Packed | ray.ObjectRef[Packed]:
-    """What is handed to each of many workers: the thing itself, or one copy in Ray's store if it is large."""
+    """Return what each worker is sent: the packed value itself, or a reference to one copy in Ray's store."""
     return ray.put(packed) if packed.size > _LARGE else packed
 
 
 @dataclass(slots=True)
 class Arguments:
-    """The arguments of a call, some of which may be references that are still to be fetched.
+    """The arguments of a call, some of which may be object references that are not fetched yet.
 
-    As Ray does it: an argument that is a reference is fetched, one inside an argument is not.
+    As in Ray, an argument that is a reference is fetched, and a reference inside an argument is not.
     """
 
     args: tuple[Any, ...] = ()
@@ -72,21 +69,21 @@ class Arguments:
 
     @classmethod
     def unpack(cls, sent: tuple[Any, ...]) -> Arguments:
-        """What `pack_call` packed."""
+        """Unpack what `pack_call` packed."""
         return cls(*sent[0].load()) if sent else cls()
 
     @property
     def refs(self) -> list[ray.ObjectRef[Any]]:
-        """The arguments that are to be fetched."""
+        """The arguments that are references."""
         return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, ray.ObjectRef)]
 
     def fetch(self) -> Arguments:
-        """The same with every reference fetched."""
+        """Return the same arguments with every reference fetched."""
         refs = self.refs
         return self._with(dict(zip(refs, ray.get(refs), strict=True))) if refs else self
 
     async def fetch_async(self) -> Arguments:
-        """The same; in an actor with an event loop a plain ray.get would hold up everybody."""
+        """Do the same without blocking the event loop, as a plain ray.get would."""
         refs = self.refs
         return self._with({ref: await ref for ref in refs}) if refs else self
 
@@ -101,7 +98,7 @@ class Arguments:
 
 
 def make_object(packed: Packed) -> Any:
-    """Make the object whose class and arguments were packed as `(cls, args, kwargs)`."""
+    """Construct the object whose class and arguments were packed as `(cls, args, kwargs)`."""
     cls, args, kwargs = packed.load()
     arguments = Arguments(args, kwargs).fetch()
     return cls(*arguments.args, **arguments.kwargs)

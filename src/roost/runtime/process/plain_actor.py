@@ -1,8 +1,8 @@
-"""An actor of any class whose environment is in force before the class is loaded in its process.
+"""An actor of any class, whose environment is set before the class is loaded in its process.
 
-The actor is a class of ours with the same methods, which carries the user's class, pickled: it sets the environment,
-and only then unpickles the class and makes the object. Callers get an ordinary actor of Ray; `shell.py` is the same
-for the workers of a group, who know more and say more.
+The actor is a generated class with the same methods that carries the user's class, pickled: it sets the environment,
+and only then unpickles the class and constructs the object. Callers see an ordinary Ray actor. `actor.py` does the same
+for the workers of a group, which know and report more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from roost.runtime.process.packing import Packed, make_object
 WORKER_MANAGER = "WorkerManager"
 
 
-def make_shell(cls: type) -> type:
-    """A class with the public methods of `cls` that makes and calls an object of `cls` in its own process."""
+def make_plain_actor_class(cls: type) -> type:
+    """Make a class with the methods of `cls` that constructs and calls an object of `cls` in its own process."""
     body: dict[str, Any] = {"__init__": _start, "__doc__": cls.__doc__, "__module__": __name__}
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("__") or name == "__call__":
@@ -31,7 +31,7 @@ def make_shell(cls: type) -> type:
 
 
 def _start(self: Any, packed: Packed, variables: dict[str, str]) -> None:
-    # The worker's parent is its raylet: by itself it would notice the raylet's end within a second.
+    # The parent is the raylet; Ray alone would take up to a second to notice that it ended.
     die_with_parent()
     os.environ.update(variables)
     self._roost_object = make_object(packed)
@@ -39,7 +39,7 @@ def _start(self: Any, packed: Packed, variables: dict[str, str]) -> None:
 
 
 def _forward(name: str, member: Any) -> Callable[..., Any]:
-    """A method that calls the object's, of the same kind: plain, generator, or either of them async."""
+    """Make a method that calls the object's and is of the same kind: plain or generator, perhaps async."""
     forward: Callable[..., Any]
     if inspect.isasyncgenfunction(member):
 
@@ -55,7 +55,7 @@ def _forward(name: str, member: Any) -> Callable[..., Any]:
     elif inspect.isgeneratorfunction(member):
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            # Ray sends things into a generator, which the user's own `yield from` might not take.
+            # Ray sends values into a generator, which `yield from` would pass on to the user's.
             for item in getattr(self._roost_object, name)(*args, **kwargs):  # noqa: UP028
                 yield item
 
@@ -66,7 +66,7 @@ def _forward(name: str, member: Any) -> Callable[..., Any]:
 
     forward.__name__ = name
     forward.__qualname__ = name
-    # What @ray.method set, such as num_returns, and nothing that would pull the user's module in.
+    # Keep what @ray.method set, such as num_returns, and nothing that would pull in the user's module.
     for key, value in vars(member).items() if hasattr(member, "__dict__") else ():
         if key.startswith("__ray_") and isinstance(value, int | str | bool | float | None):
             setattr(forward, key, value)
@@ -74,7 +74,7 @@ def _forward(name: str, member: Any) -> Callable[..., Any]:
 
 
 def _report_ready() -> None:
-    """Let the worker manager know, without waiting; a job whose manager is gone is told so elsewhere."""
+    """Notify the worker manager without waiting; a missing manager is reported elsewhere."""
     context = ray.get_runtime_context()
     with contextlib.suppress(ValueError):
         manager = ray.get_actor(WORKER_MANAGER, namespace=context.namespace)

@@ -1,4 +1,4 @@
-"""Durations that a worker measures while it serves a call, and that go back with the answer."""
+"""Durations that a worker measures while it serves a call, and sends back with the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measured_call() -> Iterator[dict[str, float]]:
 
 @contextlib.contextmanager
 def timed(tag: str) -> Iterator[None]:
-    """Add what happens inside to the durations of the current call, under this tag."""
+    """Add the time spent inside to the durations of the current call, under this tag."""
     durations = _durations.get()
     started = time.perf_counter()
     try:
@@ -39,7 +39,7 @@ def timed(tag: str) -> Iterator[None]:
 
 
 def timer(tag: str | Callable[..., Any] | None = None) -> Any:
-    """A decorator that times a method, under its own name or under a tag."""
+    """Decorate a method so that it is timed, under its own name or a tag."""
     if callable(tag):
         return timer(None)(tag)
 
@@ -52,7 +52,7 @@ def timer(tag: str | Callable[..., Any] | None = None) -> Any:
                 with timed(name):
                     return await function(*args, **kwargs)
         elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            # A generator runs while its items are taken, which nobody here sees the end of.
+            # A generator runs while its items are consumed; its end is not visible here.
             raise TypeError(f"{function.__qualname__} is a generator: time what is inside it, with worker_timer")
         else:
 

@@ -1,4 +1,4 @@
-"""Who has which accelerator of a Ray cluster now, in words: jobs of Roost, actors and placement groups of others."""
+"""Who has which accelerator of a Ray cluster now: jobs of Roost, and actors and placement groups of others."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from roost.config.hardware import ACCELERATOR, accelerator_types
 from roost.placement.plan import Piece
 from roost.runtime.managers.ledgers.reservations import HeldSlot
 from roost.runtime.managers.namespaces import describe_job, job_namespaces
-from roost.runtime.managers.proxies import NodeManager
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.ray_state import Accounts, GroupEntry, read_accounts
+from roost.runtime.nodes.ray_state import GroupEntry, RayState, read_ray_state
 
 _LEAST = 0.001
 _ASK_SECONDS = 2.0
@@ -20,15 +20,15 @@ _ASK_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """An accelerator, or a part of it, that somebody has."""
+    """An accelerator, or part of one, that is held."""
 
     amount: float
     holder: str
-    """Who, in words: job, actor, pid."""
+    """Job, actor and pid, as messages name them."""
     namespace: str | None = None
-    """The job of Roost that has it, where it is one."""
+    """The namespace of the holder, if it is a job of Roost."""
     users: tuple[str, ...] = ()
-    """Which groups of that job."""
+    """The groups of that job that use it."""
 
     def __str__(self) -> str:
         return self.holder if self.amount >= 1 else f"{self.amount:g} of it {self.holder}"
@@ -40,16 +40,16 @@ class Holdings:
 
     by_piece: Mapping[Piece, Sequence[Holding]] = field(default_factory=dict)
     somewhere: Mapping[int, Sequence[Holding]] = field(default_factory=dict)
-    """By node: what is known to be taken there, and not which accelerator it is."""
+    """By node: what is taken there, without knowing which accelerator it is."""
     free: Mapping[int, float] = field(default_factory=dict)
     """By node: how much is free, as far as Ray's head knows."""
 
     def of(self, piece: Piece, *, except_for: str | None = None) -> list[Holding]:
-        """Who has a piece, except for a job that does not count."""
+        """Return who holds a piece, leaving out one job."""
         return [item for item in self.by_piece.get(piece, ()) if item.namespace is None or item.namespace != except_for]
 
     def free_pieces(self, nodes: Sequence[NodeInfo], *, except_for: str | None = None) -> set[Piece]:
-        """The accelerators that nobody has, as far as that can be told."""
+        """Return the accelerators that are free, as far as is known."""
         return {
             piece
             for node in nodes
@@ -59,12 +59,12 @@ class Holdings:
 
 
 def pieces_on(node: NodeInfo) -> list[Piece]:
-    """The accelerators of a node."""
+    """Return the accelerators of a node."""
     return [Piece(node.rank, ACCELERATOR, local) for local in range(node.num_accelerators)]
 
 
 def resource_of(node: NodeInfo) -> str:
-    """What Ray calls the node's accelerators."""
+    """Return Ray's name for the resource of the node's accelerators."""
     return accelerator_types()[node.accelerator_type].resource
 
 
@@ -72,40 +72,40 @@ def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:
     """Ask the jobs of Roost and Ray's head who has what."""
     reserved: dict[str, list[HeldSlot]] = {}
     for namespace in job_namespaces():
-        # A job that hangs, or of another version, has what Ray's books say.
+        # For a job that hangs, or runs another version, Ray's tables have to do.
         with contextlib.suppress(Exception):
-            reserved[namespace] = NodeManager.get_proxy(namespace).get_slots(_ASK_SECONDS)
+            reserved[namespace] = NodeManager.get_proxy(namespace).within(_ASK_SECONDS).get_slots()
     names = {namespace: describe_job(namespace, _ASK_SECONDS) for namespace, slots in reserved.items() if slots}
-    return combine(nodes, reserved, names, read_accounts())
+    return combine(nodes, reserved, names, read_ray_state())
 
 
 def combine(
     nodes: Sequence[NodeInfo],
     reserved: Mapping[str, Sequence[HeldSlot]],
     job_names: Mapping[str, str],
-    accounts: Accounts,
+    state: RayState,
 ) -> Holdings:
-    """What the jobs say and what Ray's books say, as one picture."""
+    """Combine what the jobs say with what Ray's tables say."""
     by_id = {node.ray_id: node for node in nodes if node.accelerators}
     found: dict[Piece, list[Holding]] = {}
     somewhere: dict[int, list[Holding]] = {}
     ours = {held.slot.group.id.hex() for slots in reserved.values() for held in slots}
-    there = {group.id for group in accounts.groups}
+    there = {group.id for group in state.groups}
     for namespace, slots in reserved.items():
         for held in slots:
-            # A job does not know at once that somebody removed its placement group.
+            # A job may not know yet that its placement group was removed.
             if held.slot.ray_id in by_id and (not there or held.slot.group.id.hex() in there):
                 piece = Piece(by_id[held.slot.ray_id].rank, ACCELERATOR, held.slot.piece.local_rank)
                 users = tuple(dict.fromkeys(user.partition("#")[0] for user, _ in held.users))
                 text = f"reserved by job {job_names[namespace]}"
                 found.setdefault(piece, []).append(Holding(amount=1, holder=text, namespace=namespace, users=users))
-    groups = {group.id: group for group in accounts.groups if group.id not in ours}
+    groups = {group.id: group for group in state.groups if group.id not in ours}
     known: dict[tuple[str, str], set[int]] = {}
-    for actor in accounts.actors:
+    for actor in state.actors:
         node = by_id.get(actor.ray_id)
         if node is None or actor.group_id in ours:
             continue
-        job = accounts.jobs.get(actor.ray_job)
+        job = state.jobs.get(actor.ray_job)
         text = f"held by {actor} of {job or f'Ray job {actor.ray_job}'}"
         for local, amount in actor.amounts.get(resource_of(node), {}).items():
             in_group = groups.get(actor.group_id)
@@ -114,9 +114,9 @@ def combine(
                 amount = 1
             found.setdefault(Piece(node.rank, ACCELERATOR, local), []).append(Holding(amount=amount, holder=text))
     for group in groups.values():
-        _add_group(group, by_id, known, accounts, somewhere)
-    free = {node.rank: accounts.free.get(node.ray_id, {}).get(resource_of(node), 0.0) for node in by_id.values()}
-    if accounts.free:
+        _add_group(group, by_id, known, state, somewhere)
+    free = {node.rank: state.free.get(node.ray_id, {}).get(resource_of(node), 0.0) for node in by_id.values()}
+    if state.free:
         for node in by_id.values():
             _add_unnamed(node, found, somewhere, free[node.rank])
     return Holdings(by_piece=found, somewhere=somewhere, free=free)
@@ -126,11 +126,11 @@ def _add_group(
     group: GroupEntry,
     by_id: Mapping[str, NodeInfo],
     known: Mapping[tuple[str, str], set[int]],
-    accounts: Accounts,
+    state: RayState,
     somewhere: dict[int, list[Holding]],
 ) -> None:
-    """What a placement group of somebody else has, beyond what its actors showed."""
-    job = accounts.jobs.get(group.ray_job)
+    """Add what a foreign placement group holds beyond what its actors show."""
+    job = state.jobs.get(group.ray_job)
     for ray_id in dict.fromkeys(ray_id for ray_id, _ in group.bundles):
         node = by_id.get(ray_id)
         if node is None:
@@ -150,5 +150,5 @@ def _add_unnamed(
     named += sum(item.amount for item in somewhere.get(node.rank, ()))
     rest = node.num_accelerators - free - named
     if rest > _LEAST:
-        holding = Holding(amount=rest, holder="held by somebody whom Ray does not name, such as a task")
+        holding = Holding(amount=rest, holder="held by something that Ray does not name, such as a task")
         somewhere.setdefault(node.rank, []).append(holding)

@@ -1,4 +1,4 @@
-"""`Reservation`: accelerators that are the job's until it is closed, in the eyes of all that runs on the same Ray."""
+"""`Reservation`: accelerators that belong to the job until it is closed, for everything on the same Ray."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+
+from ray.util import placement_group_table
 
 from roost.config.hardware import ACCELERATOR
 from roost.errors import ConfigError, RoostError
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, pieces_of
+from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
-from roost.text import plural
-
-if TYPE_CHECKING:
-    from roost.runtime.cluster import Cluster
-
+from roost.runtime.nodes.discover import live_nodes
+from roost.text import join_words, plural
 
 LEAST_SHARE = 0.0001
 """Ray counts no finer than this."""
 
 
 class Reservation:
-    """Accelerators that Ray knows are taken. `close()` gives them back, unless a group of the job still uses them."""
+    """Accelerators that Ray counts as taken. `close()` releases them, unless a group of the job still uses them."""
 
-    def __init__(self, cluster: Cluster, user: str, slots: Iterable[Slot]) -> None:
-        self._cluster = cluster
+    def __init__(self, context: JobContext, user: str, slots: Iterable[Slot]) -> None:
+        self._context = context
         self._user = user
         self._slots = tuple(sorted(slots, key=lambda slot: slot.piece))
         self._is_closed = False
@@ -39,15 +38,15 @@ class Reservation:
 
     @property
     def accelerators(self) -> list[tuple[int, int]]:
-        """What is reserved: node rank and local rank of each accelerator."""
+        """Node rank and local rank of each reserved accelerator."""
         return [(slot.piece.node_rank, slot.piece.local_rank) for slot in self._slots]
 
     def close(self) -> None:
-        """Give back what nobody in the job uses any more."""
-        if self._slots and not self._is_closed and self._cluster.is_connected():
-            # Where the job's manager is gone, Ray gives it all back with it.
+        """Release what no other part of the job uses."""
+        if self._slots and not self._is_closed and self._context.is_connected():
+            # If the job's manager is gone, its placement groups went with it.
             with contextlib.suppress(RoostError):
-                self._cluster.node_manager.let_go_slots(self._user)
+                self._context.node_manager.let_go_slots(self._user)
         self._is_closed = True
 
     def __enter__(self) -> Reservation:
@@ -65,19 +64,47 @@ class Reservation:
         return f"<Reservation of {plural(len(self._slots), 'accelerator')}{', closed' if self._is_closed else ''}>"
 
 
+def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
+    """Return the slots that are lost: their placement group was removed, or Ray moves them off a node that is gone."""
+    found = list(slots)
+    tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
+
+    def is_lost(slot: Slot) -> bool:
+        table = tables[slot.group]
+        # While Ray looks for a new place for one bundle, the others are where they were.
+        exists = table.get("state") in ("CREATED", "RESCHEDULING")
+        return not exists or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
+
+    return [slot for slot in found if is_lost(slot)]
+
+
+def describe_loss(context: JobContext, slots: Iterable[Slot]) -> str | None:
+    """Say which of these slots are lost and why, or None if all are there."""
+    pieces = [slot.piece for slot in lost_slots(slots)]
+    if not pieces:
+        return None
+    alive = {node.ray_id for node in live_nodes()}
+    nodes = {rank: context.nodes[rank] for rank in sorted({piece.node_rank for piece in pieces})}
+    gone = [str(node) for node in nodes.values() if node.ray_id not in alive]
+    if gone:
+        return f"{join_words(gone)} {'is' if len(gone) == 1 else 'are'} gone, and what was reserved there"
+    what = [f"accelerator {piece.local_rank} of {nodes[piece.node_rank]}" for piece in sorted(pieces)]
+    return f"{join_words(what)} {'is' if len(what) == 1 else 'are'} not reserved any more: the reservation was removed"
+
+
 def accelerators_of(placement: Placement) -> list[Piece]:
-    """The accelerators that a worker has of its own."""
+    """Return the accelerators that a worker sits on."""
     return [piece for piece in pieces_of(placement) if piece.kind == ACCELERATOR]
 
 
 def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
-    """The accelerators of a plan, each once; PlacementError where the shares of its components do not add up."""
+    """Return the accelerators of a plan, each once; PlacementError if the shares of its components exceed 1."""
     if not isinstance(shares, Mapping):
         raise ConfigError(f"shares is {shares!r}", hint='it is a dict, as in {"actor": 0.8, "rollout": 0.2}')
     for name, share in shares.items():
         plan.component(name)
         if share is None:
-            raise ConfigError(f"the share of {name!r} is None", hint="leave out who declares none")
+            raise ConfigError(f"the share of {name!r} is None", hint="leave out components that declare none")
         check_share(share, f"the share of {name!r}")
     declared: dict[Piece, dict[str, float]] = {}
     for component in plan.components:
@@ -90,12 +117,12 @@ def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
 
 
 def plan_components(plan: Plan) -> dict[str, Sequence[Placement]]:
-    """The placements of each component."""
+    """Return the placements of each component."""
     return {component.name: component.placements for component in plan.components}
 
 
 def check_share(share: float | None, what: str) -> None:
-    """Refuse what is no part of an accelerator."""
+    """Raise ConfigError unless this is a part of an accelerator."""
     if share is None:
         return
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
@@ -104,6 +131,6 @@ def check_share(share: float | None, what: str) -> None:
 
 
 def check_timeout(timeout: float) -> None:
-    """Refuse what is no number of seconds."""
+    """Raise ConfigError unless this is a number of seconds."""
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < math.inf:
         raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, 0 or more")

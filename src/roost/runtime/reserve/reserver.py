@@ -1,9 +1,10 @@
-"""Reserving exactly the accelerators of a plan: all of them or none, held by placement groups, found out by probing.
+"""Reserves exactly the accelerators of a plan: all or none, held by placement groups and identified by probing.
 
-Ray hands out whichever accelerators of a node are free, the first ones first. Where a plan wants all of a node's, or
-its first ones, one placement group on that node is asked for and probed. Where that is not what came, or others were
-planned, every free accelerator of the node is taken by a placement group of its own, probed, and those that were not
-planned are given back at once. Nothing is held while waiting: two jobs that want the same never block one another.
+Ray hands out whichever accelerators of a node are free, lowest first. If a plan wants all of a node's accelerators, or
+its first ones, the reserver asks for one placement group on that node and probes it. If Ray gave others, or the plan
+wants others, it takes every free accelerator of the node with one placement group each, probes them, and immediately
+releases those that were not planned. It holds nothing while it waits: two jobs that want the same accelerators never
+block each other.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -22,34 +23,25 @@ from ray.util.placement_group import PlacementGroup
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece
+from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.placement_groups import (
-    Ask,
-    Bundle,
-    Pin,
-    choose_pin,
-    lost_slots,
-    probe,
-    settle,
-)
+from roost.runtime.nodes.placement_groups import Ask, Bundle, Pin, choose_pin, probe, settle
 from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on, resource_of
+from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
-
-if TYPE_CHECKING:
-    from roost.runtime.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
 RESERVE_SECONDS = 60.0
-# Ray notices within about a second that something was given back: less would call free what is taken.
+# Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
 _LEAST_SECONDS = 2.0
 _PROBE_SECONDS = 120.0
 _MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
 _NOTICE_SECONDS = 1.5
-# What was given back a moment ago is not worth a word.
+# A shorter wait is not worth a message.
 _SAY_FIRST_SECONDS = 1.0
 _SAY_EVERY_SECONDS = 10.0
 
@@ -58,11 +50,11 @@ Shares = Mapping[Piece, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What could not be had in one try."""
+    """What one try could not get."""
 
     missing: frozenset[Piece]
     seen_free: frozenset[Piece] = frozenset()
-    """Accelerators that were free, for certain."""
+    """Accelerators that are known to be free."""
     is_certain: bool = True
     """Whether it is known which are missing; if not, the next try finds out."""
 
@@ -70,27 +62,27 @@ class Shortage:
 class Reserver:
     """Reserves accelerators for one user of a job: a group that is launched, or a plan.
 
-    The job's manager makes the placement groups and removes them: they are the job's, whichever of its processes asked.
+    The job's node manager makes and removes the placement groups: they belong to the job, whichever process asked.
     """
 
-    def __init__(self, cluster: Cluster, user: str, pin: Pin | None = None) -> None:
-        self._cluster = cluster
-        self._manager = cluster.node_manager
+    def __init__(self, context: JobContext, user: str, pin: Pin | None = None) -> None:
+        self._context = context
+        self._manager = context.node_manager
         self._user = user
-        self._owner = cluster.owner_name
+        self._owner = context.owner
         self._pin = pin or choose_pin(ray.__version__)
         if self._pin is Pin.ADDRESS:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
     def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
-        """Slots for all of these accelerators, those that the job has already among them; AcceleratorsTaken if not."""
+        """Return slots for all of these accelerators, including those that the job has; else AcceleratorsTaken."""
         wait = _Wait(timeout)
         short, apart = False, set[int]()
         with self._undone():
             while True:
                 there, missing = self._ask(shares)
-                # A try takes for a moment what others may want: not while it is known to be in vain.
+                # A try briefly takes what others may want: skip it while it is known to fail.
                 held = self._held(missing) if short else None
                 new = held or (self._take(missing, apart, wait.is_noticed) if missing else [])
                 if isinstance(new, Shortage):
@@ -104,12 +96,12 @@ class Reserver:
                 elif not self._manager.take_slots(self._user, dict(shares), new):
                     return [*there, *new]
                 elif wait.is_over:
-                    # What another part of the job had when we asked was given back meanwhile, again and again.
-                    raise ClusterError(f"what the job has reserved changes all the time: {self._name} gave up")
+                    # Slots of another part of the job were released between asking and taking, again and again.
+                    raise ClusterError(f"the job's reservations keep changing: {self._name} gave up")
 
     def reserve_any(self, count: int, *, timeout: float) -> list[Slot]:
-        """Slots in one placement group for so many accelerators: the first of the cluster, else whichever are free."""
-        nodes = [node for node in self._cluster.nodes if node.accelerators]
+        """Return slots in one placement group for `count` accelerators: the first of the cluster, else any free."""
+        nodes = [node for node in self._context.nodes if node.accelerators]
         resource = resource_of(nodes[0])
         every = [piece for node in nodes if resource_of(node) == resource for piece in pieces_on(node)]
         if len(every) < count:
@@ -117,24 +109,26 @@ class Reserver:
         wait = _Wait(timeout)
         with self._undone():
             while True:
-                self._cluster.check_open()
-                # Where there is no CPU for each, the accelerators are had without.
+                self._context.check_open()
+                # If there is not a CPU for each, take the accelerators without.
                 cpus = (1, 0) if wait.is_noticed else (1,)
                 choices = [every]
-                # Others than the first only where those are somebody's, and not just given back.
+                # Take others than the first only if those are held, and not just released.
                 if wait.is_noticed or self._held(every[:count]):
-                    choices.append(sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every)))
+                    choices.append(sorted(find_holdings(self._context.nodes).free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
                 if wait.is_over:
                     raise self._too_few(count, wait.seconds)
                 if wait.is_time_to_say:
-                    self._cluster.screen.line(f"{name_of(self._user)}: waiting for {plural(count, 'free accelerator')}")
+                    self._context.console.line(
+                        f"{name_of(self._user)}: waiting for {plural(count, 'free accelerator')}"
+                    )
                 self._pause()
 
     def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
-        """As many accelerators on the nodes of these, in one placement group; none where that cannot be had."""
+        """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
         for number in cpus:
             ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
             groups = self._manager.make_groups(self._user, self._owner, [ask], self._pin)
@@ -145,11 +139,11 @@ class Reserver:
         return []
 
     def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
-        """What a placement group got, in order; none where Ray could not place it."""
+        """Return what a placement group got, in order; none if Ray could not place it."""
         bundles = settle([group]).get(group, [])
-        by_id = {node.ray_id: node for node in self._cluster.nodes}
+        by_id = {node.ray_id: node for node in self._context.nodes}
         if not all(bundle.ray_id in by_id for bundle in bundles):
-            # By their address: a node that is not of this Cluster has the same.
+            # Pinned by address, which a node outside this Cluster shares.
             return []
         devices = probe(bundles, resource, _PROBE_SECONDS)
         slots = []
@@ -160,11 +154,11 @@ class Reserver:
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
-        """Nothing is kept of what goes wrong inside."""
+        """Release everything if the block raises."""
         try:
             yield
         except BaseException:
-            if self._cluster.is_connected():
+            if self._context.is_connected():
                 with contextlib.suppress(Exception):
                     self._manager.let_go_slots(self._user)
             raise
@@ -177,22 +171,22 @@ class Reserver:
         time.sleep(self._random.uniform(*_PAUSE_SECONDS))
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
-        """Those that somebody else is known to have."""
-        holdings = find_holdings(self._cluster.nodes)
-        held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
+        """Return those that are known to be held by others."""
+        holdings = find_holdings(self._context.nodes)
+        held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
 
     def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        nodes, holdings = self._context.nodes, find_holdings(self._context.nodes)
         free = self._alive(holdings.free_pieces(nodes))
         taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
-        first = f"{plural(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free:"
+        first = f"{plural(count, 'accelerator')} could not be reserved in {waited:.0f} s, {len(free)} are free:"
         return AcceleratorsTaken("\n".join([first, *self._shown(taken, holdings)]), hint=_say_fit(None, free, nodes))
 
     def _ask(self, shares: Shares) -> tuple[list[Slot], list[Piece]]:
-        """What the job has already of it, and what not; ClusterError at once where a node is gone."""
-        # Ray's calls would connect anew where somebody closed the Cluster meanwhile.
-        self._cluster.check_open()
+        """Return what the job has already, and what not; ClusterError if a node is gone."""
+        # If the Cluster was closed in the meantime, Ray's calls would open a new connection.
+        self._context.check_open()
         there, missing = self._manager.ask_slots(self._user, dict(shares))
         lost = lost_slots(there)
         if lost:
@@ -200,7 +194,7 @@ class Reserver:
             there, missing = self._manager.ask_slots(self._user, dict(shares))
         if missing:
             alive = {node.ray_id for node in live_nodes()}
-            gone = [self._cluster.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
+            gone = [self._context.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
             gone = [node for node in gone if node.ray_id not in alive]
             if gone:
                 raise ClusterError(
@@ -211,7 +205,7 @@ class Reserver:
         return there, missing
 
     def _take(self, pieces: Sequence[Piece], apart: set[int], without_cpus: bool) -> list[Slot] | Shortage:
-        """One try; `apart` has the nodes whose accelerators have to be told apart one by one, and grows."""
+        """Try once; `apart` has the nodes whose accelerators must be identified one by one, and grows."""
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
             wanted.setdefault(piece.node_rank, []).append(piece)
@@ -222,13 +216,13 @@ class Reserver:
         found = self._try(wanted, apart, made, without_cpus)
         if isinstance(found, Shortage):
             self._manager.discard_groups(self._user, list(made))
-        # What is too much is removed when the rest is taken.
+        # The surplus is removed when the rest is taken.
         return found
 
     def _try(
         self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup], without_cpus: bool
     ) -> list[Slot] | Shortage:
-        nodes = self._cluster.nodes
+        nodes = self._context.nodes
         placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made, without_cpus)
         bundles: dict[str, list[Bundle]] = {}
         for rank in wanted:
@@ -248,7 +242,7 @@ class Reserver:
             if rank in apart:
                 seen |= set(got)
             elif lacking:
-                # Which of them are taken is found out one by one.
+                # The next try identifies one by one which of them are taken.
                 apart.add(rank)
                 is_certain = False
         if missing:
@@ -258,10 +252,10 @@ class Reserver:
     def _place(
         self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup], without_cpus: bool
     ) -> dict[int, list[Bundle]]:
-        """Ask for all nodes at once: one placement group on each, or one for each accelerator where they are apart."""
+        """Ask on all nodes together: one placement group on each, or one for each accelerator on nodes in `apart`."""
         asks: list[Ask] = []
         for rank, count in counts.items():
-            node = self._cluster.nodes[rank]
+            node = self._context.nodes[rank]
             cpus = 1 if node.cpus >= node.num_accelerators else 0
             ranks = (rank,) if rank in apart else (rank,) * count
             ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
@@ -270,7 +264,7 @@ class Reserver:
         placed = settle(groups)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
         if refused and without_cpus:
-            # Those for which there was no CPU left may be had without.
+            # Without the CPU, which may be what is missing.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
             made.difference_update(refused)
@@ -280,13 +274,13 @@ class Reserver:
             for rank in {groups[group].node_ranks[0] for group in without}:
                 log.info(
                     "%s has too few CPUs for its accelerators: tasks that workers start there need num_cpus=0",
-                    self._cluster.nodes[rank],
+                    self._context.nodes[rank],
                 )
         out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
-        rank_of = {self._cluster.nodes[rank].ray_id: rank for rank in counts}
+        rank_of = {self._context.nodes[rank].ray_id: rank for rank in counts}
         for group, bundles in placed.items():
-            # Nodes that share an address cannot be told apart by it: one accelerator counts where it is, and several
-            # only where they were asked for.
+            # Nodes that share an address cannot be told apart by it: a single accelerator counts wherever it is, and
+            # several only where they were asked for.
             landed = {rank_of.get(bundle.ray_id) for bundle in bundles}
             if landed == set(groups[group].node_ranks) or (len(bundles) == 1 and landed <= apart):
                 out[rank_of[bundles[0].ray_id]] += bundles
@@ -298,15 +292,15 @@ class Reserver:
         return dict(zip(groups, asks, strict=True))
 
     def _tries(self, node: NodeInfo) -> int:
-        """How many placement groups it takes to have every free accelerator of a node in one."""
+        """Return how many placement groups it takes to hold every free accelerator of a node."""
         if self._pin is Pin.LABEL:
             return node.num_accelerators
-        return sum(other.num_accelerators for other in self._cluster.nodes if other.address == node.address)
+        return sum(other.num_accelerators for other in self._context.nodes if other.address == node.address)
 
     def _slots(
         self, node: NodeInfo, bundles: Sequence[Bundle], pieces: Sequence[Piece], devices: Mapping[Bundle, str | None]
     ) -> list[Slot]:
-        """Which accelerator each bundle is; where Ray has no ids for them, the planned ones in order."""
+        """Identify the accelerator of each bundle; if Ray has no ids for them, assume the planned ones in order."""
         names = [item.device for item in node.accelerators]
         unknown = iter(pieces)
         out = []
@@ -314,7 +308,7 @@ class Reserver:
             device = devices[bundle]
             if device is None:
                 log.warning(
-                    "Ray has no ids for %s: as many as planned are reserved on %s, and it cannot be told which",
+                    "Ray has no ids for %s: as many as planned are reserved on %s, but not necessarily those",
                     resource_of(node),
                     node,
                 )
@@ -327,21 +321,21 @@ class Reserver:
             else:
                 raise ClusterError(
                     f"Ray gave accelerator {device!r} on {node}, which offers {join_words(names)}",
-                    hint="the node was started anew with other devices: make a new Cluster",
+                    hint="the node was restarted with other devices: make a new Cluster",
                 )
             out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
         return out
 
     def _say_waiting(self, shortage: Shortage) -> None:
-        holdings = find_holdings(self._cluster.nodes)
+        holdings = find_holdings(self._context.nodes)
         more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
         first = self._describe(min(shortage.missing), holdings)
-        self._cluster.screen.line(f"{name_of(self._user)}: waiting for {first}{more}")
+        self._context.console.line(f"{name_of(self._user)}: waiting for {first}{more}")
 
     def _describe(self, piece: Piece, holdings: Holdings) -> str:
-        node = self._cluster.nodes[piece.node_rank]
+        node = self._context.nodes[piece.node_rank]
         who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
-        return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken by somebody'}"
+        return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken'}"
 
     def _shown(self, pieces: Sequence[Piece], holdings: Holdings) -> list[str]:
         more = [f"  and {len(pieces) - _MOST_SHOWN} more"] if len(pieces) > _MOST_SHOWN else []
@@ -349,20 +343,29 @@ class Reserver:
 
     def _alive(self, pieces: set[Piece]) -> set[Piece]:
         alive = {node.ray_id for node in live_nodes()}
-        return {piece for piece in pieces if self._cluster.nodes[piece.node_rank].ray_id in alive}
+        return {piece for piece in pieces if self._context.nodes[piece.node_rank].ray_id in alive}
 
     def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        nodes, holdings = self._context.nodes, find_holdings(self._context.nodes)
         missing = sorted(shortage.missing)
-        known = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
+        known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
         free = self._alive(known - shortage.missing)
-        fit = nearest_fit(self._cluster.topology, components, free)
-        first = f"{plural(len(missing), 'accelerator')} for {self._name} could not be had in {waited:.0f} s:"
+        fit = nearest_fit(self._context.topology, components, free)
+        first = f"{plural(len(missing), 'accelerator')} for {self._name} could not be reserved in {waited:.0f} s:"
         return AcceleratorsTaken("\n".join([first, *self._shown(missing, holdings)]), hint=_say_fit(fit, free, nodes))
 
 
+def reserve_accelerators(
+    context: JobContext, name: str, shares: Shares, components: Components, *, timeout: float
+) -> Reservation:
+    """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
+    user = f"{name}#{secrets.token_hex(4)}"
+    slots = Reserver(context, user).reserve(shares, timeout=timeout, components=components) if shares else []
+    return Reservation(context, user, slots)
+
+
 class _Wait:
-    """How long one has waited, and when to say so."""
+    """How long a reservation has waited, and when to say so."""
 
     def __init__(self, timeout: float) -> None:
         self._began = time.monotonic()
@@ -379,12 +382,12 @@ class _Wait:
 
     @property
     def is_noticed(self) -> bool:
-        """Whether Ray has noticed by now what was given back before."""
+        """Whether Ray has had time to notice earlier releases."""
         return self.seconds >= _NOTICE_SECONDS
 
     @property
     def is_time_to_say(self) -> bool:
-        """Whether it is, and then not again for a while."""
+        """Whether a message is due; then not again for a while."""
         now = time.monotonic()
         if now < self._say_at:
             return False

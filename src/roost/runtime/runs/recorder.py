@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from roost.placement.plan import Plan
     from roost.placement.placement import Placement
     from roost.config.topology import Topology
-    from roost.runtime.managers.proxies import JobInfo
+    from roost.runtime.managers.node_manager import JobInfo
     from roost.runtime.nodes.info import NodeInfo
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
-"""Ports as leases: who holds which, decided in one place, tried on the node before they are handed out.
+"""Ports as leases: decided in one place, and tried on the node before they are handed out.
 
-`PortLedger` is the whole decision and does no I/O; the `NodeManager` carries it out. Ports lie below the range
-that the kernel hands out by itself, so that no outgoing connection takes one between the lease and its use.
+`PortLedger` decides and does no I/O; the `NodeManager` carries it out. Ports lie below the kernel's ephemeral range, so
+that no outgoing connection takes one between the lease and its use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PortLease:
     count: int
     holder: str | None
     number: int = 0
-    """Tells this lease from an earlier one of the same ports."""
+    """Distinguishes this lease from earlier leases of the same ports."""
 
     @property
     def port(self) -> int:
@@ -109,12 +109,12 @@ class PortLedger:
         self._held: dict[str, dict[int, _Hold]] = {network: {} for network in ranges}
         self._numbers = itertools.count(1)
         self._busy: dict[str, set[int]] = {network: set() for network in ranges}
-        # Two jobs on one machine know nothing of each other: each begins at a place of its own.
+        # Two jobs on one machine know nothing of each other, so each starts at a random place.
         start = random.Random(seed)  # noqa: S311 - not a secret
         self._next = {network: start.choice(ports) for network, ports in self._ranges.items()}
 
     def propose(self, network: str, count: int, holder: str | None) -> Block:
-        """Take a block that may be free; PortsExhausted where there is none. Refuse it if it turns out not to be."""
+        """Take a block that may be free; PortsExhausted if there is none. Call `refuse` if it is not."""
         ports, held, busy = self._ranges[network], self._held[network], self._busy[network]
         run = 0
         for port in self._from_next(network):
@@ -127,7 +127,7 @@ class PortLedger:
                 self._next[network] = port + 1 if port + 1 in ports else ports.start
                 return block
         taken_by_others = len(busy)
-        # They may be free the next time.
+        # They may be free next time.
         busy.clear()
         raise PortsExhausted(
             f"no {plural(count, 'free port')} in a row between {ports.start} and {ports.stop - 1}: "
@@ -136,19 +136,19 @@ class PortLedger:
         )
 
     def refuse(self, network: str, block: Block, taken: Iterable[int]) -> None:
-        """Give back a block of which some ports turned out to be in use."""
+        """Release a block of which some ports turned out to be in use."""
         self._busy[network].update(taken)
         self.release(network, block)
 
     def release(self, network: str, block: Block) -> None:
-        """Give back a block; what was given back before, and leased to another since, stays with that one."""
+        """Release a block, except for ports that were released before and leased again since."""
         held = self._held[network]
         for port in block.ports:
             if port in held and held[port].number == block.number:
                 del held[port]
 
     def release_holder(self, holder: str) -> int:
-        """Give back all that somebody holds; tells how many ports those were."""
+        """Release all ports of a holder; return how many there were."""
         count = 0
         for held in self._held.values():
             for port in [port for port, hold in held.items() if hold.holder == holder]:
@@ -158,7 +158,7 @@ class PortLedger:
 
     @property
     def holders(self) -> set[str]:
-        """Everybody who holds a port and can die."""
+        """The names of all holders that can die."""
         return {hold.holder for held in self._held.values() for hold in held.values() if hold.holder is not None}
 
     @property
@@ -169,5 +169,5 @@ class PortLedger:
     def _from_next(self, network: str) -> Iterable[int]:
         ports, start = self._ranges[network], self._next[network]
         yield from range(start, ports.stop)
-        # Once round, and on as far as a block that began before the end would reach.
+        # Once around, and on for a block that began before the end.
         yield from ports

@@ -1,4 +1,4 @@
-"""Which accelerators the job has reserved, and who in the job uses which: plain state, no Ray calls, no clock."""
+"""Which accelerators the job has reserved and which of its parts use them: plain state, no Ray calls, no clock."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _SLACK = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One accelerator that Ray was told is taken: one bundle of a placement group."""
+    """One reserved accelerator: one bundle of a placement group."""
 
     piece: Piece
-    """Which accelerator it is: measured, not guessed."""
+    """Which accelerator it is, as measured by a probe."""
     device: str
-    """What its node's visible-devices variable calls it."""
+    """Its name in the node's visible-devices variable."""
     ray_id: str
-    """Its node, as Ray calls it."""
+    """Ray's id of its node."""
     group: PlacementGroup
     bundle: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldSlot:
-    """A slot, and who in the job uses it with which share."""
+    """A slot, and the parts of the job that use it, with their shares."""
 
     slot: Slot
     users: tuple[tuple[str, float | None], ...]
 
 
 class SlotLedger:
-    """The job's reservation: a slot for each accelerator, and its users. One that nobody uses any more is given back.
+    """The job's reservation: a slot for each accelerator, and its users. A slot without users is released.
 
-    A share is the part of an accelerator that a user declared; those who declared none are not counted. While a user
-    is still trying, its placement groups are drafts: they go away with it.
+    A share is the part of an accelerator that a user declares; users without one do not count. While a user is still
+    trying, its placement groups are drafts, which are removed if it gives up.
     """
 
     def __init__(self) -> None:
@@ -51,31 +51,31 @@ class SlotLedger:
 
     @property
     def owners(self) -> set[str]:
-        """Those on whose behalf something is used, and who can die."""
+        """The processes that own users and can die."""
         return set(self._owners.values())
 
     def ask(self, user: str, shares: Mapping[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
-        """Which of these accelerators the job has already, and which not; PlacementError where shares are above 1."""
+        """Return which of these accelerators the job has, and which not; PlacementError if shares exceed 1."""
         self._check_shares(user, shares)
         there = [self._slots[piece] for piece in shares if piece in self._slots]
         return there, [piece for piece in shares if piece not in self._slots]
 
     def add_drafts(self, user: str, owner: str | None, groups: Iterable[PlacementGroup]) -> None:
-        """Placement groups that were made for a user, and may or may not be what it wants."""
+        """Add placement groups that were made for a user and may not be what it wants."""
         self._drafts.setdefault(user, set()).update(groups)
         if owner is not None:
             self._owners[user] = owner
 
     def discard_drafts(self, user: str, groups: Iterable[PlacementGroup]) -> None:
-        """These were not what it wants, and are removed."""
+        """Forget drafts that are removed because they are not what the user wants."""
         self._drafts.get(user, set()).difference_update(groups)
 
     def take(
         self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]
     ) -> tuple[list[Piece], list[PlacementGroup]]:
-        """Use new slots and those that are there: what is not there any more, and the drafts that are not needed.
+        """Use new and existing slots; return the accelerators that are gone, and the drafts to remove.
 
-        Where something is not there any more nothing is done, and all drafts are not needed.
+        If any accelerator is gone, nothing is taken and all drafts are to be removed.
         """
         self._check_shares(user, shares)
         slots = {**self._slots, **{slot.piece: slot for slot in new}}
@@ -88,7 +88,7 @@ class SlotLedger:
         return [], list(drafts - {slot.group for slot in new})
 
     def let_go(self, user: str) -> list[PlacementGroup]:
-        """A user is done; gives the placement groups that nobody needs any more."""
+        """End a user's hold; return the placement groups that are not needed any more."""
         self._users.pop(user, None)
         self._owners.pop(user, None)
         used = {piece for pieces in self._users.values() for piece in pieces}
@@ -98,12 +98,12 @@ class SlotLedger:
         return [*unused, *self._drafts.pop(user, set())]
 
     def let_go_of_owner(self, owner: str) -> list[PlacementGroup]:
-        """Somebody died: what was used on its behalf is not any more."""
+        """End the hold of all users of an owner that died."""
         users = [user for user, found in self._owners.items() if found == owner]
         return [group for user in users for group in self.let_go(user)]
 
     def drop(self, pieces: Iterable[Piece]) -> list[PlacementGroup]:
-        """These accelerators are not the job's any more; gives the placement groups that nothing is left of."""
+        """Forget accelerators that the job has lost; return the placement groups of which nothing is left."""
         gone = {piece: self._slots.pop(piece) for piece in pieces if piece in self._slots}
         for used in self._users.values():
             for piece in gone:
@@ -133,17 +133,17 @@ class SlotLedger:
 
 
 def check_shares(piece: Piece, declared: Sequence[tuple[str, float]]) -> None:
-    """PlacementError where what is declared for one accelerator is more than it has."""
+    """Raise PlacementError if the shares declared for one accelerator exceed 1."""
     total = sum(value for _, value in declared)
     if total > 1 + _SLACK:
         parts = [f"{name} {value:g}" for name, value in declared]
         raise PlacementError(
             f"the shares of accelerator {piece.local_rank} of node {piece.node_rank} add up to {total:g}: "
             f"{join_words(parts)}",
-            hint="the shares of all that are on one accelerator add up to 1 at most: lower one of them",
+            hint="the shares on one accelerator add up to 1 at most: lower one of them",
         )
 
 
 def name_of(user: str) -> str:
-    """A user as messages name it: `actor` for the launch `actor#5f2c`."""
+    """Return a user's name for messages: `actor` for the launch `actor#5f2c`."""
     return user.partition("#")[0]

@@ -1,9 +1,9 @@
-"""What the managers know, as plain state objects: no Ray, no clock, no I/O."""
+"""The workers and groups of a job, as plain state: no Ray, no clock, no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from roost.errors import ClusterError, NameTaken
@@ -21,7 +21,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """What is known of one worker: who it is, where it sits, how it is."""
+    """What is known about one worker: who it is, where it sits, how it is."""
 
     address: str
     """The worker's name, unique in the job."""
@@ -29,13 +29,13 @@ class WorkerRecord:
     rank: int = 0
     group: str = ""
     accelerators: tuple[int, ...] = ()
-    """The local ranks of the accelerators that it was given."""
+    """The local ranks of its accelerators."""
     state: WorkerState = WorkerState.REQUESTED
     since: float = 0.0
-    """When it came into this state, in seconds since 1970."""
+    """When it entered this state, in seconds since 1970."""
     pid: int | None = None
     log: str = ""
-    """Its log on its own node, where that is not the run's folder."""
+    """Its log on its own node, if that is not the run's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class GroupRecord:
     name: str
     identities: tuple[WorkerIdentity, ...]
     methods: tuple[tuple[str, str], ...]
-    """What can be called, and what kind of method each is."""
+    """The methods that can be called, and the kind of each."""
     launch: str = ""
     """Tells this launch from another one under the same name."""
 
 
 class RollCall:
-    """Who of those that matter has died: only somebody who was seen alive can be missing.
+    """Which of the known processes have died: only one that was seen alive can be missing.
 
     >>> roll = RollCall()
     >>> roll.missing({"a", "b"}, alive={"a"}), roll.missing({"a", "b"}, alive={"b"})
@@ -62,7 +62,7 @@ class RollCall:
         self._seen: set[str] = set()
 
     def has_seen(self, name: str) -> bool:
-        """Whether somebody was seen alive, and would be missed."""
+        """Whether a process was seen alive, so that its death would be noticed."""
         return name in self._seen
 
     def expect(self, names: Iterable[str]) -> None:
@@ -70,7 +70,7 @@ class RollCall:
         self._seen.update(names)
 
     def missing(self, known: set[str], alive: set[str]) -> set[str]:
-        """Those of `known` that were alive once and are not now; `known` is from before one looked who is alive."""
+        """Return those of `known` that were alive once and are not now; `known` was taken before `alive`."""
         self._seen |= alive & known
         gone = (self._seen & known) - alive
         self._seen -= gone
@@ -82,14 +82,14 @@ class WorkerLedger:
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
-        # A worker may be quicker than the word of whoever asked for it.
+        # A worker may report before the registration by its launcher arrives.
         self._ready_early: dict[str, int | None] = {}
         self._groups: dict[str, GroupRecord] = {}
 
     def register(self, workers: Iterable[WorkerRecord], now: float, *, are_actors: bool = False) -> None:
-        """Add workers, all or none; one that is dead may be registered anew.
+        """Add workers, all or none; a dead one may be registered again.
 
-        Of actors Ray has made sure that no other has the name: whoever had it is dead, noticed or not.
+        Ray guarantees that names of actors are unique: an earlier actor of that name is dead, noticed or not.
         """
         new = {worker.address: replace(worker, since=worker.since or now) for worker in workers}
         taken = [
@@ -104,22 +104,24 @@ class WorkerLedger:
         early = {address: self._ready_early.pop(address) for address in new if address in self._ready_early}
         self.update(WorkerState.READY, early, now)
 
-    def update(self, state: WorkerState, pids: dict[str, int | None], now: float) -> list[str]:
-        """Put workers into a state, with their process where it is known; tells which were not in it before."""
+    def update(self, state: WorkerState, pids: Mapping[str, int | None], now: float) -> list[str]:
+        """Put workers into a state, with their process if it is known; return those that were not in it before."""
         changed = []
         for address, pid in pids.items():
             worker = self._workers.get(address)
             if worker is None and state is WorkerState.READY:
                 self._ready_early[address] = pid
-            # The dead stay dead: news of a worker may arrive after its end.
+            # The dead stay dead: a report of a worker may arrive after its end.
             if worker is None or worker.state in (state, WorkerState.DEAD):
                 continue
             self._workers[address] = replace(worker, state=state, since=now, pid=pid if pid is not None else worker.pid)
             changed.append(address)
         return changed
 
-    def add_group(self, group: GroupRecord, pids: dict[str, int | None], logs: dict[str, str], now: float) -> None:
-        """A group is ready, or some of its workers are again: their processes, and where they write."""
+    def add_group(
+        self, group: GroupRecord, pids: Mapping[str, int | None], logs: Mapping[str, str], now: float
+    ) -> None:
+        """Add a group that is ready, or whose workers were restarted, with their processes and logs."""
         self._groups[group.name] = group
         self.update(WorkerState.READY, pids, now)
         for address, path in logs.items():
@@ -127,11 +129,11 @@ class WorkerLedger:
                 self._workers[address] = replace(self._workers[address], log=path)
 
     def remove_group(self, name: str) -> None:
-        """Forget a group that was closed."""
+        """Remove a group that was closed."""
         self._groups.pop(name, None)
 
     def get_group(self, name: str) -> GroupRecord:
-        """A group by its name."""
+        """Return a group by its name."""
         found = self._groups.get(name)
         if found is None:
             there = join_words([repr(item) for item in self._groups]) or "none"
@@ -140,59 +142,14 @@ class WorkerLedger:
 
     @property
     def living(self) -> set[str]:
-        """The addresses of those that are not dead."""
+        """The addresses of the workers that are not dead."""
         return {item.address for item in self._workers.values() if item.state is not WorkerState.DEAD}
 
     def get(self, addresses: Iterable[str] | None = None) -> list[WorkerRecord]:
-        """The records of these workers in this order, or of all."""
+        """Return the records of these workers in this order, or of all."""
         if addresses is None:
             return list(self._workers.values())
         wanted = list(addresses)
         if unknown := [address for address in wanted if address not in self._workers]:
             raise ClusterError(f"no worker is registered as {join_words(unknown, last='or')}")
         return [self._workers[address] for address in wanted]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveGroup:
-    """A communication group: who is in it, and where its first member listens."""
-
-    name: str
-    members: tuple[str, ...]
-    address: str
-    port: int
-
-
-@dataclass(slots=True)
-class CollectiveLedger:
-    """Every communication group of the job by its name."""
-
-    groups: dict[str, CollectiveGroup] = field(default_factory=dict)
-
-    def find(self, name: str, members: Sequence[str]) -> CollectiveGroup | None:
-        """The group, if it is there; NameTaken if it is there with other members."""
-        found = self.groups.get(name)
-        if found is not None and found.members != tuple(members):
-            raise NameTaken(
-                f"communication group {name!r} is there already, with other members: "
-                f"{join_words(found.members)}, not {join_words(list(members))}"
-            )
-        return found
-
-    def add(self, group: CollectiveGroup) -> CollectiveGroup:
-        """Add a group, unless somebody did so in the meantime."""
-        return self.groups.setdefault(group.name, group)
-
-    def get(self, name: str) -> CollectiveGroup:
-        """A group by its name."""
-        found = self.groups.get(name)
-        if found is None:
-            raise ClusterError(
-                f"there is no communication group {name!r}",
-                hint=f"there are {join_words(sorted(self.groups)) or 'none'}",
-            )
-        return found
-
-    def remove(self, name: str) -> None:
-        """Forget a group."""
-        self.groups.pop(name, None)

@@ -1,4 +1,4 @@
-"""The driver's side of the logs: fetch those that are on other machines, and show all of them as they grow."""
+"""The driver's side of the logs: fetches those that are on other machines, and shows all of them as they grow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.machine.processes import die_with_parent
-from roost.runtime.launch.progress import Screen
+from roost.runtime.runs.console import Console
 from roost.runtime.runs.run_dir import RunDir, log_file
 from roost.text import printable
 
@@ -30,18 +30,18 @@ _LOOK_EVERY_SECONDS = 2.0
 _CATCH_UP_EVERY_SECONDS = 1.0
 _FETCH_BYTES = 4 * 2**20
 _SHOW_BYTES = 256 * 2**10
-"""How much of one log is shown in one round; of what comes faster than this the middle is left out."""
+"""How much of one log is shown in one round; if more comes, the middle is left out."""
 _STOP_SECONDS = 5.0
 
 
 class LogReader:
-    """An actor on a machine whose logs the driver does not see."""
+    """An actor that reads logs on a machine whose files the driver does not see."""
 
     def __init__(self) -> None:
         die_with_parent()
 
     def read(self, wanted: list[tuple[str, int]]) -> list[bytes]:
-        """What is in each file from its offset on, not too much at a time."""
+        """Read each file from its offset on, a bounded amount at a time."""
         found = []
         for path, offset in wanted:
             try:
@@ -53,11 +53,10 @@ class LogReader:
         return found
 
     def remove(self, paths: list[str]) -> None:
-        """Remove logs that were fetched."""
+        """Remove logs that were fetched, and the folders that are empty then."""
         for path in paths:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
-                # As far up as there is nothing else.
                 for folder in Path(path).parents:
                     folder.rmdir()
 
@@ -71,23 +70,13 @@ class FoundLog:
     path: str
 
 
-class JobWithLogs(Protocol):
-    """What is asked of the job."""
-
-    def is_connected(self) -> bool:
-        """Whether Ray can be asked."""
-
-    def logs_elsewhere(self) -> list[FoundLog]:
-        """The logs of workers that are on their own nodes only."""
-
-
 @dataclass(slots=True)
 class _Source:
-    """The logs of one node that are fetched from there."""
+    """The logs that are fetched from one node."""
 
     reader: ActorHandle[Any]
     files: dict[str, Path] = field(default_factory=dict)
-    """What is there, and where it goes."""
+    """The path on that node, and the local copy."""
     offsets: dict[str, int] = field(default_factory=dict)
     call: Any = None
     asked: list[str] = field(default_factory=list)
@@ -95,40 +84,47 @@ class _Source:
 
 @dataclass(slots=True)
 class _Shown:
-    """How far one log was shown."""
+    """How much of one log was shown."""
 
     offset: int = 0
     begun: bytes = b""
-    """A line without its end."""
+    """The beginning of a line that is not complete yet."""
 
 
-class LogShow:
+class LogForwarder:
     """A thread that fetches and shows logs until it is stopped."""
 
-    def __init__(self, run_dir: RunDir, screen: Screen, job: JobWithLogs | None) -> None:
-        """Without a job this process has no logs to care for: the driver cares for those of all groups."""
+    def __init__(
+        self,
+        run_dir: RunDir,
+        console: Console,
+        find_logs: Callable[[], list[FoundLog]] | None = None,
+        is_connected: Callable[[], bool] = bool,
+    ) -> None:
+        """Take `find_logs` in the driver, which forwards the logs of all groups; elsewhere this does nothing."""
         self._run_dir = run_dir
-        self._screen = screen
-        self._job = job
+        self._console = console
+        self._find_logs = find_logs
+        self._is_connected = is_connected
         self._looked = self._caught_up = 0.0
         self._sources: dict[str, _Source] = {}
-        # By file and not by name: a closed group's logs are put aside when its name is used again.
+        # By file and not by name: the logs of a closed group are renamed when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        if job is not None:
-            self._pass_over_what_is_there()
+        if find_logs is not None:
+            self._skip_existing()
 
     def start(self) -> None:
-        """Begin, if there is something to do."""
-        if self._job is not None and self._thread is None and (not self._screen.quiet or self._sources):
+        """Start the thread, if there is something to do."""
+        if self._find_logs is not None and self._thread is None and (not self._console.quiet or self._sources):
             self._thread = threading.Thread(target=self._run, name="roost-logs", daemon=True)
             self._thread.start()
 
     def fetch_from(self, ray_id: str, address: str, path: str) -> None:
-        """Fetch a worker's log from its node from now on; the driver does so for all groups of the job."""
-        if self._job is None:
+        """Fetch a worker's log from its node from now on."""
+        if self._find_logs is None:
             return
         with self._lock:
             source = self._sources.get(ray_id)
@@ -144,8 +140,8 @@ class LogShow:
         self.start()
 
     def forget(self, addresses: Sequence[str]) -> None:
-        """A group is closed: bring and show the rest of its logs, and leave none elsewhere."""
-        if self._job is None:
+        """Fetch and show the rest of a closed group's logs, and remove them from their nodes."""
+        if self._find_logs is None:
             return
         with self._lock:
             self._caught_up = 0.0
@@ -153,7 +149,7 @@ class LogShow:
             wanted = {log_file(self._run_dir.logs, address) for address in addresses}
             for ray_id, source in list(self._sources.items()):
                 ended = [path for path, local in source.files.items() if local in wanted]
-                # An answer that is on its way has offsets of files that are gone.
+                # The pending answer is for files that are forgotten now.
                 source.call = None
                 for path in ended:
                     del source.files[path], source.offsets[path]
@@ -162,15 +158,15 @@ class LogShow:
         self.show()
 
     def catch_up(self, timeout: float = _STOP_SECONDS) -> None:
-        """Fetch what there is by now, for an error that shows the end of a log; not again for every worker."""
-        if not self._sources or self._job is None or not self._job.is_connected():
+        """Fetch everything written so far, for an error that shows the end of a log; at most once a second."""
+        if not self._sources or not self._is_connected():
             return
         with self._lock:
             if time.monotonic() - self._caught_up < _CATCH_UP_EVERY_SECONDS:
                 return
             deadline = time.monotonic() + timeout
             for ray_id in list(self._sources):
-                # What was asked before may be old: once more at least, and on for as long as something comes.
+                # The pending answer may be old: ask at least once more, and go on while data comes.
                 for turn in itertools.count():
                     came = ray_id in self._sources and self._fetch(ray_id, max(0.0, deadline - time.monotonic()))
                     if time.monotonic() > deadline or (turn > 0 and not came):
@@ -178,20 +174,20 @@ class LogShow:
             self._caught_up = time.monotonic()
 
     def show(self) -> None:
-        """Show what there is by now."""
+        """Show everything written so far."""
         with self._lock:
-            if self._job is not None and not self._screen.quiet:
+            if self._find_logs is not None and not self._console.quiet:
                 self._show()
 
     def stop(self) -> None:
-        """Fetch and show the rest, and end."""
+        """Fetch and show the rest, and end the thread."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(timeout=_STOP_SECONDS)
         with self._lock:
             self._caught_up = 0.0
             self.catch_up()
-            if self._job is not None and self._job.is_connected():
+            if self._is_connected():
                 for ray_id, source in list(self._sources.items()):
                     self._remove(ray_id, list(source.files))
                     with contextlib.suppress(Exception):
@@ -204,31 +200,31 @@ class LogShow:
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_SECONDS):
             try:
-                if self._sources and self._job is not None and self._job.is_connected():
-                    self._look_for_more(self._job)
+                if self._sources and self._is_connected():
+                    self._look_for_more()
                     with self._lock:
                         for ray_id in list(self._sources):
                             self._fetch(ray_id, 0)
                 self.show()
             except Exception as error:
-                log.debug("logs could not be shown just now: %s", error)
+                log.debug("logs could not be shown: %s", error)
 
-    def _look_for_more(self, job: JobWithLogs) -> None:
-        """Now and then, where nodes keep their own logs: workers launch groups, too."""
+    def _look_for_more(self) -> None:
+        """Find the logs of groups that workers launched, now and then, if nodes keep their own logs."""
         if time.monotonic() - self._looked < _LOOK_EVERY_SECONDS:
             return
         self._looked = time.monotonic()
-        for found in job.logs_elsewhere():
+        for found in self._find_logs() if self._find_logs else ():
             source = self._sources.get(found.ray_id)
             if source is None or found.path not in source.files:
                 self.fetch_from(found.ray_id, found.address, found.path)
 
     def _fetch(self, ray_id: str, timeout: float) -> bool:
-        """Take what was asked for, if it is there, and ask again; tells whether something came."""
+        """Store what the last request returned, if it did, and ask again; return whether data came."""
         try:
             return self._fetch_some(self._sources[ray_id], timeout)
         except RayError:
-            # Its node is gone: what was fetched is what there is.
+            # The node is gone: nothing more will come.
             del self._sources[ray_id]
             return False
 
@@ -257,8 +253,8 @@ class LogShow:
         for folder, _, names in os.walk(self._run_dir.logs):
             yield from (Path(folder) / name for name in sorted(names) if name.endswith(".log"))
 
-    def _pass_over_what_is_there(self) -> None:
-        """A run's folder may have been used before."""
+    def _skip_existing(self) -> None:
+        """Do not show what an earlier run left in the folder."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 found = path.stat()
@@ -269,7 +265,7 @@ class LogShow:
             self._show_file(path)
 
     def _open_lines(self) -> Iterator[tuple[Path, _Shown]]:
-        """The logs whose last line has no end."""
+        """Return the logs whose last line is not complete."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 shown = self._shown.get((path.stat().st_dev, path.stat().st_ino))
@@ -305,5 +301,5 @@ class LogShow:
     def _show_lines(self, path: Path, lines: Sequence[bytes]) -> None:
         address = ":".join(path.relative_to(self._run_dir.logs).with_suffix("").parts)
         for line in lines:
-            # Of a line that was written over, as progress bars do, the last state.
-            self._screen.line(printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")), of=address)
+            # Of a line that was overwritten, as progress bars do, show the last state.
+            self._console.line(printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")), of=address)

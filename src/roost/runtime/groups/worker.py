@@ -1,4 +1,4 @@
-"""`Worker`: the class that users derive from. It knows who it is, also in a plain process without Ray.
+"""`Worker`: the class that users derive from. It knows who it is, even in a plain process without Ray.
 
 class Actor(Worker):
     def train(self, step):
@@ -13,24 +13,21 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
-from roost.runtime.process.identity import WorkerIdentity, alone, current_identity
+from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
+from roost.runtime.process.output import worker_logger
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
-    from roost.config.node_groups import DeclaredHardware
     from roost.runtime.cluster import Cluster
     from roost.runtime.groups.group import GroupDraft
-
-WORKER_LOG = "roost.worker"
-"""The logger of what workers say of themselves."""
-
 
 Value = TypeVar("Value")
 
 
 class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
-    """Something that a worker knows of itself. A subclass may use the name for something of its own."""
+    """Something that a worker knows about itself. A subclass may reuse the name for something else."""
 
     def __init__(self, function: Callable[[Any], Value]) -> None:
         self._function = function
@@ -47,16 +44,18 @@ class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
 class Worker:
     """One process of a group.
 
-    Derive from it, call `super().__init__()`, and launch a group with `create_group(…).launch(cluster)`. Made by
-    hand in a plain process, a worker is rank 0 of a group of one.
+    Derive from it, call `super().__init__()`, and launch a group with `create_group(…).launch(cluster)`. A worker that
+    you construct yourself in a plain process is rank 0 of a group of one.
     """
 
     _identity: WorkerIdentity
+    _master: Master
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Worker:
-        """Know who one is from the first line of a subclass's constructor on."""
+        """Set the identity before the first line of a subclass's constructor runs."""
         worker = super().__new__(cls)
         object.__setattr__(worker, "_identity", current_identity() or alone(cls.__name__))
+        object.__setattr__(worker, "_master", current_master())
         return worker
 
     def __init__(self) -> None:
@@ -64,10 +63,10 @@ class Worker:
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft:
-        """A group of workers of this class that are made with these arguments: `launch` starts it."""
-        from roost.runtime.groups.group import GroupDraft
+        """Describe a group of workers that are constructed with these arguments; `launch` starts it."""
+        from roost.runtime.groups.group import GroupDraft  # a worker in a plain process needs no Ray
 
-        return GroupDraft(cls, args, kwargs)
+        return GroupDraft(cls, own_methods(cls), args, kwargs)
 
     @fact
     def rank(self) -> int:
@@ -111,32 +110,32 @@ class Worker:
 
     @fact
     def devices(self) -> tuple[str, ...]:
-        """The accelerators that it may use, as the visible-devices variable names them."""
+        """The accelerators it may use, as the visible-devices variable names them."""
         return self._identity.placement.visible_accelerators
 
     @fact
     def hardware(self) -> tuple[DeclaredHardware, ...]:
-        """The declared hardware that it was given, such as its robot, with its settings."""
+        """The declared hardware it was given, such as its robot, with its settings."""
         return self._identity.hardware
 
     @fact
     def master_address(self) -> str:
         """The address of rank 0's node."""
-        return self._identity.master_address
+        return self._master.address
 
     @fact
     def master_port(self) -> int:
-        """The port on rank 0's node that was leased for the group; 0 in a plain process."""
-        return self._identity.master_port
+        """The port that the group leased on rank 0's node; 0 in a plain process."""
+        return self._master.port
 
     @fact
     def cluster(self) -> Cluster:
         """The job's Cluster, as this process sees it."""
-        from roost.runtime.cluster import Cluster
+        from roost.runtime.cluster import Cluster  # likewise
 
         return Cluster()
 
-    # The names that the documents use inside a worker, all in this one place.
+    # The names that the specification uses inside a worker, all in this one place.
     _rank = rank
     _world_size = world_size
     _local_rank = local_rank
@@ -147,24 +146,24 @@ class Worker:
     _worker_address = address
 
     def log_debug(self, message: object) -> None:
-        """Write a line for whoever looks closely."""
+        """Write a debug line into this worker's log."""
         self._roost_logger.debug("%s", message)
 
     def log_info(self, message: object) -> None:
-        """Write a line into this worker's log, which the driver shows."""
+        """Write a line into this worker's log; the driver shows it."""
         self._roost_logger.info("%s", message)
 
     def log_warning(self, message: object) -> None:
-        """Write a warning."""
+        """Write a warning into this worker's log."""
         self._roost_logger.warning("%s", message)
 
     def log_error(self, message: object) -> None:
-        """Write of an error."""
+        """Write an error into this worker's log."""
         self._roost_logger.error("%s", message)
 
     @property
     def _roost_logger(self) -> logging.Logger:
-        return logging.getLogger(f"{WORKER_LOG}.{self._identity.address}")
+        return worker_logger(self._identity.address)
 
     def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
         """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
@@ -179,7 +178,7 @@ class Worker:
 
 
 def own_methods(cls: type) -> dict[str, Any]:
-    """The public methods that a class adds to `Worker` or has in place of its own, by name: what a group can call."""
+    """Return the public methods that a class adds to `Worker` or overrides, by name: what a group can call."""
     return {
         name: member
         for name, member in inspect.getmembers(cls, inspect.isroutine)
@@ -188,4 +187,4 @@ def own_methods(cls: type) -> dict[str, Any]:
 
 
 _INHERITED = {"create_group", "log_debug", "log_info", "log_warning", "log_error", "worker_timer", "timer"}
-"""What is meant for the worker itself, also where a class has its own version."""
+"""Methods that a worker calls on itself; a group cannot call them, even if a class overrides them."""

@@ -1,0 +1,321 @@
+"""The node manager: the layout of the nodes, leased ports, and what the job has reserved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roost.config.node_groups import NodeGroup
+from roost.config.topology import Topology
+from roost.errors import ClusterError, ConfigError, RoostError
+from roost.machine.ports import taken_ports
+from roost.placement.plan import Piece
+from roost.runtime.managers.base import Manager, served
+from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger, lease_range
+from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger
+from roost.runtime.managers.ledgers.workers import RollCall
+from roost.runtime.nodes.discover import make_topology, remote_function
+from roost.runtime.nodes.info import NodeInfo
+from roost.runtime.nodes.placement_groups import Ask, Pin, make_group, remove_groups
+from roost.runtime.nodes.ray_state import living
+from roost.runtime.runs.run_dir import RunDir
+
+JOB_VARIABLE = "ROOST_JOB"
+"""Marks what the workers of a job start: by it, processes that outlive their job are found."""
+
+_TRY_SECONDS = 30.0
+_MAX_PORTS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobInfo:
+    """Who runs a job: enough to tell jobs on a shared cluster apart."""
+
+    cluster: str
+    """Ray's address."""
+    namespace: str
+    host: str
+    pid: int
+    user: str
+    command: str
+    since: float
+    run_dir: RunDir
+    """The folder of this run, on the driver's machine."""
+
+    @property
+    def id(self) -> str:
+        """Unique among all jobs, including earlier ones in the same namespace."""
+        return f"{self.cluster}|{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """All that a process needs to attach to a job, in one answer."""
+
+    nodes: tuple[NodeInfo, ...]
+    groups: tuple[NodeGroup, ...]
+    job: JobInfo
+    master_port: int
+    port_range: tuple[int, int] | None
+
+
+class NodeManager(Manager):
+    """Knows the layout of the nodes, the master address and port, leases ports, and tracks what is reserved."""
+
+    NAME = "NodeManager"
+
+    def _begin(
+        self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
+    ) -> None:
+        self._nodes = nodes
+        self._groups = groups
+        self._job = job
+        self._port_range = ports
+        ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
+        self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
+        self._slots = SlotLedger()
+        self._roll = RollCall()
+        self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
+        self._trying: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_watching = False
+        self._master_lock = asyncio.Lock()
+        self._master_port: int | None = None
+
+    @served
+    async def get_nodes(self) -> tuple[NodeInfo, ...]:
+        """Return the nodes in the order of their ranks."""
+        return self._nodes
+
+    @served
+    async def get_node_groups(self) -> tuple[NodeGroup, ...]:
+        """Return the node groups of the job."""
+        return self._groups
+
+    @served
+    async def get_job(self) -> JobInfo:
+        """Return who runs the job."""
+        return self._job
+
+    @served
+    async def get_view(self) -> JobView:
+        """Return nodes, groups, driver and ports: all that is needed to attach."""
+        return JobView(
+            nodes=self._nodes,
+            groups=self._groups,
+            job=self._job,
+            master_port=await self._lease_master_port(),
+            port_range=self._port_range,
+        )
+
+    @served
+    async def get_master_port(self) -> int:
+        """Return the port on node 0 that is leased for the job."""
+        return await self._lease_master_port()
+
+    def get_topology(self) -> Topology:
+        """Return the planner's view of nodes and groups."""
+        return make_topology(self.get_nodes(), self.get_node_groups())
+
+    def get_master_ip(self) -> str:
+        """Return the address of node 0."""
+        return self.get_nodes()[0].address
+
+    def get_num_gpus_per_node(self) -> list[int]:
+        """Return how many accelerators each node has."""
+        return [node.num_accelerators for node in self.get_nodes()]
+
+    async def _lease_master_port(self) -> int:
+        # The first caller leases it, the others wait for that.
+        async with self._master_lock:
+            if self._master_port is None:
+                self._master_port = (await self._lease(self._nodes[0], 1, None, 1))[0].port
+            return self._master_port
+
+    @served
+    async def lease_ports(
+        self, node_rank: int, count: int = 1, holder: str | None = None, leases: int = 1
+    ) -> list[PortLease]:
+        """Lease blocks of consecutive ports on a node; `holder` is the worker whose death releases them."""
+        if not 0 <= node_rank < len(self._nodes):
+            raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
+        if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
+            raise ConfigError(f"{leases} x {count} ports were asked for: ask for 1 to {_MAX_PORTS} of each")
+        if holder is not None:
+            await self._watch_holder(holder)
+        return await self._lease(self._nodes[node_rank], count, holder, leases)
+
+    @served
+    async def propose_ports(self, node_rank: int, count: int, holder: str | None = None) -> list[PortLease]:
+        """Lease single ports without trying them on the node: the holder tries them and releases the rest."""
+        node = self._nodes[node_rank]
+        if holder is not None:
+            await self._watch_holder(holder)
+        blocks = [self._ledger.propose(node.network, 1, holder) for _ in range(count)]
+        return [_lease(node, block, holder) for block in blocks]
+
+    @served
+    async def release_ports(self, leases: Iterable[PortLease]) -> None:
+        """Release leases."""
+        for lease in leases:
+            block = Block(start=lease.start, count=lease.count, number=lease.number)
+            self._ledger.release(self._nodes[lease.node_rank].network, block)
+
+    @served
+    async def count_leased_ports(self) -> int:
+        """Return how many ports are leased now."""
+        return self._ledger.held
+
+    @served
+    async def ask_slots(self, user: str, shares: Mapping[Piece, float | None]) -> tuple[list[Slot], list[Piece]]:
+        """Return which of these accelerators the job has reserved already, and which not."""
+        return self._slots.ask(user, shares)
+
+    @served
+    async def make_groups(self, user: str, owner: str | None, asks: Sequence[Ask], pin: Pin) -> list[PlacementGroup]:
+        """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
+        if owner is not None:
+            await self._watch_holder(owner)
+        made: list[PlacementGroup] = []
+        for ask in asks:
+            # In a thread, because Ray's call waits for its head.
+            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, pin))
+            self._slots.add_drafts(user, owner, made[-1:])
+        return made
+
+    @served
+    async def discard_groups(self, user: str, groups: Sequence[PlacementGroup]) -> None:
+        """Remove placement groups that were not what the user wants."""
+        self._slots.discard_drafts(user, groups)
+        await asyncio.to_thread(remove_groups, groups)
+
+    @served
+    async def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
+        """Use accelerators, some of them newly reserved; return those that are gone, in which case nothing is done."""
+        gone, surplus = self._slots.take(user, shares, new)
+        await asyncio.to_thread(remove_groups, surplus)
+        return gone
+
+    @served
+    async def let_go_slots(self, user: str) -> None:
+        """End a user's hold; accelerators that no user of the job needs any more are released."""
+        await asyncio.to_thread(remove_groups, self._slots.let_go(user))
+
+    @served
+    async def drop_slots(self, pieces: Sequence[Piece]) -> None:
+        """Forget accelerators that the job has lost."""
+        await asyncio.to_thread(remove_groups, self._slots.drop(pieces))
+
+    @served
+    async def get_slots(self) -> list[HeldSlot]:
+        """Return everything the job has reserved, with its users."""
+        return self._slots.held
+
+    async def _watch_holder(self, holder: str) -> None:
+        """Make sure the holder is alive before it holds something, so that its death is noticed."""
+        if not self._roll.has_seen(holder):
+            self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
+        if not self._is_watching:
+            self._is_watching = True
+            self._start(self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _lease(self, node: NodeInfo, count: int, holder: str | None, leases: int) -> list[PortLease]:
+        wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
+        self._waiting[node.rank].append(wanted)
+        if node.rank not in self._trying:
+            self._trying.add(node.rank)
+            self._start(self._try(node))
+        return [_lease(node, block, holder) for block in await wanted.done]
+
+    async def _try(self, node: NodeInfo) -> None:
+        """Serve all requests for ports of this node: propose, try all of them there in one task, repeat."""
+        strategy = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
+        task = remote_function(taken_ports).options(scheduling_strategy=strategy)
+        try:
+            while waiting := self._waiting[node.rank]:
+                self._waiting[node.rank] = []
+                try:
+                    await self._try_once(node, waiting, task)
+                except Exception as error:
+                    why = f"no answer in {_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+                    for wanted in waiting:
+                        wanted.fail(self._ledger, node.network, ClusterError(f"ports of {node} cannot be tried: {why}"))
+        finally:
+            self._trying.discard(node.rank)
+
+    async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
+        proposed: list[tuple[_Wanted, Block]] = []
+        for wanted in waiting:
+            try:
+                for _ in range(wanted.leases - len(wanted.blocks)):
+                    proposed.append((wanted, self._ledger.propose(node.network, wanted.count, wanted.holder)))
+            except RoostError as error:
+                self._give_back(node, [item for item in proposed if item[0] is wanted])
+                proposed = [item for item in proposed if item[0] is not wanted]
+                wanted.fail(self._ledger, node.network, error)
+        if not proposed:
+            return
+        try:
+            trial = task.remote([(block.start, block.count) for _, block in proposed])
+            taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
+        except BaseException:
+            self._give_back(node, proposed)
+            raise
+        for wanted, block in proposed:
+            in_use = taken & set(block.ports)
+            if in_use:
+                self._ledger.refuse(node.network, block, in_use)
+            else:
+                wanted.blocks.append(block)
+        for wanted in dict.fromkeys(wanted for wanted, _ in proposed):
+            if len(wanted.blocks) == wanted.leases:
+                wanted.done.set_result(wanted.blocks)
+            else:
+                self._waiting[node.rank].append(wanted)
+
+    def _give_back(self, node: NodeInfo, proposed: list[tuple[_Wanted, Block]]) -> None:
+        for _, block in proposed:
+            self._ledger.release(node.network, block)
+
+    def _bury(self, missing: set[str]) -> None:
+        for name in missing:
+            self._ledger.release_holder(name)
+            remove_groups(self._slots.let_go_of_owner(name))
+
+
+def _lease(node: NodeInfo, block: Block, holder: str | None) -> PortLease:
+    return PortLease(
+        node_rank=node.rank,
+        address=node.address,
+        start=block.start,
+        count=block.count,
+        holder=holder,
+        number=block.number,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class _Wanted:
+    """A request for ports that is not served yet."""
+
+    count: int
+    holder: str | None
+    leases: int
+    done: asyncio.Future[list[Block]]
+    blocks: list[Block] = field(default_factory=list)
+
+    def fail(self, ledger: PortLedger, network: str, error: RoostError) -> None:
+        for block in self.blocks:
+            ledger.release(network, block)
+        if not self.done.done():
+            self.done.set_exception(error)

@@ -1,0 +1,83 @@
+"""The worker manager: every worker of the job, and every group that other processes can attach to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import ray
+
+from roost.runtime.managers.base import CALL_SECONDS, Manager, served
+from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
+from roost.runtime.process.plain_actor import WORKER_MANAGER
+
+
+class WorkerManager(Manager):
+    """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
+
+    NAME = WORKER_MANAGER
+    _on_the_way: ClassVar[list[Any]] = []
+    """Registrations that this process made and has not waited for."""
+
+    def _begin(self) -> None:
+        self._ledger = WorkerLedger()
+        self._roll = RollCall()
+        self._watching: asyncio.Task[None] | None = None
+
+    def register_actors(self, workers: Sequence[WorkerRecord]) -> None:
+        """Add workers that are actors, without waiting; later calls from this process take them into account."""
+        self._on_the_way.append(self._handle.register.remote(list(workers), are_actors=True))
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The manager may take calls in another order than they were made in.
+        calls = list(self._on_the_way)
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=CALL_SECONDS)
+            self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
+        return super()._call(method, args, kwargs)
+
+    @classmethod
+    def forget_registrations(cls) -> None:
+        """Stop waiting for registrations: the connection that they were made on ends."""
+        cls._on_the_way.clear()
+
+    @served
+    async def register(self, workers: Iterable[WorkerRecord], *, are_actors: bool = False) -> None:
+        """Add workers, all or none, in one call."""
+        workers = list(workers)
+        self._ledger.register(workers, time.time(), are_actors=are_actors)
+        if are_actors:
+            # Ray knew the name before the manager did: if it is not there any more, the actor has died.
+            self._roll.expect(worker.address for worker in workers)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(self._roll, lambda: self._ledger.living, self._bury))
+
+    @served
+    async def get_workers(self, addresses: Sequence[str] | None = None) -> list[WorkerRecord]:
+        """Return the records of these workers in this order, or of all, in one call."""
+        return self._ledger.get(addresses)
+
+    @served
+    async def set_ready(self, pids: Mapping[str, int | None]) -> None:
+        """Mark workers as ready, with their processes."""
+        self._ledger.update(WorkerState.READY, pids, time.time())
+
+    @served
+    async def add_group(self, group: GroupRecord, pids: Mapping[str, int | None], logs: Mapping[str, str]) -> None:
+        """Add a group that is ready, so that other processes can attach to it."""
+        self._ledger.add_group(group, pids, logs, time.time())
+
+    @served
+    async def remove_group(self, name: str) -> None:
+        """Remove a group that was closed."""
+        self._ledger.remove_group(name)
+
+    @served
+    async def get_group(self, name: str) -> GroupRecord:
+        """Return a group by its name."""
+        return self._ledger.get_group(name)
+
+    def _bury(self, missing: set[str]) -> None:
+        self._ledger.update(WorkerState.DEAD, dict.fromkeys(missing), time.time())
