@@ -1,25 +1,25 @@
 """Every error that Roost raises on purpose.
 
     RoostError                 the base: catch this to catch them all
-    ├── ConfigError            a file, dict or flag says something that cannot be read or is not known
+    ├── ConfigError            a file, dict or flag contains something that cannot be read or is not known
     ├── PlacementError         a placement breaks a rule: ranks that are not there, a worker on two
     │                          nodes, sizes that do not divide (also a ValueError and an AssertionError)
-    └── ClusterError           the world is not as it should be: no Ray, a wrong one, a node that is gone
+    └── ClusterError           something outside the program failed: no Ray, the wrong Ray, a node that is gone
         ├── NodesMissing       fewer nodes than asked for at the deadline (also a TimeoutError)
         ├── CheckFailed        a node's probe, interpreter or hardware is not as the config says
         ├── NameTaken          a worker of that name exists already
         ├── PortsExhausted     no free block of ports on a node
         ├── ManagerDied        a manager of the job is gone
         ├── WrongPlace         a worker is not where the plan says, or does not see what it should
-        ├── AcceleratorsTaken  accelerators of the plan are somebody else's at the deadline (also a TimeoutError)
-        ├── ReservationLost    what was reserved is not the job's any more
+        ├── AcceleratorsTaken  other jobs hold accelerators of the plan at the deadline (also a TimeoutError)
+        ├── ReservationLost    the job has lost accelerators that it had reserved
         ├── LaunchTimedOut     a worker was not ready at the deadline (also a TimeoutError)
         ├── CallTimedOut       a worker had not answered at the deadline (also a TimeoutError)
-        ├── WorkerFailed       an exception in a worker that cannot be had here as it was
+        ├── WorkerFailed       an exception from a worker that cannot be re-raised here
         └── WorkerDied         a worker's process is gone: ended, killed, out of memory, its node lost
 
-The first two are mistakes by the user, the others failures of the world. All carry `problems`: everything that was
-found, each with where it stands (if it stands somewhere), what is wrong and what to do.
+The first two are mistakes by the user, the others failures around the program. All carry `problems`: everything that
+was found, each with where it is (if it is in a file or dict), what is wrong and what to do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXCERPT_CELLS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where a mistake stands: a place in a file, or a key of a dict.
+    """Where a mistake is: a place in a file, or a key of a dict.
 
     `text` is the source line (or the value, for a dict), `offset` and `length` the mistake within it.
     """
@@ -53,7 +53,7 @@ class Where:
         return f"{self.file}:{self.line}:{self.offset + 1}"
 
     def excerpt(self) -> str:
-        """The source line with the mistake underlined, or nothing where there is no text."""
+        """Return the source line with the mistake underlined, or nothing if there is no text."""
         if not self.text.strip():
             return ""
         indent = len(self.text) - len(self.text.lstrip())
@@ -78,10 +78,10 @@ class Problem:
     hint: str = ""
     where: Where | None = None
     ranks: tuple[int, ...] = ()
-    """The hardware ranks that it is about, so that a caller can point at them in the user's file."""
+    """The hardware ranks it is about, so that a caller can point at them in the user's file."""
 
     def at(self, where: Where | None) -> Problem:
-        """The same problem, said to stand at `where`."""
+        """Return the same problem, located at `where`."""
         return replace(self, where=where)
 
     def __str__(self) -> str:
@@ -112,7 +112,7 @@ class RoostError(Exception):
 
 
 class ConfigError(RoostError, ValueError):
-    """A file, dict or flag says something that cannot be read or is not known."""
+    """A file, dict or flag contains something that cannot be read or is not known."""
 
 
 class PlacementError(RoostError, ValueError, AssertionError):
@@ -120,7 +120,7 @@ class PlacementError(RoostError, ValueError, AssertionError):
 
 
 class ClusterError(RoostError, RuntimeError):
-    """The world is not as it should be: no Ray, a wrong one, a node that is gone."""
+    """Something outside the program failed: no Ray, the wrong Ray, a node that is gone."""
 
 
 class NodesMissing(ClusterError, TimeoutError):  # noqa: N818 - what happened, as in WorkerDied
@@ -148,11 +148,11 @@ class WrongPlace(ClusterError):  # noqa: N818 - what happened
 
 
 class AcceleratorsTaken(ClusterError, TimeoutError):  # noqa: N818 - what happened
-    """Accelerators of the plan are somebody else's, and were not given back before the deadline."""
+    """Other jobs hold accelerators of the plan, and did not release them before the deadline."""
 
 
 class ReservationLost(ClusterError):  # noqa: N818 - what happened
-    """What was reserved is not the job's any more: a node is gone, or somebody removed its placement group."""
+    """The job has lost accelerators that it had reserved: a node is gone, or a placement group was removed."""
 
 
 class LaunchTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
@@ -164,7 +164,7 @@ class CallTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
 
 
 class WorkerFailed(ClusterError):  # noqa: N818 - what happened
-    """An exception in a worker that cannot be had here as it was: it, or the result, does not pickle."""
+    """An exception from a worker that cannot be re-raised here because it, or the result, does not pickle."""
 
 
 class WorkerDied(ClusterError):  # noqa: N818 - what happened

@@ -1,4 +1,4 @@
-"""This process's connection to Ray: found or started, in a namespace, and given back."""
+"""This process's connection to Ray: joins a cluster or starts one, in a namespace, and disconnects."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How this process is connected."""
+    """A connection of this process to Ray."""
 
     address: str
     namespace: str
     started_ray: bool
-    """Whether Ray runs because of this connection, and ends with it."""
+    """Whether this connection started Ray, which then ends with it."""
     ray_job: str
-    """What Ray calls this connection: another one, made after it, has another name."""
+    """Ray's id of this connection; a later one has another."""
 
 
 def is_worker() -> bool:
-    """Whether this process runs a task or an actor of Ray."""
+    """Whether this process runs a Ray task or actor."""
     if not ray.is_initialized():
         return False
     context = ray.get_runtime_context()
@@ -46,18 +46,18 @@ def is_worker() -> bool:
 
 
 def check_can_connect() -> None:
-    """Raise where Ray is too old, or where somebody connected before us."""
+    """Raise ClusterError if Ray is too old, or if this process is connected already."""
     check_ray_version(ray.__version__)
     if ray.is_initialized():
         raise ClusterError(
-            "Ray is initialised already in this process, by somebody else's ray.init",
-            hint="make the Cluster first and leave out ray.init: the namespace and the logging are its own. "
-            "To give a connection back, call ray.shutdown() before",
+            "Ray is initialised already in this process, by another call of ray.init",
+            hint="make the Cluster first and leave out ray.init: the Cluster sets namespace and logging. "
+            "To end the other connection, call ray.shutdown() before",
         )
 
 
 def connect(address: str | None, namespace: str, *, may_start: bool) -> Connection:
-    """Join the cluster at `address` or RAY_ADDRESS, the practice cluster, the one of this machine; else start one."""
+    """Join the cluster at `address` or RAY_ADDRESS, the local cluster, or the one of this machine; else start one."""
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     practice = read_practice()
     if practice is not None and wanted in ("auto", practice.address) and address != "auto":
@@ -80,13 +80,13 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
             raise _cannot_join(wanted, error) from None
         wanted = "local"
     except (RuntimeError, ValueError) as error:
-        # Another version of Ray or Python on the other side, a wrong token, no raylet on this machine.
+        # Another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
         raise _cannot_join(wanted, error) from error
     if wanted == "local":
         if not may_start:
             raise ClusterError(
                 "there is no Ray cluster to attach to",
-                hint="start one with `ray start --head`, or `roost up 2x4` for practice",
+                hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
             )
         _init("local", namespace)
         started = True
@@ -97,17 +97,17 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
 
 
 def prepare_disconnect() -> None:
-    """Load now what Ray loads when it shuts down.
+    """Import now what Ray imports when it shuts down.
 
-    Python ends a program that was interrupted with the signal, so that a shell sees Ctrl-C. It forgets about that when
-    a class of that code is made at exit, and the exit code would be 1.
+    Python ends an interrupted program with the signal, so that a shell sees Ctrl-C. It does not if that code is first
+    imported at exit: the exit code would be 1.
     """
     with contextlib.suppress(ImportError):
         importlib.import_module("ray.dag.compiled_dag_node")
 
 
 def disconnect(made: Connection) -> None:
-    """Give the connection back; Ray itself ends where it was started by it. Not if another took its place."""
+    """Disconnect, which ends Ray if the connection started it; does nothing if another connection replaced it."""
     if _is_current(made):
         _shutdown()
 
@@ -118,7 +118,7 @@ def is_alive(made: Connection) -> bool:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens there. Ray's own calls would block for a minute, and then end the process."""
+    """Whether a process listens there. Ray's own calls would block for a minute, and then end this process."""
     try:
         _knock(address, timeout=1)
     except (OSError, ValueError):
@@ -127,16 +127,16 @@ def answers(address: str) -> bool:
 
 
 def wait_for_names_to_go(names: set[str], timeout: float) -> None:
-    """Wait until no actor of this namespace has one of these names, but not for ever."""
+    """Wait until no actor of this namespace has one of these names, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
 
     def wait() -> None:
-        # Ray may have gone in the meantime: then there is nothing to wait for.
+        # If Ray is gone, there is nothing to wait for.
         with contextlib.suppress(Exception):
             while time.monotonic() < deadline and names & set(list_named_actors()):
                 time.sleep(0.02)
 
-    # In a thread of its own: a call that does not come back does not hold us.
+    # In a thread, because Ray's call may not return.
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     waiting.join(timeout)
@@ -144,9 +144,9 @@ def wait_for_names_to_go(names: set[str], timeout: float) -> None:
 
 @contextlib.contextmanager
 def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
-    """Inside, SIGTERM first ends what was started, and then this process, as it would have without us.
+    """Inside, SIGTERM first calls `end`, and then ends this process as usual.
 
-    Ray's processes would notice the end of this one by themselves, but some of them only after a minute.
+    Ray's processes notice the end of this one, but some of them only after a minute.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -182,15 +182,15 @@ def _shutdown() -> None:
 
 
 def _init(address: str, namespace: str) -> None:
-    # Of several nodes on one machine older Ray takes any for this process's own, and ends the process with it. There is
-    # no public way to say which; the head is the one that must not die anyway.
+    # With several nodes on one machine, older Ray picks any as this process's own, and ends the process with it. There
+    # is no public way to choose; the head is the one that must not die anyway.
     host = address.rpartition(":")[0]
     own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
     try:
         with _own_signal_handlers():
             ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, **own)
     except BaseException:
-        # What was started before it failed, or before somebody pressed Ctrl-C, would stay.
+        # Processes that were started before the failure, or before Ctrl-C, would stay.
         _shutdown()
         raise
 
@@ -199,12 +199,12 @@ def _cannot_join(address: str, error: Exception) -> ClusterError:
     practice = read_practice()
     hint = ""
     if practice is not None and practice.address == address:
-        hint = "it is the practice cluster: `roost down`, then `roost up` again"
+        hint = "it is the local cluster: `roost down`, then `roost up` again"
     return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
 
 
 def _check_reachable(address: str) -> None:
-    """Fail in seconds and in words, where Ray would try for a minute."""
+    """Fail in seconds and with a clear message, where Ray would try for a minute."""
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or "/" in host:
         raise ConfigError(
@@ -226,7 +226,7 @@ def _knock(address: str, timeout: float) -> None:
 
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
-    """Keep the process's signal handlers: Ray puts its own in place of them, which changes the exit code."""
+    """Keep the process's signal handlers: Ray replaces them, which changes the exit code."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The environment of a worker's process: what is set, what is joined with the node's own, what must be there early."""
+"""The environment of a worker's process: what is set, what is joined with the node's own, what must be set early."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SEARCH_PATHS = (
     "PKG_CONFIG_PATH",
     "CMAKE_PREFIX_PATH",
 )
-"""Lists of places to search: a value for one of them is put before what is there, and does not take its place."""
+"""Search paths: a value for one of them is prepended to the existing value instead of replacing it."""
 
 _EARLY = re.compile(
     r"LD_.*|MALLOC_.*|PYTHON(PATH|HOME|HASHSEED|MALLOC\w*|OPTIMIZE|UNBUFFERED|DONTWRITEBYTECODE|FAULTHANDLER|TRACEMALLOC|"
     r"UTF8|IOENCODING|WARNINGS|NOUSERSITE|USERBASE|DEBUG|VERBOSE|ASYNCIODEBUG|PROFILEIMPORTTIME|DEVMODE|PYCACHEPREFIX|"
     r"SAFEPATH|INTMAXSTRDIGITS|COERCECLOCALE|PLATLIBDIR|NODEBUGRANGES|PERFSUPPORT|_GIL|_JIT)"
 )
-"""What the loader, the C library or the interpreter reads before any code of ours runs."""
+"""What the loader, the C library or the interpreter reads before any Python code runs."""
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Refuse what cannot be set as an environment variable."""
+    """Raise ConfigError for what cannot be set as an environment variable."""
     for name, value in variables.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
@@ -41,7 +41,7 @@ def check_variables(variables: Mapping[str, str]) -> None:
 
 
 def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str, str]) -> dict[str, str]:
-    """One environment from several, the later ones above the earlier; search paths are joined, with the node's last.
+    """Merge environments, later ones taking precedence; search paths are joined, with the node's own last.
 
     >>> join_environments([{"A": "1", "PATH": "/group"}, {"A": "2", "PATH": "/caller"}], {"PATH": "/bin", "B": "3"})
     {'A': '2', 'PATH': '/caller:/group:/bin'}
@@ -56,7 +56,7 @@ def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str
 
 
 def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Those that can be set in the process, and those that must be there when it begins.
+    """Split variables into those that can be set in the process, and those that must be set when it begins.
 
     >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
     ({'RANK': '0'}, {'PYTHONPATH': '/opt'})
