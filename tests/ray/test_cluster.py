@@ -272,7 +272,7 @@ def test_looking_at_the_class_connects_to_nothing():
 def test_somebody_who_shuts_ray_down_under_us_does_no_harm():
     cluster = Cluster(num_nodes=4)
     ray.shutdown()
-    watch = cluster._watch
+    watch = cluster.context.watch
     wait_until(lambda: not watch._thread.is_alive(), "the watch has ended, and connects to nothing")
     assert not ray.is_initialized()
     cluster.close()

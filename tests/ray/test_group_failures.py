@@ -27,7 +27,7 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
-from roost.runtime.process.actor import MethodKind, make_worker_shell
+from roost.runtime.process.actor import MethodKind, make_actor_class
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter
@@ -311,8 +311,8 @@ def test_an_attached_group_sees_a_restart(actor):
 
 
 def test_a_call_that_comes_before_the_constructor_ran_says_so(shared_cluster):
-    shell = ray.remote(make_worker_shell("Early", {"who": MethodKind.PLAIN}))
-    early = shell.options(name="early:0", num_cpus=0, namespace=shared_cluster.namespace).remote()
+    actor = ray.remote(make_actor_class("Early", {"who": MethodKind.PLAIN}))
+    early = actor.options(name="early:0", num_cpus=0, namespace=shared_cluster.namespace).remote()
     with pytest.raises(RayTaskError, match="WorkerDied: early:0 is not ready: it is being started"):
         ray.get(early.who.remote(), timeout=60)
     ray.kill(early)

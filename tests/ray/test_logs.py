@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
-from roost.runtime.launch.progress import Screen
 from roost.testing import LocalNode, local_cluster
 from waiting import wait_until
 from workers import Performer
@@ -119,7 +118,7 @@ def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be
 def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(roost_local_cluster):
     screen = io.StringIO()
     with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
-        cluster._screen._stream = screen
+        cluster.context.console.stream = screen
         with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="much") as group:
             group.say_much(100).wait(300)
             path = log_of(cluster, 0, "much")
@@ -177,12 +176,10 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_a_launch_is_shown_in_plain_lines_where_there_is_no_terminal(shared_cluster):
+def test_a_launch_is_shown_in_plain_lines_where_there_is_no_terminal(shared_cluster, monkeypatch):
     stream = io.StringIO()
-    before, shared_cluster._screen = shared_cluster._screen, Screen(quiet=False, stream=stream)
-    try:
-        with Performer.create_group().launch(shared_cluster, PackedPlacementStrategy(3, 4), name="shown"):
-            pass
-    finally:
-        shared_cluster._screen = before
+    monkeypatch.setattr(shared_cluster.context.console, "quiet", False)
+    monkeypatch.setattr(shared_cluster.context.console, "stream", stream)
+    with Performer.create_group().launch(shared_cluster, PackedPlacementStrategy(3, 4), name="shown"):
+        pass
     assert "shown: 2 workers ready on 2 nodes in" in stream.getvalue()
