@@ -256,6 +256,13 @@ def test_nothing_in_the_repository_names_this_machine():
             assert str(ROOT) + "/" not in path.read_text(encoding="utf-8", errors="replace"), name
 
 
+def test_every_module_is_in_a_package_and_git_ignores_none():
+    assert {path.parent for path in FILES} == {path.parent for path in FILES if path.name == "__init__.py"}
+    command = ["git", "check-ignore", "--no-index", *map(str, FILES)]
+    ignored = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert not ignored.stdout, "ruff does not see these, and no wheel has them"
+
+
 def test_the_doctests_of_every_module_pass():
     modules = [".".join(["roost", *path.relative_to(SOURCE).with_suffix("").parts]) for path in FILES]
     code = (
