@@ -41,7 +41,7 @@ from roost.text import plural, shorten
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LAUNCH_SECONDS = 600.0
 

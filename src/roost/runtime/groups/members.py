@@ -37,7 +37,7 @@ from roost.text import plural, shorten
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
 _WATCH_SECONDS = 0.5
@@ -48,8 +48,8 @@ class Crew:
     """The workers of a group, by rank."""
 
     def __init__(self, cluster: Cluster, record: GroupRecord) -> None:
-        self.name = record.name
-        self.methods = {name: MethodKind(kind) for name, kind in record.methods}
+        self.name: str = record.name
+        self.methods: dict[str, MethodKind] = {name: MethodKind(kind) for name, kind in record.methods}
         self._cluster = cluster
         self._record = record
         # By rank; those of `_lost` are looked up when they are needed.

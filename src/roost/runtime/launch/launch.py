@@ -104,7 +104,7 @@ class Launch:
         self._master: Master | None = None
         self._told: set[str] = set()
         self._looked_at = self._began
-        self.board = LaunchBoard(list(self._seats), self._began)
+        self.board: LaunchBoard = LaunchBoard(list(self._seats), self._began)
 
     @property
     def handles(self) -> dict[str, ActorHandle[Any]]:

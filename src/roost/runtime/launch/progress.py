@@ -85,7 +85,7 @@ class Screen:
     """Where the user reads. One for each process; told to be quiet it shows nothing."""
 
     def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
-        self.quiet = os.environ.get(_QUIET_VARIABLE, "") not in ("", "0") if quiet is None else quiet
+        self.quiet: bool = os.environ.get(_QUIET_VARIABLE, "") not in ("", "0") if quiet is None else quiet
         self._stream = stream
         self._lock = threading.Lock()
         self._bar: Any = None

@@ -46,7 +46,7 @@ class _ManagerActor:
 
     def __init__(self) -> None:
         die_with_parent()
-        self.roll = RollCall()
+        self.roll: RollCall = RollCall()
 
     async def until_death(self) -> None:
         """A call that ends only with the actor: by it the owner sees the actor die."""

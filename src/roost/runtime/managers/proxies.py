@@ -124,7 +124,7 @@ class Manager:
 class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
-    NAME = WORKER_MANAGER
+    NAME: ClassVar[str] = WORKER_MANAGER
     _on_the_way: ClassVar[list[Any]] = []
     """Registrations of this process that nobody waited for yet."""
 
@@ -175,7 +175,7 @@ class WorkerManager(Manager):
 class CollectiveManager(Manager):
     """Holds the communication groups: members, address, and a port that is leased and not guessed."""
 
-    NAME = "CollectiveManager"
+    NAME: ClassVar[str] = "CollectiveManager"
 
     def create_group(self, name: str, members: Sequence[str], node_rank: int) -> CollectiveGroup:
         """The group of that name, made if it is not there: its first member listens on a port of `node_rank`."""
@@ -200,7 +200,7 @@ class CollectiveManager(Manager):
 class NodeManager(Manager):
     """Tells the layout of the nodes, the master address and port, leases ports, and knows what is reserved."""
 
-    NAME = "NodeManager"
+    NAME: ClassVar[str] = "NodeManager"
 
     def get_nodes(self) -> tuple[NodeInfo, ...]:
         """The nodes in the order of their ranks."""

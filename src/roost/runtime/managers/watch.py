@@ -15,7 +15,7 @@ from roost.runtime.managers.proxies import Manager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.5
 

@@ -40,7 +40,7 @@ from roost.text import join_words, plural
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RESERVE_SECONDS = 60.0
 # Ray notices within about a second that something was given back: less would call free what is taken.
