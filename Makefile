@@ -4,6 +4,7 @@
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
 #   make demo    watch a training run  make golden  write the golden files anew, after looking at the change
 #   make bench   measure              make format  let ruff format the code
+#   make types-public   whether every public name has a type, with a pyright that you have installed
 #   make docs    the docs as a site   make docs-serve   the same, shown while you write
 
 PYTHON ?= python3
@@ -15,10 +16,21 @@ FLOOR_RAY ?= 2.47.1
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
-# Also a virtual environment that was only half made, as without python3-venv: the next try makes it anew.
+# uv where it is installed, which is quicker; otherwise pip, which must be new enough for dependency groups.
+UV     ?= $(shell uv --version >/dev/null 2>&1 && echo uv)
+ifneq ($(UV),)
+  MAKE_VENV = $(UV) venv --quiet --allow-existing --python '$(PYTHON)' '$(VENV)'
+  INSTALL   = $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
+else
+  MAKE_VENV = $(PYTHON) -m venv '$(VENV)'
+  INSTALL   = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+  RENEW_PIP = $(INSTALL) 'pip>=25.1'
+endif
+
+# Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean docs docs-serve
+.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -33,6 +45,11 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check .
 	@echo "== mypy"
 	@$(BIN)/mypy
+
+# Not part of `make lint`: pyright needs node. `npm install --global pyright`, or PYRIGHT='npx --yes pyright'.
+PYRIGHT ?= pyright
+types-public: $(VENV)/.installed-dev
+	@PATH="$(abspath $(BIN)):$$PATH" $(PYRIGHT) --verifytypes roost --ignoreexternal
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
@@ -74,24 +91,25 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
 	@echo "== making a virtual environment in $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(MAKE_VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "== installing Roost into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]' $(RAY)
+	@$(RENEW_PIP)
+	@$(INSTALL) --editable '.[demo,rl]' $(RAY)
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools for tests into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,docs]' $(RAY) 2>/dev/null || { \
-		echo "   no mkdocs to be had: the tests do not build the site of the docs"; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(RAY); }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' 2>/dev/null || \
-		echo "   no $(TORCH) to be had: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
+	@$(INSTALL) --editable . --group dev --group docs $(RAY) 2>/dev/null || { \
+		echo "   mkdocs is not available: the tests do not build the site of the docs"; \
+		$(INSTALL) --editable . --group dev $(RAY); }
+	@$(INSTALL) '$(TORCH)' 2>/dev/null || \
+		echo "   $(TORCH) is not available: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	@echo "== installing what makes the site of the docs into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]' $(RAY)
+	@$(INSTALL) --editable . --group docs $(RAY)
 	@touch $@

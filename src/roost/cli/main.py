@@ -19,7 +19,7 @@ from roost.cli.help import Command, Group, epilog
 from roost.cli.out import drop_output
 from roost.errors import ClusterError, RoostError
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="roost",
     cls=Group,
     help="Say which worker process sits on which hardware, and see it before you pay for it.",

@@ -27,7 +27,7 @@ class Value(ABC):
     __slots__ = ("path",)
 
     def __init__(self, path: tuple[str | int, ...]) -> None:
-        self.path = path
+        self.path: tuple[str | int, ...] = path
 
     @property
     def key(self) -> str:

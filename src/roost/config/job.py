@@ -34,7 +34,7 @@ from roost.text import did_you_mean
 
 CLUSTER_KEYS = Keys(("num_nodes", "component_placement", "node_groups"), required=("component_placement",))
 COMPONENT_KEYS = Keys(("node_group", "placement"), required=("placement",))
-PARALLEL_SIZES = {
+PARALLEL_SIZES: dict[str, tuple[str, ...]] = {
     "actor_tp": ("actor", "model", "tensor_model_parallel_size"),
     "actor_pp": ("actor", "model", "pipeline_model_parallel_size"),
     "actor_cp": ("actor", "model", "context_parallel_size"),

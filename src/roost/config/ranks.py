@@ -70,7 +70,9 @@ class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Probl
 
     def __init__(self, message: str, span: tuple[int, int], hint: str = "") -> None:
         super().__init__(message)
-        self.message, self.span, self.hint = message, span, hint
+        self.message: str = message
+        self.span: tuple[int, int] = span
+        self.hint: str = hint
 
 
 def parse_placement(text: str) -> tuple[Segment, ...]:

@@ -90,8 +90,8 @@ class RankSpace:
     __slots__ = ("_by_place", "_starts", "count", "labels", "stretches")
 
     def __init__(self, labels: tuple[str, ...], stretches: Sequence[Stretch]) -> None:
-        self.labels = labels
-        self.stretches = tuple(stretches)
+        self.labels: tuple[str, ...] = labels
+        self.stretches: tuple[Stretch, ...] = tuple(stretches)
         ends = list(accumulate(item.size for item in stretches))
         self.count: int = ends[-1] if ends else 0
         self._starts = [0, *ends[:-1]] if ends else []

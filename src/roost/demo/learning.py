@@ -72,7 +72,7 @@ class Learner:
     """One of the ranks that learn together: each has a batch of its own, and all make the same steps."""
 
     def __init__(self, seed: int, average: Callable[[Floats], Floats]) -> None:
-        self.weights = first_weights(seed)
+        self.weights: Weights = first_weights(seed)
         self._average = average
         self._steps = 0
         self._mean = {name: np.zeros_like(value) for name, value in self.weights.items()}

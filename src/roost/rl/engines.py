@@ -106,7 +106,7 @@ class RolloutEngines:
 
     def __init__(self, group: WorkerGroup, specs: Sequence[EngineSpec], leases: Mapping[int, PortLease]) -> None:
         self.group = group
-        self.specs = list(specs)
+        self.specs: list[EngineSpec] = list(specs)
         """What each worker of the group was told, by rank."""
         self._leases = dict(leases)
 

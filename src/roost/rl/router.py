@@ -210,7 +210,7 @@ class Router:
         wait_seconds: float = 5.0,
         most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
-        self.pool = EnginePool()
+        self.pool: EnginePool = EnginePool()
         self._host = host
         self._port = port
         self._check_seconds = check_seconds

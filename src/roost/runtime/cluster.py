@@ -59,7 +59,7 @@ from roost.runtime.runs.folder import own_run_dir
 from roost.runtime.runs.recorder import Recorder
 from roost.text import join_words, plural
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
 _MAX_TRIES = 100

@@ -37,14 +37,14 @@ class Wish:
             raise ConfigError(f"record is {record!r}: it is True or False")
         self.record = record
         self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
-        self.num_nodes = _check_num_nodes(num_nodes, self.config)
+        self.num_nodes: int | None = _check_num_nodes(num_nodes, self.config)
         self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
         self.address = address
         self.namespace = namespace
         if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-        self.timeout = float(timeout)
-        self.port_range = check_port_range(port_range)
+        self.timeout: float = float(timeout)
+        self.port_range: tuple[int, int] | None = check_port_range(port_range)
 
     @property
     def attaches(self) -> bool:

@@ -4,11 +4,10 @@ from roost.testing import local_cluster
 
 with local_cluster("2x8,1x0"):
     cluster = Cluster(num_nodes=3)
+
+`__init__.pyi` lists the public names, and each is loaded on first use.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from roost.testing.alone import as_worker
-from roost.testing.local import LocalCluster, LocalNode, local_cluster
-
-__all__ = ["LocalCluster", "LocalNode", "as_worker", "local_cluster"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -47,8 +47,8 @@ class Keeper:
     """The nodes of one local cluster and the folder that they live in."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self.folder = Path(spec["folder"])
-        self.starter = make_starter(spec)
+        self.folder: Path = Path(spec["folder"])
+        self.starter: Starter = make_starter(spec)
         self.nodes: dict[int, RunningNode] = {}
         self.stays = False
         """Whether the cluster outlives whoever asked for it; until told so, the end of the input is the end."""

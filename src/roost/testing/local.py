@@ -82,10 +82,10 @@ class LocalCluster:
             raise ConfigError(f"a local cluster has 1 to {_MAX_NODES} nodes, not {len(nodes)}")
         if not sys.platform.startswith("linux"):
             raise ClusterError("local clusters need Linux: other systems have one loopback address only")
-        self.nodes = list(nodes)
-        self.address = ""
-        self.note = ""
-        self.folder = Path()
+        self.nodes: list[LocalNode] = list(nodes)
+        self.address: str = ""
+        self.note: str = ""
+        self.folder: Path = Path()
         self.environment: dict[str, str] = {}
         self.pids: dict[int, list[int]] = {}
         """The processes of each node: the raylet, and for node 0 what the head runs beside it."""

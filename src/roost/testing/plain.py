@@ -24,14 +24,14 @@ class PlainNode:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.pids = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
+        self.pids: list[int] = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
 
 
 class PlainStarter:
     """Starts nodes with Ray's own command."""
 
     def __init__(self, spec: dict[str, Any], note: str) -> None:
-        self.address = ""
+        self.address: str = ""
         self.note = note
         self._folder = Path(spec["folder"])
         self._one_at_a_time = threading.Lock()

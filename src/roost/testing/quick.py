@@ -34,14 +34,14 @@ class QuickNode:
     """A node of Ray's own class, and the processes that are its children of ours."""
 
     def __init__(self, node: Node) -> None:
-        self.pids = [info.process.pid for infos in node.all_processes.values() for info in infos]
+        self.pids: list[int] = [info.process.pid for infos in node.all_processes.values() for info in infos]
 
 
 class QuickStarter:
     """Starts nodes with Ray's node class, from any number of threads."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self.address = ""
+        self.address: str = ""
         self.note = ""
         self._folder = Path(spec["folder"])
         self._standin = self._folder / "agent.sh"

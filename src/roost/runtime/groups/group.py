@@ -42,7 +42,7 @@ from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import plural, shorten
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LAUNCH_SECONDS = 600.0
 

@@ -33,7 +33,7 @@ from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
 from roost.text import plural, shorten
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _END_SECONDS = 10.0
 _CAUSE_SECONDS = 2.0

@@ -17,7 +17,7 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import living
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.5
 

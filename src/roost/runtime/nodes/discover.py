@@ -26,7 +26,7 @@ from roost.text import join_words, plural
 
 Answer = TypeVar("Answer")
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _HEAD_RESOURCE = "node:__internal_head__"
 _POLL_SECONDS = 0.1

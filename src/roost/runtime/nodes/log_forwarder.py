@@ -23,7 +23,7 @@ from roost.runtime.runs.console import Console
 from roost.runtime.runs.run_dir import RunDir, log_file
 from roost.text import printable
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.2
 _LOOK_EVERY_SECONDS = 2.0

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import ray
 from ray.util import list_named_actors, placement_group_table
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 

@@ -32,7 +32,7 @@ from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on, 
 from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 RESERVE_SECONDS = 60.0
 # Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.

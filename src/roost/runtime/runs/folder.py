@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roost.errors import (ClusterError, ConfigError)
-from roost.text import shorten
+from roost.errors import ClusterError, ConfigError
 from roost.runtime.connect.local_cluster import roost_folder
 from roost.runtime.runs.run_dir import RunDir
+from roost.text import shorten
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _KEPT_RUNS = 20
 _KEPT_LINKS = 200

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from roost.errors import (ConfigError)
-from roost.text import join_words
+from roost.errors import ConfigError
 from roost.runtime.connect.local_cluster import roost_folder
-from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.runtime.runs.folder import LATEST, is_free
+from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
+from roost.text import join_words
 
 _MOST_NAMED = 5
 
@@ -73,7 +73,9 @@ def find_run(name: str) -> Path:
     if len(fitting) == 1:
         return known[fitting[0]]
     if fitting:
-        raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {join_words(fitting, last='or')}")
+        raise ConfigError(
+            f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {join_words(fitting, last='or')}"
+        )
     if name and os.path.isdir(path):
         # A run without a record has logs all the same.
         return path.absolute()

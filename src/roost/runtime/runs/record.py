@@ -17,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Any
 
-from roost.errors import (ConfigError)
-from roost.text import shorten, plural
+from roost.errors import ConfigError
+from roost.text import plural, shorten
 
 RECORD_VERSION = 1
 RECORD_FILE = "run.json"

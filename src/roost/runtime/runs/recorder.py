@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 import psutil
 
-from roost.text import shorten
 from roost.placement.from_groups import Placed, gather_plan
 from roost.placement.plan import seat
+from roost.runtime.runs.index import claim_id
 from roost.runtime.runs.record import (
     PLAN_FILE,
     RECORD_FILE,
@@ -38,18 +38,18 @@ from roost.runtime.runs.record import (
     files_of_others,
     outcome_of,
 )
-from roost.runtime.runs.index import claim_id
 from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versions, with_changes
+from roost.text import shorten
 
 if TYPE_CHECKING:
-    from roost.placement.strategies import PlacementStrategy
-    from roost.placement.plan import Plan
-    from roost.placement.placement import Placement
     from roost.config.topology import Topology
+    from roost.placement.placement import Placement
+    from roost.placement.plan import Plan
+    from roost.placement.strategies import PlacementStrategy
     from roost.runtime.managers.node_manager import JobInfo
     from roost.runtime.nodes.info import NodeInfo
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 1.0
 _WRITE_SHARE = 0.02

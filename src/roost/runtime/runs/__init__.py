@@ -1,0 +1,1 @@
+"""The folder and the record of a run."""

@@ -1,0 +1,69 @@
+"""Where the user reads what a run does: lines on standard error, above a progress bar if there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+_QUIET_VARIABLE = "ROOST_QUIET"
+_COLOURS = (36, 35, 34, 33, 32, 96, 95, 94, 93, 92)
+
+
+class Console:
+    """What one process shows to the user; a quiet console shows nothing."""
+
+    def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
+        self.quiet = os.environ.get(_QUIET_VARIABLE, "") not in ("", "0") if quiet is None else quiet
+        self.stream = stream
+        """Where lines go; None is standard error, whichever that is when a line is printed."""
+        self._lock = threading.Lock()
+        self._bar: Any = None
+
+    @property
+    def _out(self) -> TextIO:
+        return self.stream or sys.stderr
+
+    def line(self, text: str, of: str = "") -> None:
+        """Print a line, prefixed with the address of a worker if it is one's output."""
+        if self.quiet:
+            return
+        if of:
+            text = f"{self._coloured(of)} | {text}"
+        bar = self._bar
+        if bar is not None:
+            from rich.text import Text  # only a terminal needs it
+
+            bar.console.print(Text.from_ansi(text), soft_wrap=True)
+            return
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            self._out.write(text + "\n")
+            self._out.flush()
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Any]:
+        """Show a progress bar on a terminal; yields None elsewhere, and while another bar is shown."""
+        if self.quiet or not self._out.isatty() or self._bar is not None:
+            yield None
+            return
+        from rich.console import Console as Terminal  # only a terminal needs it
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[summary]}"))
+        with Progress(*columns, TimeElapsedColumn(), console=Terminal(file=self._out), transient=True) as bar:
+            self._bar = bar
+            try:
+                yield bar
+            finally:
+                self._bar = None
+
+    def _coloured(self, address: str) -> str:
+        if not self._out.isatty() or os.environ.get("NO_COLOR"):
+            return address
+        # The workers of a group share a colour.
+        group = address.rpartition(":")[0]
+        return f"\x1b[{_COLOURS[zlib.crc32(group.encode()) % len(_COLOURS)]}m{address}\x1b[0m"
