@@ -201,12 +201,12 @@ class Cluster(metaclass=_OnePerProcess):
 
     def _find_nodes(self, wish: Wish, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
-        nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
+        nodes, notice = discover.first_nodes(discover.discover(found, deadline, wish.groups), wish.num_nodes)
         if notice:
             log.warning("%s", notice)
         self._topology = discover.make_topology(nodes, wish.groups)
         discover.check_groups(nodes, wish.groups, deadline)
-        self._nodes = discover.with_hardware(nodes, wish.groups)
+        self._nodes = nodes
         self._groups = wish.groups
         self._port_range = wish.port_range
 
