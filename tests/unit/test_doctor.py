@@ -79,7 +79,7 @@ from roost.machine.disks import OldFiles, Space, file_systems
 from roost.machine.limits import Limits, find_memory
 from roost.machine.ports import Ports, find_ports
 from roost.machine.probe import Software
-from roost.machine.processes import one_line
+from roost.machine.processes import find_processes, one_line
 from roost.runtime.connect.local_cluster import PracticeCluster
 
 GIB = 2**30
@@ -130,8 +130,8 @@ def cluster(*nodes: NodeFacts, **changes: object) -> ClusterFacts:
         address="10.0.0.1:6379",
         driver=machine("m1"),
         nodes=nodes,
-        clocks={item.name: Clock(ahead=0.0, error=0.002) for item in nodes},
-        silent={},
+        clocks=tuple((item.name, Clock(ahead=0.0, error=0.002)) for item in nodes),
+        silent=(),
         gone=(),
         jobs=(),
         marks=(),
@@ -368,7 +368,7 @@ def test_a_cluster_with_nothing_wrong_has_only_findings_that_are_ok():
 
 
 def test_nodes_that_do_not_answer_or_left_are_named():
-    silent = {"10.0.0.3 (n3)": Unknown(why="no answer in 30 s", do="look there"), "10.0.0.5": Unknown(why="busy")}
+    silent = (("10.0.0.3 (n3)", Unknown(why="no answer in 30 s", do="look there")), ("10.0.0.5", Unknown(why="busy")))
     facts = cluster(node(1), silent=silent, gone=("10.0.0.4",))
     found = [item for item in judge_cluster(facts) if item.check == "nodes"]
     assert found[0] == problem("nodes", "did not answer: no answer in 30 s", "look there", ("10.0.0.3 (n3)",))
@@ -412,7 +412,7 @@ def test_a_package_that_differs_between_nodes_is_a_warning_and_a_missing_one_a_n
     [(0.5, 0.01, "ok"), (1.2, 0.4, "ok"), (-1.5, 0.1, "warning"), (6.0, 0.1, "problem"), (6.0, 2.0, "warning")],
 )
 def test_the_error_of_a_clock_does_not_count(ahead, error, level):
-    found = only(judge_clocks({"a": Clock(ahead=0.0, error=0.002), "b": Clock(ahead=ahead, error=error)}))
+    found = only(judge_clocks([("a", Clock(ahead=0.0, error=0.002)), ("b", Clock(ahead=ahead, error=error))]))
     assert found.level == level
     if level != "ok":
         way = "ahead of" if ahead > 0 else "behind"
@@ -559,9 +559,9 @@ def test_functions_that_raise_or_hang_give_unknown_and_the_others_are_not_lost()
     def fail() -> None:
         raise ConfigError("no", hint="yes")
 
-    told: list[list[str]] = []
+    waiting: list[list[str]] = []
     forever = threading.Event()
-    found = gather({"a": fail, "b": forever.wait, "c": lambda: 3, "d": lambda: {}["x"]}, 0.2, told.append)
+    found = gather({"a": fail, "b": forever.wait, "c": lambda: 3, "d": lambda: {}["x"]}, 0.2, waiting.append)
     forever.set()
     assert found["a"] == Unknown(why="no", do="yes")
     assert found["b"] == Unknown(why="no answer in 0.2 s")
@@ -620,6 +620,17 @@ def test_the_command_of_another_process_is_one_line_and_cannot_upset_a_terminal(
     assert len(one_line(["x" * 500], 80)) == 80
 
 
+def test_processes_are_found_by_a_variable_and_the_rest_of_their_environment_stays_there():
+    command = [sys.executable, "-c", "input()", "--session_dir=/s"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | {"ROOST_TEST_MARK": "a|b"}) as process:
+        found = only(item for item in find_processes("ROOST_TEST_MARK") if item.pid == process.pid)
+        process.communicate(b"")
+    assert found.environment == {"ROOST_TEST_MARK": "a|b"}
+    assert found.command == " ".join(command)
+    assert found.flag("session_dir") == "/s"
+    assert found.flag("temp_dir") == ""
+
+
 def test_the_variable_that_marks_a_job_is_the_one_that_workers_get():
     from roost.runtime.managers.proxies import JOB_VARIABLE
 
@@ -660,10 +671,10 @@ def test_a_run_folder_that_does_not_answer_is_reported(monkeypatch):
 def test_driver_and_nodes_are_checked_together_and_a_run_folder_that_hangs_holds_up_neither(tmp_path, monkeypatch):
     from roost.doctor import cluster_facts
 
-    looked, released = threading.Event(), threading.Event()
+    checked, released = threading.Event(), threading.Event()
     clock = Clock(ahead=0.0, error=0.1)
-    monkeypatch.setattr(cluster_facts, "collect_machine", lambda *_: looked.set() or machine())
-    monkeypatch.setattr(cluster_facts, "_ask", lambda *_: (node(1), clock) if looked.wait(60) else None)
+    monkeypatch.setattr(cluster_facts, "collect_machine", lambda *_: checked.set() or machine())
+    monkeypatch.setattr(cluster_facts, "_ask", lambda *_: (node(1), clock) if checked.wait(60) else None)
     monkeypatch.setattr(cluster_facts, "_find_jobs", tuple)
     monkeypatch.setattr(cluster_facts, "_gone", tuple)
     monkeypatch.setattr(cluster_facts.discover, "wait_for_nodes", lambda *_: [SimpleNamespace(ray_id="a")])

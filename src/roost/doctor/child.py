@@ -1,6 +1,6 @@
 """The process that checks the cluster for `roost doctor`.
 
-It is a process of its own, since Ray ends every process that is connected to a cluster that dies. It reads its task as
+It is a separate process, since Ray ends every process that is connected to a cluster that dies. It reads its task as
 JSON and answers with one JSON object a line, so that findings survive its death.
 """
 

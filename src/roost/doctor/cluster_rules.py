@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from roost.config.hardware import accelerator_types
@@ -65,7 +65,7 @@ def judge_cluster(facts: ClusterFacts) -> list[Finding]:
 
 def judge_nodes(facts: ClusterFacts) -> Findings:
     """Every node must answer."""
-    for name, silent in facts.silent.items():
+    for name, silent in facts.silent:
         do = silent.do or "check the load on the node, and its raylet.out"
         yield problem("nodes", f"did not answer: {silent.why}", do, (name,))
     if not facts.silent:
@@ -110,7 +110,7 @@ def judge_versions(driver: Software, nodes: Sequence[NodeFacts]) -> list[Finding
     return findings or [fine]
 
 
-def judge_clocks(clocks: Mapping[str, Clock | Unknown]) -> list[Finding]:
+def judge_clocks(clocks: Sequence[tuple[str, Clock | Unknown]]) -> list[Finding]:
     """Timestamps of logs, tokens and leases need clocks that agree; the error of a measurement does not count."""
 
     def rule(node: str, clock: Clock) -> Findings:
@@ -121,8 +121,8 @@ def judge_clocks(clocks: Mapping[str, Clock | Unknown]) -> list[Finding]:
             level = problem if off > _CLOCK_PROBLEM else warning
             yield level("clock", seen, "let chrony or ntpd set the clock there: see `chronyc tracking`", (node,))
 
-    findings = [item for node, clock in clocks.items() for item in judge("clock", clock, partial(rule, node), (node,))]
-    furthest = max((abs(clock.ahead) for clock in clocks.values() if isinstance(clock, Clock)), default=0.0)
+    findings = [item for node, clock in clocks for item in judge("clock", clock, partial(rule, node), (node,))]
+    furthest = max((abs(clock.ahead) for _, clock in clocks if isinstance(clock, Clock)), default=0.0)
     fine = f"within {max(furthest, 0.01):.2f} s of this machine on {plural(len(clocks), 'node')}"
     return findings or [ok("clock", fine)]
 

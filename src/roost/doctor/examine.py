@@ -36,16 +36,16 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     """Check this machine and, in a child process, the cluster; raise only for a mistake in the arguments."""
     if run_dir is not None:
         _check_folder(run_dir)
-    told = _Answers(waiting)
+    answers = _Answers(waiting)
     with tempfile.TemporaryFile() as stderr:
         child = _start(stderr)
         try:
-            reader = threading.Thread(target=told.read, args=(child,), daemon=True)
+            reader = threading.Thread(target=answers.read, args=(child,), daemon=True)
             reader.start()
             _send(child, {"address": address, "run_dir": run_dir, "seconds": seconds})
             machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
             home = collect_home(_MACHINE_SECONDS)
-            told.loaded.wait(_LOAD_SECONDS)
+            answers.loaded.wait(_LOAD_SECONDS)
             reader.join(seconds + _SPARE_SECONDS)
             is_late = reader.is_alive()
         finally:
@@ -56,19 +56,19 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         reader.join(1)
         stderr.seek(0)
         last_words = stderr.read().decode(errors="replace")
-    joined, mistake = told.others.get("address"), told.others.get("mistake")
+    joined, mistake = answers.others.get("address"), answers.others.get("mistake")
     if mistake and address is not None:
         raise ConfigError(mistake[0], hint=mistake[1])
-    cluster = told.findings
+    cluster = answers.findings
     if mistake:
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
-    elif "done" not in told.others:
+    elif "done" not in answers.others:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
     heads = _heads(machine)
     if heads and joined is None and all(item.level == Level.NOTE for item in cluster):
         seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
         cluster.append(note("cluster", seen, f"roost doctor --address {heads[0]} checks it"))
-    findings = [*judge_machine(machine, hosts=told.others.get("hosts", ())), *judge_home(home)]
+    findings = [*judge_machine(machine, hosts=answers.others.get("hosts", ())), *judge_home(home)]
     if joined is None and not heads:
         findings += judge("ports", machine.ports, judge_head_ports)
     return Report(host=socket.gethostname(), machine=tuple(findings), address=joined, cluster=tuple(cluster))

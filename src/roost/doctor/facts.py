@@ -165,10 +165,10 @@ class ClusterFacts:
     address: str
     driver: MachineFacts
     nodes: tuple[NodeFacts, ...]
-    clocks: Mapping[str, Clock | Unknown]
-    """By the name of the node."""
-    silent: Mapping[str, Unknown]
-    """The nodes that did not answer, by name."""
+    clocks: tuple[tuple[str, Clock | Unknown], ...]
+    """The name of each node that answered, and its clock."""
+    silent: tuple[tuple[str, Unknown], ...]
+    """The name of each node that did not answer, and why."""
     gone: tuple[str, ...]
     """Nodes that left the cluster."""
     jobs: tuple[JobFacts, ...] | Unknown
