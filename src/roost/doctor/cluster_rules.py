@@ -180,19 +180,16 @@ def judge_accelerators(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 def judge_settings(nodes: Sequence[NodeFacts]) -> list[Finding]:
     """The object store and the limits of a node depend on the shell or service that started it."""
-    return fold(
-        [
-            (
-                node.name,
-                [
-                    *judge("object store", node.raylet, judge_object_store),
-                    *judge("open files", node.machine.limits, judge_open_files),
-                    *judge("processes", node.machine.limits, judge_tasks),
-                ],
-            )
-            for node in nodes
-        ]
-    )
+    judged = [
+        (
+            node.name,
+            judge("object store", node.raylet, judge_object_store)
+            + judge("open files", node.machine.limits, judge_open_files)
+            + judge("processes", node.machine.limits, judge_tasks),
+        )
+        for node in nodes
+    ]
+    return fold(judged)
 
 
 def judge_object_store(found: RayletFacts) -> Finding:

@@ -63,7 +63,7 @@ def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
         if now >= deadline:
             raise NodesMissing(_missing(count, nodes, seen, now - began))
         if now >= say_at:
-            log.warning("%s", _waiting(count, nodes))
+            log.warning("waiting for %s; here: %s", _lacking(count, nodes), join_words(nodes) or "none")
             say_at = now + _SAY_EVERY_SECONDS
         time.sleep(min(_POLL_SECONDS, deadline - now))
 
@@ -244,10 +244,6 @@ def _on_ranks(
     names = {node.ray_id: str(node) for node in nodes}
     answers = _on_each(names, function, {nodes[rank].ray_id: (value,) for rank, value in argument.items()}, deadline)
     return {rank: answers[nodes[rank].ray_id] for rank in argument}
-
-
-def _waiting(count: int, nodes: Sequence[RayNode]) -> str:
-    return f"waiting for {_lacking(count, nodes)}; here: {join_words(nodes) or 'none'}"
 
 
 def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], waited: float) -> Problem:
