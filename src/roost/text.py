@@ -60,3 +60,8 @@ def size_text(count: float) -> str:
 def cell_width(text: str) -> int:
     """Count the terminal cells that a text takes: East Asian wide characters take two."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def error_text(error: BaseException) -> str:
+    """Return `ValueError: its message`, or the type alone where an exception has no message."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""roost doctor on real clusters: a healthy one, one with a leftover, a node that dies while it is looked at."""
+"""roost doctor on real clusters: a healthy one, one with a leftover, one with a node that dies during the check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from waiting import wait_until
 
 @contextlib.contextmanager
 def marked(job: str) -> Iterator[int]:
-    """A process as a worker of that job would have started it."""
+    """Start a process as a worker of that job would."""
     with subprocess.Popen(["sleep", "300"], env=os.environ | {JOB_VARIABLE: job}) as process:  # noqa: S607
         try:
             yield process.pid
@@ -46,16 +46,16 @@ def doctor(local: LocalCluster, *words: str) -> dict[str, Any]:
     return answer
 
 
-def test_a_healthy_cluster_has_no_problem_and_what_an_earlier_job_left_is_found(
+def test_a_healthy_cluster_has_no_problem_and_leftovers_of_an_earlier_job_are_found(
     roost_cluster, roost_local_cluster, tmp_path
 ):
     address = roost_local_cluster.address
-    # As the workers of a job mark what they start: of the job that is there, and of one that has ended.
+    # The marks that workers put on the processes they start: one of the living job, one of a job that has ended.
     mine, ended = (f"{job}/env:0" for job in (roost_cluster.job.id, f"{address}|roost:{socket.gethostname()}:1:1"))
     with marked(mine) as own, marked(ended) as left:
         actors = list_named_actors(all_namespaces=True)
         answer = doctor(roost_local_cluster, "--run-dir", str(tmp_path))
-        assert list_named_actors(all_namespaces=True) == actors, "nothing was added, nothing ended"
+        assert list_named_actors(all_namespaces=True) == actors, "the doctor neither adds nor ends an actor"
     found = {item["check"]: item for item in answer["cluster"]}
     leftovers = found.pop("leftovers")
     assert {item["level"] for item in found.values()} <= {"ok", "note"}, answer["cluster"]
@@ -65,27 +65,27 @@ def test_a_healthy_cluster_has_no_problem_and_what_an_earlier_job_left_is_found(
     assert found["jobs"]["seen"] == f"{roost_cluster.namespace!r}"
     assert leftovers["level"] == "warning"
     assert f"pid {left}, sleep 300" in leftovers["seen"]
-    assert leftovers["do"] == f"kill {left}, there", f"{own} is of a job that is alive"
+    assert leftovers["do"] == f"kill {left}, there", f"{own} belongs to a living job"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_node_that_dies_while_it_is_looked_at_is_named():
+def test_a_node_that_dies_during_the_check_is_named():
     with local_cluster("2x1") as local:
-        # It is still registered and will never answer: that is how a dying machine looks.
+        # It is still registered and will never answer, like a dying machine.
         os.kill(local.pids[1][0], signal.SIGSTOP)
         answers: list[dict[str, Any]] = []
-        looking = threading.Thread(target=lambda: answers.append(doctor(local, "--timeout", "60")))
-        looking.start()
-        # The head has a worker once it is asked.
-        wait_until(lambda: _has_worker(local), "the nodes are being looked at")
+        checking = threading.Thread(target=lambda: answers.append(doctor(local, "--timeout", "60")))
+        checking.start()
+        # The head starts a worker for the task.
+        wait_until(lambda: _has_worker(local), "the tasks run on the nodes")
         local.kill_node(1)
-        looking.join()
+        checking.join()
     found = [item for item in answers[0]["cluster"] if item["level"] == "problem"]
     assert len(found) == 1, answers[0]["cluster"]
     assert found[0]["check"] == "nodes"
     assert "(local-1)" in found[0]["nodes"][0]
     assert "is gone" in found[0]["seen"]
-    assert {item["check"] for item in answers[0]["cluster"]} > {"clock", "versions"}, "the other node is looked at"
+    assert {item["check"] for item in answers[0]["cluster"]} > {"clock", "versions"}, "the other node is checked"
 
 
 def _has_worker(local: LocalCluster) -> bool:

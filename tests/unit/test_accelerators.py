@@ -1,49 +1,52 @@
-"""From what Ray counts and a probe reports to a node's accelerators."""
+"""A node's accelerators, from what Ray counts and what a probe reports; and the versions of Ray."""
 
 from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
 from roost import CheckFailed, ClusterError, ConfigError, Topology, make_plan, register_accelerator_type
 from roost.config.hardware import accelerator_types
-from roost.machine.probe import NodeReport, VendorDevice, probe
+from roost.machine.devices import Device, DeviceUser, nvidia_devices
+from roost.machine.probe import probe
 from roost.runtime.connect.versions import check_ray_version, has_token_authentication
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
 
 
-def report(nvidia: tuple[VendorDevice, ...] = (), **environment: str) -> NodeReport:
-    return NodeReport(
-        hostname="h", memory=1, interpreter="python", python="3.11", ray="2.60", network="n",
-        ephemeral_ports=(32768, 60999), environment=tuple(environment.items()), nvidia=nvidia,
-    )  # fmt: skip
-
-
-def real(index: int) -> VendorDevice:
-    uuid = f"GPU-{index}{index}{index}{index}-abcd"
-    return VendorDevice(
-        index=index, uuid=uuid, model="H200", memory=141 * 2**30, pci=f"0000:0{index}:00.0", numa=index // 4
+def real(index: int) -> Device:
+    return Device(
+        index=index,
+        uuid=f"GPU-{str(index) * 4}-abcd",
+        model="H200",
+        memory=141 * 2**30,
+        pci=f"0000:0{index}:00.0",
+        numa=index // 4,
     )
 
 
-def devices(resources: dict[str, float], found: NodeReport) -> list[tuple[str, str, str | None]]:
-    return [(item.type, item.device, item.model) for item in node_accelerators(resources, found, "n")]
+def devices(resources: dict[str, float], **environment: str) -> list[tuple[str, str, str | None]]:
+    return [(item.type, item.device, item.model) for item in node_accelerators(resources, environment, (), "n")]
 
 
-def test_a_node_without_any_has_none():
-    assert devices({"CPU": 8}, report()) == []
-    assert devices({"CPU": 8, "GPU": 0.5}, report()) == []
+def test_a_node_without_accelerators_has_none():
+    assert devices({"CPU": 8}) == []
+    assert devices({"CPU": 8, "GPU": 0.5}) == []
 
 
-def test_fake_ones_are_counted_and_named_as_ray_names_them():
-    assert devices({"GPU": 2, "accelerator_type:H100": 1}, report()) == [
+def test_fake_accelerators_have_the_count_and_the_model_that_ray_reports():
+    assert devices({"GPU": 2, "accelerator_type:H100": 1}) == [
         ("nvidia", "0", "H100"),
         ("nvidia", "1", "H100"),
     ]
 
 
-def test_the_vendors_library_tells_more_by_index_and_by_uuid():
+def test_the_vendors_library_adds_details_by_index_and_by_uuid():
     known = tuple(real(index) for index in range(8))
-    found = node_accelerators({"GPU": 3.0}, report(known, CUDA_VISIBLE_DEVICES="5, 2,GPU-7777"), "n")
+    found = node_accelerators({"GPU": 3.0}, {"CUDA_VISIBLE_DEVICES": "5, 2,GPU-7777"}, known, "n")
     assert [item.device for item in found] == ["5", "2", "GPU-7777"]
     assert [item.uuid for item in found] == [known[5].uuid, known[2].uuid, known[7].uuid]
     assert [item.numa for item in found] == [1, 0, 1]
@@ -51,14 +54,14 @@ def test_the_vendors_library_tells_more_by_index_and_by_uuid():
     assert found[0].memory == 141 * 2**30
 
 
-def test_fewer_than_the_node_offers_are_the_first():
-    assert devices({"GPU": 1}, report(CUDA_VISIBLE_DEVICES="6,4")) == [("nvidia", "6", None)]
+def test_if_ray_counts_fewer_than_the_variable_names_the_first_are_used():
+    assert devices({"GPU": 1}, CUDA_VISIBLE_DEVICES="6,4") == [("nvidia", "6", None)]
 
 
 @pytest.mark.parametrize("value", ["", "-1", "3", "NoDevFiles"])
-def test_more_than_the_node_offers_is_told(value):
+def test_if_ray_counts_more_than_the_variable_names_the_check_fails(value):
     with pytest.raises(CheckFailed, match="Ray counts 2 accelerators on n, but the node was started with"):
-        devices({"GPU": 2}, report(CUDA_VISIBLE_DEVICES=value))
+        devices({"GPU": 2}, CUDA_VISIBLE_DEVICES=value)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +76,21 @@ def test_more_than_the_node_offers_is_told(value):
         ({"GPU": 1}, {}, "nvidia"),
     ],
 )
-def test_vendors_are_told_apart(resources, environment, kind):
-    assert devices(resources, report(**environment))[0][:2] == (kind, "0")
+def test_the_vendor_follows_from_the_model_or_the_variable(resources, environment, kind):
+    assert devices(resources, **environment)[0][:2] == (kind, "0")
 
 
-def test_two_vendors_on_one_node_are_told():
+def test_two_vendors_on_one_node_fail_the_check():
     with pytest.raises(CheckFailed, match="of several vendors on n: GPU and NPU"):
-        devices({"GPU": 1, "NPU": 1}, report())
+        devices({"GPU": 1, "NPU": 1})
 
 
 def test_a_registered_vendor_is_found_by_its_resource():
     register_accelerator_type("musa", variable="MUSA_VISIBLE_DEVICES")
     register_accelerator_type("mlu", variable="MLU_VISIBLE_DEVICES", resource="cambricon")
     assert "MUSA_VISIBLE_DEVICES" in variables_of_interest()
-    assert devices({"MUSA": 2}, report(MUSA_VISIBLE_DEVICES="1,0")) == [("musa", "1", None), ("musa", "0", None)]
-    assert devices({"cambricon": 1}, report()) == [("mlu", "0", None)]
+    assert devices({"MUSA": 2}, MUSA_VISIBLE_DEVICES="1,0") == [("musa", "1", None), ("musa", "0", None)]
+    assert devices({"cambricon": 1}) == [("mlu", "0", None)]
 
 
 def test_every_vendor_reads_what_it_writes():
@@ -97,13 +100,72 @@ def test_every_vendor_reads_what_it_writes():
 
 def test_a_probe_works_on_this_machine():
     found = probe(["PATH", "NOT_SET_ANYWHERE"])
-    assert [name for name, _ in found.environment] == ["PATH"]
+    assert list(found.environment) == ["PATH"]
+    assert found.software.packages == {"ray": metadata.version("ray")}
     assert found.ephemeral_ports[0] < found.ephemeral_ports[1]
     assert found.network
     assert found.memory > 0
 
 
-def test_devices_travel_through_inventory_and_plan():
+class LibraryError(Exception):
+    """NVML's own error."""
+
+
+def library(calls: list[str], error: str = "") -> SimpleNamespace:
+    """Return an NVML with two devices, of which the second answers few questions."""
+
+    def init() -> None:
+        calls.append("init")
+        if error:
+            raise LibraryError(error)
+
+    def memory(device: int) -> SimpleNamespace:
+        if device:
+            raise LibraryError("Not Supported")
+        return SimpleNamespace(total=8, used=3)
+
+    def processes(device: int) -> list[SimpleNamespace]:
+        calls.append("processes")
+        if device:
+            raise LibraryError("Not Supported")
+        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=2), SimpleNamespace(pid=2**31 - 1, usedGpuMemory=None)]
+
+    return SimpleNamespace(
+        NVMLError=LibraryError,
+        nvmlInit=init,
+        nvmlShutdown=lambda: calls.append("shutdown"),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda _: "NVIDIA H200",
+        nvmlDeviceGetUUID=lambda device: f"GPU-{device}",
+        nvmlDeviceGetPciInfo=lambda _: SimpleNamespace(busId="00000000:AB:00.0"),
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetComputeRunningProcesses=processes,
+    )
+
+
+def test_a_question_that_nvml_cannot_answer_leaves_a_gap(monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setitem(sys.modules, "pynvml", library(calls))
+    (first, second), error = nvidia_devices()
+    assert error == ""
+    assert (first.model, first.uuid, first.memory, first.memory_used) == ("H200", "GPU-0", 8, 3)
+    assert (second.pci, second.memory, second.memory_used) == ("00000000:ab:00.0", None, None)
+    assert calls == ["init", "shutdown"], "a probe of the runtime does not list processes"
+    (first, second), _ = nvidia_devices(with_users=True)
+    own, hidden = first.users
+    assert own.command
+    assert own.memory == 2
+    assert hidden == DeviceUser(pid=2**31 - 1, memory=None), "a process of another container"
+    assert second.users == ()
+
+
+def test_without_a_driver_there_are_no_devices_and_a_reason(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", library([], "Driver Not Loaded"))
+    assert nvidia_devices() == ((), "Driver Not Loaded")
+
+
+def test_devices_survive_inventory_and_plan():
     data = {"nodes": [{"accelerators": [{"device": "GPU-12ab"}, {"device": 3}]}, {"accelerators": 2}]}
     topology = Topology.from_dict(data)
     assert Topology.from_dict(topology.to_dict()) == topology
@@ -125,8 +187,10 @@ def test_devices_travel_through_inventory_and_plan():
             Topology.from_dict({"nodes": [{"accelerators": [wrong]}]})
 
 
-@pytest.mark.parametrize("version", ["2.47.0", "2.47.1rc0", "2.60.0", "3.0.0.dev0", "10.0"])
-def test_a_ray_that_is_new_enough_is_taken(version):
+@pytest.mark.parametrize(
+    "version", ["2.47.0", "2.47", "2.47.0rc1", "2.47.1rc0", "2.60.0", "2.60.0+local", "3.0.0.dev0", "10.0"]
+)
+def test_a_ray_that_is_new_enough_is_accepted(version):
     check_ray_version(version)
 
 
@@ -136,5 +200,5 @@ def test_an_older_ray_is_refused_with_both_versions(version):
         check_ray_version(version)
 
 
-def test_tokens_are_known_since_2_52():
+def test_ray_has_tokens_since_2_52():
     assert [has_token_authentication(version) for version in ("2.51.2", "2.52.0", "2.60.0")] == [False, True, True]

@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle as Drawn
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from roost import ConfigError, PortsExhausted
-from roost.machine.ports import taken_ports
-from roost.runtime.managers.ledgers.ports import PortLedger, check_port_range, lease_range
+from roost.machine.ports import check_port_range, lease_range, taken_ports
+from roost.runtime.managers.ledgers.ports import PortLedger
 
 
 def test_blocks_are_consecutive_and_do_not_meet():

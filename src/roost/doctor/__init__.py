@@ -1,11 +1,12 @@
-"""`roost doctor`: what on this machine and on the cluster would hinder a job, and what to do about it.
+"""`roost doctor`: what would hinder a job on this machine and on the cluster, and what to do about it.
 
-facts           what was seen, and findings
-machine_look    looks at one machine, without Ray
-node_look       the short task that does so on each node
-cluster_look    asks all nodes at once, within a deadline
+facts           facts and findings, values only
+gather          runs several functions at the same time, within a deadline
+machine_facts   collects the facts of one machine, without Ray
+node_facts      the short task that does so on each node
+cluster_facts   runs that task on all nodes
 machine_rules   pure: facts of a machine -> findings
-cluster_rules   pure: facts of the cluster -> findings
-examine         all of it, the cluster in a child process, which Ray may end
+cluster_rules   pure: facts of a cluster -> findings
+examine         all of it; the cluster part runs in a child process, since Ray may end that
 child           that process
 """

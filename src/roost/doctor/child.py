@@ -1,7 +1,7 @@
-"""The process that looks at the cluster for `roost doctor`.
+"""The process that checks the cluster for `roost doctor`.
 
-A process of its own: where a cluster dies while it is looked at, Ray ends whoever is connected. It reads what to do as
-JSON, and answers with one JSON object a line, so that what it found out before it died is not lost.
+It is a separate process, since Ray ends every process that is connected to a cluster that dies. It reads its task as
+JSON and answers with one JSON object a line, so that findings survive its death.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from roost.doctor.facts import Finding, Level, note, problem
 from roost.errors import ClusterError, ConfigError
+from roost.text import error_text
 
 _NO_CLUSTER = "there is no Ray cluster"
 _SAME = "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
@@ -23,83 +24,71 @@ Say = Callable[[dict[str, Any]], None]
 
 
 def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) -> None:
-    """Look at the cluster and say each finding."""
+    """Check the cluster, and pass each finding to `say`."""
+
+    def found(item: Finding) -> None:
+        say({"finding": asdict(item)})
+
     try:
-        from roost.doctor.cluster_look import look_at_cluster
+        from roost.doctor.cluster_facts import collect_cluster
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "ray":
             # The check of this machine's packages says what to do.
-            _say(say, note("cluster", "could not be looked at without Ray"))
-            return
-        why = f"it cannot be loaded: {type(error).__name__}: {error}"
-        _say(say, problem("ray", why, "install Ray anew in this environment: pip install --force-reinstall ray"))
+            found(note("cluster", "could not be checked without Ray"))
+        else:
+            do = "reinstall Ray in this environment: pip install --force-reinstall ray"
+            found(problem("ray", f"cannot be imported: {error_text(error)}", do))
         return
     from roost.doctor.cluster_rules import judge_cluster
 
     def lost(head: str) -> None:
-        seen = f"Ray's head at {head} went away while it was looked at"
-        _say(
-            say, problem("cluster", seen, "look at its machine, and at gcs_server.out of its session; then look again")
-        )
+        do = "check its machine, and gcs_server.out of its session; then run roost doctor again"
+        found(problem("cluster", f"Ray's head at {head} went away during the check", do))
         say({"done": True})
-        # Whatever the other threads wait for in Ray, it does not come.
+        # The other threads wait for answers of Ray that never come.
         os._exit(0)
 
     say({"loaded": True})
     try:
-        facts = look_at_cluster(address, run_dir, seconds, lambda text: say({"waiting": text}), lost)
+        facts = collect_cluster(address, run_dir, seconds, lambda text: say({"waiting": text}), lost)
     except ConfigError as error:
         say({"mistake": [error.problems[0].message, error.problems[0].hint]})
         return
     except ClusterError as error:
-        _say(say, cannot_join(error.problems[0].message, error.problems[0].hint, bool(address)))
+        found(cannot_join(error.problems[0].message, error.problems[0].hint, bool(address)))
         return
     except Exception as error:
-        _say(say, cannot_join(f"{type(error).__name__}: {error}", "", bool(address)))
+        found(cannot_join(error_text(error), "", bool(address)))
         return
     say({"address": facts.address, "hosts": [node.address for node in facts.nodes]})
     for item in judge_cluster(facts):
-        _say(say, item)
+        found(item)
 
 
 def cannot_join(message: str, hint: str, is_named: bool) -> Finding:
-    """What to say where no cluster was joined: if nobody named one and there is none, that is no problem."""
+    """Return the finding where no cluster was joined; a missing one is a problem only if the user named it."""
     message = " ".join(message.split())
     if message.startswith(_NO_CLUSTER) and not is_named:
-        return note(
-            "cluster",
-            "no Ray cluster was found",
-            "`ray start --head` starts one, `roost up 2x4` one for practice; RAY_ADDRESS or --address leads to one",
-        )
+        do = "`ray start --head` starts one, `roost up 2x4` a local one; RAY_ADDRESS or --address leads to another"
+        return note("cluster", "no Ray cluster was found", do)
     return problem("cluster", message, hint or _SAME)
 
 
 def finding_of(data: dict[str, Any]) -> Finding:
-    """A finding as it was said."""
-    return Finding(
-        check=str(data["check"]),
-        level=Level(data["level"]),
-        seen=str(data["seen"]),
-        do=str(data["do"]),
-        nodes=tuple(map(str, data["nodes"])),
-    )
-
-
-def _say(say: Say, item: Finding) -> None:
-    say({"finding": asdict(item)})
+    """Return a finding from its JSON."""
+    return Finding(**{**data, "level": Level(data["level"]), "nodes": tuple(data["nodes"])})
 
 
 def main() -> None:
-    """Read, look, answer."""
-    # Ray prints to standard output what its nodes remark: the answers have a way of their own.
+    """Read the task, check the cluster, answer."""
+    # Ray prints the output of its nodes to standard output: the answers go elsewhere.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def say(what: dict[str, Any]) -> None:
         print(json.dumps(what), file=answers, flush=True)
 
-    wanted = json.loads(sys.stdin.read())
-    examine(wanted["address"], wanted["run_dir"], wanted["seconds"], say)
+    examine(**json.loads(sys.stdin.read()), say=say)
     say({"done": True})
 
 

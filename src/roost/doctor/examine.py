@@ -1,4 +1,4 @@
-"""`roost doctor`: look at this machine and at the cluster, and tell what is not as a job needs it."""
+"""`roost doctor`: check this machine and the cluster."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any
 
 from roost.doctor.child import finding_of
-from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unseen, note, problem
-from roost.doctor.machine_look import at_once, driver_folders, look_at_home, look_at_machine
+from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unknown, note, problem
+from roost.doctor.gather import gather
+from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
 from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
 from roost.machine.processes import die_with_parent
 from roost.text import shorten
 
+_MACHINE_SECONDS = 15.0
 _LOAD_SECONDS = 60.0
 _FOLDER_SECONDS = 10.0
 # To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
@@ -32,140 +33,120 @@ _END_SECONDS = 5.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
-    """Look at this machine and, in a process of its own, at the cluster; never raises for what it finds."""
+    """Check this machine and, in a child process, the cluster; raise only for a mistake in the arguments."""
     if run_dir is not None:
         _check_folder(run_dir)
-    told = _Told(waiting=waiting)
-    with tempfile.TemporaryFile() as complaints:
-        child = _start(complaints)
+    answers = _Answers(waiting)
+    with tempfile.TemporaryFile() as stderr:
+        child = _start(stderr)
         try:
-            reader = threading.Thread(target=told.read, args=(child,), daemon=True)
+            reader = threading.Thread(target=answers.read, args=(child,), daemon=True)
             reader.start()
             _send(child, {"address": address, "run_dir": run_dir, "seconds": seconds})
-            machine = look_at_machine(driver_folders(run_dir), os.environ)
-            home = look_at_home()
-            told.loaded.wait(_LOAD_SECONDS)
+            machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
+            home = collect_home(_MACHINE_SECONDS)
+            answers.loaded.wait(_LOAD_SECONDS)
             reader.join(seconds + _SPARE_SECONDS)
             is_late = reader.is_alive()
         finally:
             child.kill()
-            # One that hangs in the kernel, as on a dead file system, is not waited for.
+            # Do not wait for one that hangs in the kernel, as on a dead file system.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_END_SECONDS)
         reader.join(1)
-        complaints.seek(0)
-        last_words = complaints.read().decode(errors="replace")
-    if told.mistake is not None and address is not None:
-        raise ConfigError(told.mistake[0], hint=told.mistake[1])
-    cluster = told.findings
-    if told.mistake is not None:
-        cluster.append(problem("cluster", f"RAY_ADDRESS: {told.mistake[0]}", told.mistake[1]))
-    elif not told.is_done:
+        stderr.seek(0)
+        last_words = stderr.read().decode(errors="replace")
+    joined, mistake = answers.others.get("address"), answers.others.get("mistake")
+    if mistake and address is not None:
+        raise ConfigError(mistake[0], hint=mistake[1])
+    cluster = answers.findings
+    if mistake:
+        cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
+    elif "done" not in answers.others:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
-    if all(item.level == Level.NOTE for item in cluster) and told.address is None:
-        cluster += _other_heads(machine)
-    findings = [*judge_machine(machine, hosts=told.hosts), *judge_home(home)]
-    if told.address is None and not _heads(machine):
+    heads = _heads(machine)
+    if heads and joined is None and all(item.level == Level.NOTE for item in cluster):
+        seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
+        cluster.append(note("cluster", seen, f"roost doctor --address {heads[0]} checks it"))
+    findings = [*judge_machine(machine, hosts=answers.others.get("hosts", ())), *judge_home(home)]
+    if joined is None and not heads:
         findings += judge("ports", machine.ports, judge_head_ports)
-    return Report(host=socket.gethostname(), machine=tuple(findings), address=told.address, cluster=tuple(cluster))
+    return Report(host=socket.gethostname(), machine=tuple(findings), address=joined, cluster=tuple(cluster))
 
 
 def _check_folder(run_dir: str) -> None:
-    there = at_once({"folder": partial(os.path.isdir, run_dir)}, _FOLDER_SECONDS)["folder"]
-    if isinstance(there, Unseen):
+    there = gather({"folder": partial(os.path.isdir, run_dir)}, _FOLDER_SECONDS)["folder"]
+    if isinstance(there, Unknown):
         hint = "its file system may be gone: `mount` shows where it comes from"
-        raise ConfigError(f"--run-dir {run_dir} cannot be looked at: {there.why}", hint=hint)
+        raise ConfigError(f"--run-dir {run_dir} could not be checked: {there.why}", hint=hint)
     if not there:
-        raise ConfigError(f"--run-dir {run_dir} is no folder", hint="name one that is there, on the shared file system")
+        hint = "name one that exists, on the shared file system"
+        raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
 
 
-@dataclass(slots=True)
-class _Told:
-    """What the child has said so far."""
+class _Answers:
+    """What the child has answered so far."""
 
-    waiting: Callable[[str], None]
-    findings: list[Finding] = field(default_factory=list)
-    address: str | None = None
-    hosts: tuple[str, ...] = ()
-    mistake: tuple[str, str] | None = None
-    is_done: bool = False
-    loaded: threading.Event = field(default_factory=threading.Event)
-    """Set when Ray is loaded, or will not be."""
+    def __init__(self, waiting: Callable[[str], None]) -> None:
+        self.findings: list[Finding] = []
+        self.others: dict[str, Any] = {}
+        """Where the cluster is and its nodes, a mistake in the address, and whether the child is done."""
+        self.loaded = threading.Event()
+        """Set when Ray is loaded, or will not be."""
+        self._waiting = waiting
 
     def read(self, child: subprocess.Popen[str]) -> None:
         for line in child.stdout or ():
-            # A line may be cut off where the child was.
-            try:
+            # The last line of a child that was killed may be incomplete.
+            with contextlib.suppress(ValueError, KeyError):
                 self._take(json.loads(line))
-            except (ValueError, KeyError):
-                continue
         self.loaded.set()
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if "finding" in said:
-            self.findings.append(finding_of(said["finding"]))
-        elif "waiting" in said:
-            self.waiting(said["waiting"])
-        elif "mistake" in said:
-            self.mistake = (said["mistake"][0], said["mistake"][1])
-        elif "address" in said:
-            self.address, self.hosts = said["address"], tuple(said["hosts"])
-        elif "loaded" in said:
+    def _take(self, answer: dict[str, Any]) -> None:
+        if "finding" in answer:
+            self.findings.append(finding_of(answer["finding"]))
+        elif "waiting" in answer:
+            self._waiting(answer["waiting"])
+        elif "loaded" in answer:
             self.loaded.set()
-        elif "done" in said:
-            self.is_done = True
+        else:
+            self.others |= answer
 
 
-def _start(complaints: IO[bytes]) -> subprocess.Popen[str]:
-    # -P: a file in the folder that it is started from must not stand in for a module.
+def _start(stderr: IO[bytes]) -> subprocess.Popen[str]:
+    # -P: a file in the current folder must not replace a module.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "roost.doctor.child"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=complaints,
+        stderr=stderr,
         text=True,
         preexec_fn=die_with_parent,
     )
 
 
-def _send(child: subprocess.Popen[str], wanted: dict[str, Any]) -> None:
-    try:
+def _send(child: subprocess.Popen[str], task: dict[str, Any]) -> None:
+    # If it is gone already, its last words say why.
+    with contextlib.suppress(BrokenPipeError):
         if child.stdin is not None:
-            child.stdin.write(json.dumps(wanted))
+            child.stdin.write(json.dumps(task))
             child.stdin.close()
-    except BrokenPipeError:
-        # It is gone already: its last words tell why.
-        return
 
 
 def _broke_off(seconds: float | None, last_words: str) -> Finding:
     lines = [line for line in last_words.splitlines() if line.strip()]
     # Ray's own lines begin with the time, the process and the place in its source.
     last = re.sub(r"^\[[^]]*\]( [^ ]+:[0-9]+:)?", "", lines[-1]).strip() if lines else ""
-    said = f": {shorten(last, 300)}" if last else ""
+    why = f": {shorten(last, 300)}" if last else ""
     if seconds is not None:
-        return problem(
-            "cluster",
-            f"the look at it did not end in {seconds:.0f} s{said}",
-            "Ray's head may hang: look at its machine, and at gcs_server.out of its session",
-        )
-    return problem(
-        "cluster",
-        f"the look at it broke off{said}",
-        "Ray ends whoever is connected when its head dies: is it up? look again",
-    )
+        do = "Ray's head may hang: check its machine, and gcs_server.out of its session"
+        return problem("cluster", f"the check did not end in {seconds:.0f} s{why}", do)
+    do = "Ray ends every process that is connected when its head dies: is it up? run roost doctor again"
+    return problem("cluster", f"the check broke off{why}", do)
 
 
 def _heads(machine: MachineFacts) -> list[str]:
-    """The heads of Ray clusters that processes on this machine belong to, and that answer."""
-    if isinstance(machine.ray_processes, Unseen):
+    """Return the heads of Ray clusters that processes on this machine belong to, and that answer."""
+    if isinstance(machine.ray_processes, Unknown):
         return []
-    return sorted({item.head for item in machine.ray_processes if item.head and item.belongs})
-
-
-def _other_heads(machine: MachineFacts) -> list[Finding]:
-    heads = _heads(machine)
-    if not heads:
-        return []
-    seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
-    return [note("cluster", seen, f"roost doctor --address {heads[0]} looks at it")]
+    return sorted({item.owner for item in machine.ray_processes if item.owner and item.has_owner})

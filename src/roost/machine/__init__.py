@@ -1,1 +1,1 @@
-"""What one machine has and does: devices, ports, processes, disks. No Ray."""
+"""What one machine has and does: devices, ports, processes, limits, disks. No Ray."""

@@ -1,31 +1,110 @@
-"""Which ports are in use on this machine: tried, not guessed."""
+"""The ports of this machine: which are in use, and which to lease from."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roost.errors import ConfigError
+
+_EPHEMERAL_PORTS = (32768, 60999)
+# Ray's own defaults lie below: 6379, 8265, 10001, and 10002 to 19999 for its workers.
+_FIRST_PORT = 20000
+_FEWEST_PORTS = 1000
+_LAST_PORT = 65535
+_LOWEST_PORT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The kernel's ephemeral range, first and last, and all ports in use."""
+
+    ephemeral: tuple[int, int]
+    used: frozenset[int]
+
+
+def find_ports(root: Path = Path("/proc")) -> Ports:
+    """Return the ports in use as the kernel lists them: binding them all would get in the way of other processes."""
+    tables = [root / "net/tcp", *root.glob("net/tcp6")]
+    lines = [line for table in tables for line in table.read_text(encoding="ascii").splitlines()[1:]]
+    used = frozenset(int(line.split()[1].rpartition(":")[2], 16) for line in lines)
+    return Ports(ephemeral=ephemeral_ports(root), used=used)
+
+
+def ephemeral_ports(root: Path = Path("/proc")) -> tuple[int, int]:
+    """Return the first and the last port that the kernel gives to outgoing connections."""
+    try:
+        first, last = (root / "sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+        return int(first), int(last)
+    except (OSError, ValueError):
+        return _EPHEMERAL_PORTS
 
 
 def taken_ports(blocks: Sequence[tuple[int, int]]) -> list[int]:
-    """Which ports of these blocks (start, count) are in use on this machine, on any address."""
+    """Return the ports of these blocks (start, count) that are in use on any address, by binding each of them."""
     return [port for start, count in blocks for port in range(start, start + count) if not _is_free(port)]
 
 
+def answers(address: str, timeout: float) -> bool:
+    """Return whether a process accepts connections at `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = None) -> range:
+    """Return the ports to lease from on a node: those asked for, else a stretch outside the kernel's ephemeral range.
+
+    >>> lease_range((32768, 60999))
+    range(20000, 32768)
+    >>> lease_range((15000, 60999))
+    range(10904, 15000)
+    >>> lease_range((1024, 60999))
+    range(61000, 65536)
+    """
+    if wanted is not None:
+        return range(wanted[0], wanted[1] + 1)
+    low, high = ephemeral
+    if low - _FIRST_PORT >= _FEWEST_PORTS:
+        return range(_FIRST_PORT, low)
+    if low - _FEWEST_PORTS >= _LOWEST_PORT:
+        return range(max(_LOWEST_PORT, low - 4096), low)
+    if _LAST_PORT - high >= _FEWEST_PORTS:
+        return range(max(_LOWEST_PORT, high + 1), _LAST_PORT + 1)
+    # The ephemeral range is nearly everything: there is no better place, and every port is tried before it is leased.
+    return range(_FIRST_PORT, _LAST_PORT + 1)
+
+
+def check_port_range(wanted: object) -> tuple[int, int] | None:
+    """Return a user's `port_range`, the first and the last port, or raise ConfigError."""
+    if wanted is None:
+        return None
+    if (
+        isinstance(wanted, Sequence)
+        and len(wanted) == 2
+        and all(type(port) is int for port in wanted)
+        and 1 <= wanted[0] <= wanted[1] <= _LAST_PORT
+    ):
+        return (wanted[0], wanted[1])
+    raise ConfigError(f"port_range is {wanted!r}", hint="it is the first and the last port, as in (20000, 29999)")
+
+
 def _is_free(port: int) -> bool:
-    for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - closed at once
+    for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - closed again
         try:
             with socket.socket(family) as tried:
                 if family == socket.AF_INET6:
                     tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                tried.bind((everywhere, port))
+                tried.bind((any_address, port))
         except OSError as error:
-            if family == socket.AF_INET6 and _family_is_missing(error):
+            no_ipv6 = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
+            if family == socket.AF_INET6 and no_ipv6:
                 continue
             return False
     return True
-
-
-def _family_is_missing(error: OSError) -> bool:
-    """Whether the machine has no IPv6 at all."""
-    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)

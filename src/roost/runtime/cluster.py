@@ -198,12 +198,12 @@ class Cluster(metaclass=_OnePerProcess):
 
     def _find_nodes(self, wish: Wish, deadline: float) -> tuple[tuple[NodeInfo, ...], Topology]:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
-        nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
+        nodes, notice = discover.first_nodes(discover.discover(found, deadline, wish.groups), wish.num_nodes)
         if notice:
             log.warning("%s", notice)
         topology = discover.make_topology(nodes, wish.groups)
         discover.check_groups(nodes, wish.groups, deadline)
-        return discover.with_hardware(nodes, wish.groups), topology
+        return nodes, topology
 
     def _start_job(
         self, made: Connection, nodes: tuple[NodeInfo, ...], topology: Topology, wish: Wish, deadline: float

@@ -10,7 +10,7 @@ from typing import Any
 from roost.config.job import ClusterConfig, read_cluster_section
 from roost.config.node_groups import MAX_NODES, NodeGroup
 from roost.errors import ConfigError
-from roost.runtime.managers.ledgers.ports import check_port_range
+from roost.machine.ports import check_port_range
 
 TIMEOUT_SECONDS = 180.0
 

@@ -13,7 +13,7 @@ from typing import Any
 from ray.util import list_named_actors
 
 from roost.errors import RoostError
-from roost.machine.probe import find_processes
+from roost.machine.processes import find_processes
 from roost.runtime.connect import connection
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
 from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo
@@ -165,12 +165,13 @@ def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadl
     return tuple(
         Leftover(
             node=names[ray_id],
-            pid=process["pid"],
-            command=process["command"],
-            job=process["value"].partition("|")[2],
-            since=process["since"],
+            pid=process.pid,
+            command=process.command,
+            job=mark.partition("|")[2],
+            since=process.since,
         )
         for ray_id, processes in found.items()
         for process in processes
-        if process["value"].startswith(f"{address}|") and not process["value"].startswith(tuple(alive))
+        for mark in process.environment.values()
+        if mark.startswith(f"{address}|") and not mark.startswith(tuple(alive))
     )

@@ -1,8 +1,8 @@
-"""Which Ray this is, and what follows from it."""
+"""Which features the installed version of Ray has."""
 
 from __future__ import annotations
 
-import re
+from packaging.version import Version
 
 from roost.errors import ClusterError
 
@@ -10,11 +10,11 @@ OLDEST_RAY = "2.47.0"
 
 
 def check_ray_version(found: str) -> None:
-    """Raise ClusterError where Ray is older than Roost can use.
+    """Raise ClusterError where Ray is older than Roost supports.
 
     >>> check_ray_version("2.60.0")
     """
-    if _numbers(found) < _numbers(OLDEST_RAY):
+    if not _is_at_least(found, OLDEST_RAY):
         raise ClusterError(
             f"this is Ray {found}, and Roost needs Ray {OLDEST_RAY} or newer",
             hint=f"pip install 'ray>={OLDEST_RAY}', on every node of the cluster",
@@ -22,15 +22,15 @@ def check_ray_version(found: str) -> None:
 
 
 def has_token_authentication(version: str) -> bool:
-    """Whether this Ray can ask for a token from whoever connects."""
-    return _numbers(version) >= (2, 52)
+    """Return whether this Ray can require a token from every process that connects."""
+    return _is_at_least(version, "2.52")
 
 
 def has_bundle_labels(version: str) -> bool:
-    """Whether a bundle of a placement group can be tied to a node by its label; older ones take no notice of it."""
-    return _numbers(version) >= (2, 49)
+    """Return whether a label can tie a bundle of a placement group to a node; older versions ignore it."""
+    return _is_at_least(version, "2.49")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """`2.47.0rc1` as (2, 47, 0)."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+def _is_at_least(version: str, oldest: str) -> bool:
+    """A pre-release counts as the release that it leads to."""
+    return Version(Version(version).base_version) >= Version(oldest)

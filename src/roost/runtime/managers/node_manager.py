@@ -13,10 +13,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, RoostError
-from roost.machine.ports import taken_ports
+from roost.machine.ports import lease_range, taken_ports
 from roost.placement.plan import Piece
 from roost.runtime.managers.base import Manager, served
-from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger, lease_range
+from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger
 from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.discover import make_topology, remote_function

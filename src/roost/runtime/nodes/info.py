@@ -1,22 +1,44 @@
-"""What a probe found out about a node."""
+"""The nodes of a cluster: as Ray lists them, and as Roost knows them once each was probed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.config.hardware import AcceleratorType
 from roost.config.node_groups import DeclaredHardware
-from roost.config.topology import Accelerator, Node
+
+_HEAD_RESOURCE = "node:__internal_head__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray lists it."""
+
+    ray_id: str
+    address: str
+    name: str
+    port: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    @property
+    def is_head(self) -> bool:
+        """Whether Ray's own services run here."""
+        return _HEAD_RESOURCE in self.resources
+
+    def __str__(self) -> str:
+        return describe_node(self.address, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorInfo:
-    """One accelerator as its node offers it; what the vendor's library does not tell is None."""
+    """One accelerator as its node offers it; what the vendor's library does not report is None."""
 
     type: AcceleratorType
     device: str
-    """What the visible-devices variable calls it: an index or a UUID."""
+    """Its name in the visible-devices variable: an index or a UUID."""
     model: str | None = None
     memory: int | None = None
     uuid: str | None = None
@@ -26,7 +48,7 @@ class AcceleratorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """One node of the live cluster: its rank, who Ray says it is, and what it has."""
+    """One node of the live cluster: its rank, its address in Ray, and its hardware."""
 
     rank: int
     ray_id: str
@@ -42,40 +64,40 @@ class NodeInfo:
     network: str
     """The same for all nodes that share one machine's ports."""
     ephemeral_ports: tuple[int, int]
-    """The ports that the kernel hands out by itself, first and last."""
+    """The first and the last port that the kernel gives to outgoing connections."""
     accelerators: tuple[AcceleratorInfo, ...] = ()
     hardware: tuple[DeclaredHardware, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()
-    """PATH, PYTHONPATH and the like, as the node was started with them."""
+    """PATH, PYTHONPATH and the like, from the environment that the node was started with."""
 
     @property
     def node_ip(self) -> str:
-        """The address, under the name that the documents use."""
+        """The same as `address`, under the name that the documents use."""
         return self.address
 
     @property
     def num_cpus(self) -> int:
-        """How many CPUs Ray counts on the node."""
+        """The number of CPUs that Ray counts on the node."""
         return self.cpus
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators the node offers."""
+        """The number of accelerators that the node offers."""
         return len(self.accelerators)
 
     @property
     def num_gpus(self) -> int:
-        """How many accelerators the node offers, under the name that the documents use."""
+        """The same as `num_accelerators`, under the name that the documents use."""
         return len(self.accelerators)
 
     @property
     def accelerator_type(self) -> AcceleratorType:
-        """The vendor's type of the node's accelerators, or NONE."""
+        """The type of the node's accelerators, or NONE."""
         return self.accelerators[0].type if self.accelerators else AcceleratorType.NONE
 
     def to_dict(self) -> dict[str, Any]:
-        """The node as JSON can say it."""
+        """Return the node as plain values for JSON."""
         out = asdict(self)
         out["hardware"] = [{"type": item.type, **item.settings} for item in self.hardware]
         out["labels"] = dict(self.labels)
@@ -88,25 +110,5 @@ class NodeInfo:
 
 
 def describe_node(address: str, name: str) -> str:
-    """A node that has no rank yet: `10.0.0.7 (worker-7)`."""
+    """Name a node that has no rank yet: `10.0.0.7 (worker-7)`."""
     return address if name in ("", address) else f"{address} ({name})"
-
-
-def topology_node(info: NodeInfo, *, name_is_unique: bool) -> Node:
-    """The node as the planner knows it."""
-    return Node(
-        accelerators=tuple(
-            Accelerator(
-                type=item.type,
-                model=item.model,
-                memory=item.memory,
-                device=None if item.device == str(index) else item.device,
-            )
-            for index, item in enumerate(info.accelerators)
-        ),
-        name=info.name if name_is_unique else None,
-        address=info.address,
-        labels=info.labels,
-        cpus=info.cpus,
-        memory=info.memory,
-    )

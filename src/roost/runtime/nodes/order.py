@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 from roost.errors import ConfigError, Problem
-from roost.runtime.nodes.info import describe_node
+from roost.runtime.nodes.info import RayNode
 from roost.text import join_words, plural
 
 NODE_RANK_VARIABLE = "ROOST_NODE_RANK"
@@ -16,40 +15,25 @@ NODE_RANK_VARIABLE = "ROOST_NODE_RANK"
 AddressKey = tuple[int, int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundNode:
-    """What the order of nodes depends on."""
-
-    ray_id: str
-    address: str
-    name: str = ""
-    port: int = 0
-    is_head: bool = False
-    wanted_rank: str | None = None
-    """What the node's own `ROOST_NODE_RANK` says."""
-
-    def __str__(self) -> str:
-        return describe_node(self.address, self.name)
-
-
 def order_nodes(
-    nodes: Sequence[FoundNode], resolve: Callable[[str], str] = socket.gethostbyname
-) -> tuple[FoundNode, ...]:
-    """By `ROOST_NODE_RANK` where every node has it; else the head first, then by address, then by name.
+    nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str], resolve: Callable[[str], str] = socket.gethostbyname
+) -> tuple[RayNode, ...]:
+    """Sort by `wanted_ranks` where every node has one; else the head comes first, then by address, then by name.
 
-    Nodes that share address and name are told apart by port and, last, by the id that Ray gave them.
+    `wanted_ranks` are the values of `ROOST_NODE_RANK` by Ray id. Nodes that share address and name are sorted by port,
+    then by the id that Ray gave them.
     """
-    if any(node.wanted_rank is not None for node in nodes):
-        return _by_wanted_rank(nodes)
+    if wanted_ranks:
+        return _by_wanted_rank(nodes, wanted_ranks)
 
-    def key(node: FoundNode) -> tuple[bool, AddressKey, str, int, str]:
+    def key(node: RayNode) -> tuple[bool, AddressKey, str, int, str]:
         return (not node.is_head, address_key(node.address, resolve), node.name, node.port, node.ray_id)
 
     return tuple(sorted(nodes, key=key))
 
 
 def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyname) -> AddressKey:
-    """An address as a number: IPv4 before IPv6, names by what they resolve to, then by their characters.
+    """Return a key that sorts addresses as numbers: IPv4, IPv6, and last the names that do not resolve.
 
     >>> address_key("10.0.0.2") < address_key("10.0.0.10") < address_key("fe80::1")
     True
@@ -73,37 +57,29 @@ def _as_number(address: str) -> tuple[int, int] | None:
     return (read.version, int(read))
 
 
-def _by_wanted_rank(nodes: Sequence[FoundNode]) -> tuple[FoundNode, ...]:
+def _by_wanted_rank(nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str]) -> tuple[RayNode, ...]:
     problems: list[Problem] = []
-    without = [node for node in nodes if node.wanted_rank is None]
+    without = [str(node) for node in nodes if node.ray_id not in wanted_ranks]
     if without:
-        problems.append(
-            Problem(
-                message=f"{NODE_RANK_VARIABLE} is set on {plural(len(nodes) - len(without), 'node')} of {len(nodes)}, "
-                f"and not on {join_words([str(node) for node in without])}",
-                hint="set it for `ray start` on every node, or on none",
-            )
-        )
-    taken: dict[int, FoundNode] = {}
+        number = plural(len(nodes) - len(without), "node")
+        message = f"{NODE_RANK_VARIABLE} is set on {number} of {len(nodes)}, and not on {join_words(without)}"
+        problems.append(Problem(message=message, hint="set it for `ray start` on every node, or on none"))
+    taken: dict[int, RayNode] = {}
     for node in nodes:
-        if node.wanted_rank is None:
+        value = wanted_ranks.get(node.ray_id)
+        if value is None:
             continue
-        text = node.wanted_rank.strip()
-        if not (text.isascii() and text.isdigit()):
-            problems.append(
-                Problem(message=f"{NODE_RANK_VARIABLE} is {node.wanted_rank!r} on {node}, which is not a whole number")
-            )
+        if not (value.strip().isascii() and value.strip().isdigit()):
+            message = f"{NODE_RANK_VARIABLE} is {value!r} on {node}, which is not a whole number"
+            problems.append(Problem(message=message))
             continue
-        rank = int(text)
+        rank = int(value)
+        says = f"{NODE_RANK_VARIABLE} is {rank} on"
         if rank >= len(nodes):
-            problems.append(
-                Problem(
-                    message=f"{NODE_RANK_VARIABLE} is {rank} on {node}, but there are {plural(len(nodes), 'node')}",
-                    hint=f"node ranks are 0 to {len(nodes) - 1}, each once",
-                )
-            )
+            message = f"{says} {node}, but there are {plural(len(nodes), 'node')}"
+            problems.append(Problem(message=message, hint=f"node ranks are 0 to {len(nodes) - 1}, each once"))
         elif rank in taken:
-            problems.append(Problem(message=f"{NODE_RANK_VARIABLE} is {rank} on both {taken[rank]} and {node}"))
+            problems.append(Problem(message=f"{says} both {taken[rank]} and {node}"))
         else:
             taken[rank] = node
     if problems:

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from roost.errors import ConfigError, PortsExhausted
+from roost.errors import PortsExhausted
 from roost.text import plural
-
-# Ray's own defaults lie below: 6379, 8265, 10001, and 10002 to 19999 for its workers.
-_FIRST_PORT = 20000
-_FEWEST_PORTS = 1000
-_LAST_PORT = 65535
-_LOWEST_PORT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,43 +56,6 @@ class Block:
 class _Hold(NamedTuple):
     number: int
     holder: str | None
-
-
-def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = None) -> range:
-    """The ports to lease from on a node: those asked for, else a stretch outside the kernel's own range.
-
-    >>> lease_range((32768, 60999))
-    range(20000, 32768)
-    >>> lease_range((15000, 60999))
-    range(10904, 15000)
-    >>> lease_range((1024, 60999))
-    range(61000, 65536)
-    """
-    if wanted is not None:
-        return range(wanted[0], wanted[1] + 1)
-    low, high = ephemeral
-    if low - _FIRST_PORT >= _FEWEST_PORTS:
-        return range(_FIRST_PORT, low)
-    if low - _FEWEST_PORTS >= _LOWEST_PORT:
-        return range(max(_LOWEST_PORT, low - 4096), low)
-    if _LAST_PORT - high >= _FEWEST_PORTS:
-        return range(max(_LOWEST_PORT, high + 1), _LAST_PORT + 1)
-    # The kernel's range is nearly everything: there is no better place, and every port is tried before it is leased.
-    return range(_FIRST_PORT, _LAST_PORT + 1)
-
-
-def check_port_range(wanted: object) -> tuple[int, int] | None:
-    """A range as the user gives it: first and last port."""
-    if wanted is None:
-        return None
-    if (
-        isinstance(wanted, Sequence)
-        and len(wanted) == 2
-        and all(type(port) is int for port in wanted)
-        and 1 <= wanted[0] <= wanted[1] <= _LAST_PORT
-    ):
-        return (wanted[0], wanted[1])
-    raise ConfigError(f"port_range is {wanted!r}", hint="it is the first and the last port, as in (20000, 29999)")
 
 
 class PortLedger:

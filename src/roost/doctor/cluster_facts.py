@@ -1,0 +1,193 @@
+"""Collects the facts of a Ray cluster for `roost doctor`, with a short task on each node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util import list_named_actors
+
+from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Unknown
+from roost.doctor.gather import gather
+from roost.doctor.machine_facts import collect_machine, driver_folders
+from roost.doctor.node_facts import collect_node, tell_time
+from roost.errors import CheckFailed
+from roost.machine.ports import answers
+from roost.runtime.connect import connection
+from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
+from roost.runtime.nodes import discover
+from roost.runtime.nodes.info import RayNode, describe_node
+from roost.runtime.runs.folder import RUNS_VARIABLE, runs_folder
+
+_ASK_SECONDS = 5.0
+_CLOCK_ROUNDS = 4
+_PING_EVERY_SECONDS = 1.0
+_SILENT_PINGS = 3
+_NODE_PART = 0.8
+"""The part of the time for a node that its own facts may take: they still have to come back."""
+
+_Jobs = tuple[JobFacts, ...] | Unknown
+
+
+def collect_cluster(
+    address: str | None,
+    run_dir: str | None,
+    seconds: float,
+    waiting: Callable[[str], None],
+    lost: Callable[[str], None],
+) -> ClusterFacts:
+    """Join a cluster, collect the facts of every node, and leave nothing behind; ClusterError if there is none to join.
+
+    `waiting` is called with the nodes that have not answered yet. `lost` is called from another thread when the head is
+    gone: Ray's own calls would hang for a minute and then end the process.
+    """
+    deadline = time.monotonic() + seconds
+    connection.check_can_connect()
+    made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False)
+    ended = threading.Event()
+    threading.Thread(target=_watch, args=(made.address, ended, lost), daemon=True).start()
+    try:
+        return _collect(made.address, run_dir, deadline, waiting)
+    finally:
+        ended.set()
+        connection.disconnect(made)
+
+
+def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) -> None:
+    """Call `lost` when the head does not answer several times in a row."""
+    silent = 0
+    while silent < _SILENT_PINGS:
+        if ended.wait(_PING_EVERY_SECONDS):
+            return
+        silent = 0 if answers(address, timeout=1) else silent + 1
+    lost(address)
+
+
+def _collect(address: str, run_dir: str | None, deadline: float, waiting: Callable[[str], None]) -> ClusterFacts:
+    nodes = discover.wait_for_nodes(1, deadline)
+    before: _Jobs = gather({"jobs": _find_jobs}, _ASK_SECONDS * 2)["jobs"]
+    drivers = [(job.info.pid, job.info.since) for job in _known(before) if job.info is not None]
+    names = {node.ray_id: str(node) for node in nodes}
+    left = max(1.0, deadline - time.monotonic())
+
+    def say(out: Sequence[str]) -> None:
+        waiting(f"waiting for {len(out)} of {len(nodes)} nodes: {', '.join(names[item] for item in out[:4])}")
+
+    with _marker(run_dir) as marker:
+        path = None if isinstance(marker, Unknown) else str(marker)
+        asks = {node.ray_id: partial(_ask, node, path, drivers, deadline) for node in nodes}
+        # At the same time, since either may take all of it; a little longer than each node has, so that an answer at
+        # the deadline is its own.
+        collecting: dict[str, Callable[[], Any]] = {
+            "nodes": partial(gather, asks, left + 2, say),
+            "driver": partial(collect_machine, driver_folders(run_dir), os.environ, max(left, _ASK_SECONDS)),
+        }
+        found = gather(collecting, max(left, _ASK_SECONDS) + 4)
+    answered = {ray_id: item for ray_id, item in found["nodes"].items() if not isinstance(item, Unknown)}
+    after: _Jobs = gather({"jobs": _find_jobs}, _ASK_SECONDS * 2)["jobs"]
+    return ClusterFacts(
+        address=address,
+        driver=found["driver"],
+        nodes=tuple(node for node, _ in answered.values()),
+        clocks=tuple((names[ray_id], clock) for ray_id, (_, clock) in answered.items()),
+        silent=tuple((names[ray_id], why) for ray_id, why in found["nodes"].items() if ray_id not in answered),
+        gone=_gone(),
+        jobs=_jobs_in_both(before, after),
+        marks=tuple(_mark(address, job) for job in (*_known(before), *_known(after))),
+        run_folder=marker if isinstance(marker, Unknown) else str(marker.parent),
+    )
+
+
+def _ask(
+    node: RayNode, marker: str | None, drivers: Sequence[tuple[int, float]], deadline: float
+) -> tuple[NodeFacts, Clock | Unknown]:
+    """Return the facts of one node, and its clock."""
+    names = {node.ray_id: str(node)}
+    seconds = max(1.0, (deadline - time.monotonic()) * _NODE_PART)
+    asked = (str(node), node.address, dict(node.resources), marker, list(drivers), seconds)
+    facts = discover.on_nodes(names, collect_node, *asked, deadline=deadline)[node.ray_id]
+    return facts, _clock(names, node.ray_id, deadline)
+
+
+def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unknown:
+    """Return the quickest of some round trips: the clock was read during it, so half of it is the error."""
+    best: Clock | None = None
+    for _ in range(_CLOCK_ROUNDS):
+        sent = time.time()
+        began = time.monotonic()
+        try:
+            there = discover.on_nodes(names, tell_time, deadline=deadline)[ray_id]
+        except CheckFailed as error:
+            return best or Unknown(why=error.problems[0].message)
+        half = (time.monotonic() - began) / 2
+        if best is None or half < best.error:
+            best = Clock(ahead=there - (sent + half), error=half)
+    return best or Unknown(why="it was not asked")
+
+
+@contextlib.contextmanager
+def _marker(run_dir: str | None) -> Iterator[Path | Unknown]:
+    """Put a file into the run folder, which a node sees only if it shares that folder."""
+    made = gather({"marker": partial(_put_marker, run_dir)}, _ASK_SECONDS)["marker"]
+    try:
+        yield made
+    finally:
+        if not isinstance(made, Unknown):
+            gather({"marker": partial(made.unlink, missing_ok=True)}, _ASK_SECONDS)
+
+
+def _put_marker(run_dir: str | None) -> Path:
+    folder = Path(run_dir).absolute() if run_dir else runs_folder()
+    if run_dir is None and not os.environ.get(RUNS_VARIABLE):
+        folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".doctor-{secrets.token_hex(8)}"
+    path.touch()
+    return path
+
+
+def _find_jobs() -> tuple[JobFacts, ...]:
+    """Return the job of each namespace that has a manager of Roost."""
+    managers: dict[str, set[str]] = {}
+    for entry in list_named_actors(all_namespaces=True):
+        if entry["name"] in MANAGER_NAMES:
+            managers.setdefault(entry["namespace"], set()).add(entry["name"])
+    return tuple(
+        JobFacts(
+            namespace=namespace,
+            info=get_job(namespace, _ASK_SECONDS),
+            missing=tuple(name for name in MANAGER_NAMES if name not in alive),
+        )
+        for namespace, alive in sorted(managers.items())
+    )
+
+
+def _known(jobs: _Jobs) -> tuple[JobFacts, ...]:
+    return () if isinstance(jobs, Unknown) else jobs
+
+
+def _jobs_in_both(before: _Jobs, after: _Jobs) -> _Jobs:
+    if isinstance(before, Unknown) or isinstance(after, Unknown):
+        return before if isinstance(before, Unknown) else after
+    ids = {(job.namespace, job.info and job.info.id) for job in before}
+    return tuple(job for job in after if (job.namespace, job.info and job.info.id) in ids)
+
+
+def _mark(address: str, job: JobFacts) -> str:
+    """Of a job that lost its manager only the namespace is known: its processes are not left over."""
+    return f"{address}|{job.namespace}:" if job.info is None else f"{job.info.id}/"
+
+
+def _gone() -> tuple[str, ...]:
+    return tuple(
+        describe_node(entry["NodeManagerAddress"], entry.get("NodeName", ""))
+        for entry in ray.nodes()  # type: ignore[no-untyped-call]
+        if not entry["Alive"]
+    )

@@ -1,0 +1,48 @@
+"""Running several functions at the same time, within a deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roost.doctor.facts import Unknown
+from roost.errors import RoostError
+from roost.text import error_text
+
+_SAY_SECONDS = 5.0
+
+
+def gather(
+    functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] | None = None
+) -> dict[str, Any]:
+    """Run functions at the same time; one that raises, or is not back in time, gives `Unknown`.
+
+    `waiting` is called every few seconds with the names of those that are not back.
+    """
+    found: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        try:
+            found[name] = functions[name]()
+        except RoostError as error:
+            found[name] = Unknown(why=error.problems[0].message, do=error.problems[0].hint)
+        except Exception as error:
+            found[name] = Unknown(why=error_text(error))
+
+    # Not a pool: Python waits for its threads at exit, and one that hangs in a dead file system never ends.
+    threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in functions}
+    for thread in threads.values():
+        thread.start()
+    now = time.monotonic()
+    deadline, say_at = now + seconds, now + _SAY_SECONDS
+    while now < deadline and (out := [name for name, thread in threads.items() if thread.is_alive()]):
+        if now >= say_at:
+            say_at = now + _SAY_SECONDS
+            if waiting is not None:
+                waiting(out)
+        threads[out[0]].join(min(deadline, say_at) - now)
+        now = time.monotonic()
+    late = Unknown(why=f"no answer in {seconds:g} s")
+    return {name: found.get(name, late) for name in functions}

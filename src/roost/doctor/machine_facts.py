@@ -1,0 +1,122 @@
+"""Collects the facts of one machine for `roost doctor`. Nothing here waits for ever or changes anything.
+
+No Ray here: a machine whose Ray is missing or broken is checked too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+
+import psutil
+
+from roost.doctor.facts import NO_PROXY, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess
+from roost.doctor.gather import gather
+from roost.errors import RoostError
+from roost.machine.devices import find_devices
+from roost.machine.disks import OldFiles, file_system, file_systems, find_old_files
+from roost.machine.limits import find_limits, find_memory
+from roost.machine.ports import answers, find_ports
+from roost.machine.probe import find_software, machine_id
+from roost.machine.processes import list_processes, one_line
+from roost.runtime.connect.local_cluster import read_practice, roost_folder
+from roost.runtime.nodes.accelerators import variables_of_interest
+from roost.runtime.runs.folder import runs_folder
+
+JOB_VARIABLE = "ROOST_JOB"
+"""As in `managers`, which loads Ray."""
+_PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
+# Longer than the kernel waits before it tries a busy head a second time.
+_ANSWER_SECONDS = 3.0
+
+
+def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], seconds: float) -> MachineFacts:
+    """Collect the facts of this machine; what is missing after `seconds` is unknown.
+
+    `folders` (use -> path) are those that jobs write to.
+    """
+    found = gather(
+        {
+            "software": partial(find_software, _PACKAGES),
+            "memory": find_memory,
+            "shm": partial(file_system, "/dev/shm"),  # noqa: S108 - only its size is read
+            "disks": partial(file_systems, folders),
+            "limits": find_limits,
+            "ports": find_ports,
+            "devices": find_devices,
+            "host_name": find_host_name,
+            "environment": partial(find_variables, environment),
+            "processes": find_owned_processes,
+        },
+        seconds,
+    )
+    processes = found.pop("processes")
+    ray, marked = processes if isinstance(processes, tuple) else (processes, processes)
+    return MachineFacts(machine=machine_id("net", "mnt"), ray_processes=ray, marked=marked, **found)
+
+
+def collect_home(seconds: float) -> HomeFacts:
+    """Collect what is kept for this user."""
+    return HomeFacts(now=time.time(), **gather({"local_cluster": read_practice, "old_files": _old_files}, seconds))
+
+
+def driver_folders(run_dir: str | None) -> dict[str, str]:
+    """Return the folders (use -> path) that a driver on this machine writes to."""
+    folders = {"temporary files": tempfile.gettempdir()}
+    # Where Roost's own folder is unusable, the check of old files says so.
+    with contextlib.suppress(RoostError):
+        folders["runs"] = str(Path(run_dir).absolute() if run_dir else runs_folder())
+    return folders
+
+
+def find_host_name() -> HostName:
+    """Return the name of this machine, and what it resolves to."""
+    name = socket.gethostname()
+    try:
+        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return HostName(name=name, addresses=(), error=error.strerror or str(error))
+    return HostName(name=name, addresses=tuple(dict.fromkeys(str(entry[4][0]) for entry in entries)))
+
+
+def find_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the proxies, each under its name in lower case, and the visible devices."""
+    proxies = {name: environment.get(name) or environment.get(name.upper()) for name in (*PROXY_VARIABLES, NO_PROXY)}
+    devices = {name: environment[name] for name in variables_of_interest() if name in environment}
+    return {name: value for name, value in proxies.items() if value} | devices
+
+
+def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess, ...]]:
+    """Return the processes of Ray on this machine, and those that jobs of Roost started."""
+    head_answers = cache(partial(answers, timeout=_ANSWER_SECONDS))
+    ray, marked = [], []
+    for item in list_processes(["RAY_RAYLET_PID", JOB_VARIABLE]):
+        head = item.flag("gcs-address")
+        if head:
+            ray.append(OwnedProcess(pid=item.pid, name=item.name, owner=head, has_owner=head_answers(head)))
+        elif item.name.startswith("ray::"):
+            raylet = item.environment.get("RAY_RAYLET_PID", "")
+            is_alive = not raylet.isdigit() or psutil.pid_exists(int(raylet))
+            ray.append(OwnedProcess(pid=item.pid, name=item.name, owner="", has_owner=is_alive))
+        head, bar, _ = (job := item.environment.get(JOB_VARIABLE, "")).partition("|")
+        if bar:
+            command = one_line([item.command], 120)
+            marked.append(OwnedProcess(pid=item.pid, name=command, owner=job, has_owner=head_answers(head)))
+    return tuple(ray), tuple(marked)
+
+
+def _old_files() -> tuple[OldFiles, ...]:
+    flags = (item.flag(name) for item in list_processes() for name in ("session_dir", "temp_dir"))
+    used = {flag for flag in flags if flag}
+    sessions = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"  # noqa: S108 - where Ray keeps them
+    return (
+        find_old_files("sessions of Ray", sessions, "session_*", used),
+        find_old_files("folders of local clusters", roost_folder(), "ray-*", used),
+        find_old_files("runs", runs_folder(), "*", used),
+    )
