@@ -1,6 +1,6 @@
-"""How long the cluster layer takes: booting a local cluster, discovery, ports, and many workers.
+"""Times the cluster layer: booting a local cluster, discovery, ports, and many workers.
 
-What is compared runs in turns in one go, each in a process of its own, so that a busy machine slows both.
+The variants alternate within one run, each in its own process, so that a busy machine slows them alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DISCOVERY_LIMIT = 2.0
 
 
 def stock_boot() -> dict[str, float]:
-    """Four nodes as Ray's own tests start them."""
+    """Boot four nodes the way Ray's own tests do."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -49,7 +49,7 @@ def stock_boot() -> dict[str, float]:
 
 
 def roost_boot() -> dict[str, float]:
-    """The same four nodes with local_cluster."""
+    """Boot the same four nodes with `local_cluster`."""
     import ray
 
     from roost.testing import local_cluster
@@ -63,7 +63,7 @@ def roost_boot() -> dict[str, float]:
 
 
 def _use(start: float) -> float:
-    """One actor on each node, all answering."""
+    """Start one actor on each node; return the seconds since `start` when all have answered."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -76,7 +76,7 @@ def _use(start: float) -> float:
     actors = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
     answers = ray.get([actor.hello.remote() for actor in actors], timeout=120)
     if answers != [1, 1, 1, 1]:
-        sys.exit(f"four nodes were wanted, and {len(answers)} answered")
+        sys.exit(f"expected four nodes, but {len(answers)} answered")
     return time.perf_counter() - start
 
 
@@ -85,7 +85,7 @@ def _do_nothing() -> None:
 
 
 def discovery(nodes: int) -> dict[str, float]:
-    """Discovery with no worker process on any node, again when there is one, and where each node takes its time."""
+    """Time discovery with no worker process on any node, with one on each, and with a slow vendor library."""
     import ray
 
     from roost.runtime.nodes.discover import discover, live_nodes, on_nodes
@@ -94,7 +94,7 @@ def discovery(nodes: int) -> dict[str, float]:
     def timed(action: Callable[[], Mapping[str, object] | Sequence[object]]) -> float:
         start = time.perf_counter()
         if len(action()) != nodes:
-            sys.exit(f"not all of {nodes} nodes answered")
+            sys.exit(f"not all {nodes} nodes answered")
         return time.perf_counter() - start
 
     def look() -> Sequence[object]:
@@ -111,7 +111,7 @@ def discovery(nodes: int) -> dict[str, float]:
         timed(nothing)
         found["nothing"] = statistics.median(timed(nothing) for _ in range(10))
     with tempfile.TemporaryDirectory() as folder:
-        # A vendor's library that takes as long as a real one does with eight devices.
+        # A fake vendor library that takes as long as a real one does with eight devices.
         Path(folder, "pynvml.py").write_text(SLOW_LIBRARY, encoding="utf-8")
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         with local_cluster([LocalNode(accelerators=8, env={"PYTHONPATH": path})] * nodes):
@@ -122,7 +122,7 @@ def discovery(nodes: int) -> dict[str, float]:
 
 
 def managers() -> dict[str, float]:
-    """Ports and workers by the thousand."""
+    """Time thousands of ports and workers."""
     from roost import Cluster, WorkerManager, WorkerRecord
     from roost.testing import local_cluster
 
@@ -149,7 +149,7 @@ def managers() -> dict[str, float]:
             manager.get_workers([worker.address])
         one_by_one = time.perf_counter() - start
     if [item.address for item in found] != [item.address for item in workers]:
-        sys.exit("not all workers came back")
+        sys.exit("the manager did not return all workers")
     twice = len(leases) - len({lease.port for lease in leases})
     return {
         "leases": leased,
@@ -170,7 +170,7 @@ PARTS: dict[str, Callable[[], dict[str, float]]] = {
 
 
 def alternate(parts: list[str]) -> dict[str, dict[str, float]]:
-    """Run parts in turns; the medians of each."""
+    """Run parts alternately; return the medians of each."""
     found: dict[str, list[dict[str, float]]] = {part: [] for part in parts}
     for _ in range(ROUNDS):
         for part in parts:
@@ -186,7 +186,7 @@ def main() -> None:
     boots = alternate(["stock", "roost"])
     print("\n| four nodes of eight | `ray.cluster_utils.Cluster`, s | `local_cluster`, s | ratio | limit |")
     print("|---|---:|---:|---:|---:|")
-    for name, label in (("boot", "until all are registered"), ("boot and use", "and an actor on each has answered")):
+    for name, label in (("boot", "until all are registered"), ("boot and use", "until an actor on each has answered")):
         stock, ours = boots["stock"][name], boots["roost"][name]
         limit = f"{BOOT_LIMIT}" if name == "boot" else ""
         print(f"| {label} | {stock:.2f} | {ours:.2f} | {ours / stock:.2f} | {limit} |")
@@ -196,10 +196,10 @@ def main() -> None:
     print("\n| discovery | 1 node, ms | 8 nodes, ms | ratio | limit |")
     print("|---|---:|---:|---:|---:|")
     labels = {
-        "slow": "the vendor's library takes half a second on each node",
-        "warm": "no vendor's library, a worker process is there",
-        "nothing": "beside it: a Ray task that does nothing on each node",
-        "cold": "no vendor's library, each node starts a process first",
+        "slow": "the vendor library takes half a second on each node",
+        "warm": "no vendor library, a worker process is running",
+        "nothing": "for comparison: an empty Ray task on each node",
+        "cold": "no vendor library, each node starts a process first",
     }
     for name, label in labels.items():
         one, eight = (looks[part][name] * 1000 for part in ("discover-1", "discover-8"))
@@ -208,9 +208,9 @@ def main() -> None:
     if looks["discover-8"]["slow"] / looks["discover-1"]["slow"] > DISCOVERY_LIMIT:
         over.append("discovery")
     many = run(__file__, "managers")
-    print("\n| by the thousand | s |")
+    print("\n| thousands of ports and workers | s |")
     print("|---|---:|")
-    print(f"| 1,000 port leases from 16 callers, {many['leased twice']:.0f} of them twice | {many['leases']:.2f} |")
+    print(f"| 1,000 port leases from 16 callers, {many['leased twice']:.0f} duplicates | {many['leases']:.2f} |")
     print(f"| 10,000 workers registered in one call | {many['registered']:.2f} |")
     print(f"| 10,000 workers read back in one call | {many['read']:.2f} |")
     print(f"| 10,000 workers read back one by one (from 1,000) | {many['one by one']:.1f} |")

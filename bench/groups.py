@@ -1,7 +1,7 @@
-"""What a group of workers costs: launching it, calling it, and what each of its workers weighs, against bare Ray.
+"""Measures what a group of workers costs compared with bare Ray: launching it, calling it, and memory per worker.
 
-What is compared runs in turns on one local cluster, so that a busy machine slows all of it. A worker process of Ray
-that somebody left idle is ended first: whoever comes next would begin with it.
+The variants alternate on one local cluster, so that a busy machine slows them alike. Before each launch, idle worker
+processes that Ray keeps are killed, because the next launch would reuse them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SENT, LARGE_BLOCKS, LARGE_CALLS = 16, 8, 8
 LARGE_BYTES = 8 * 2**20
 WEIGHED = 8
 WORKERS = ("Bare", "Trivial", "ray::IDLE", "default_worker.py")
-"""What a worker process calls itself while it starts, works or waits; the job's managers are called otherwise."""
+"""The titles of a worker process while it starts, works or waits; the job's managers have other titles."""
 SECONDS = 300
 TIME_LIMIT = 0.65
 CPU_LIMIT = 0.70
@@ -37,7 +37,7 @@ MEMORY_LIMIT = 15.0
 
 
 class Bare:
-    """A worker that can next to nothing, as an actor of Ray."""
+    """A minimal worker as a plain Ray actor."""
 
     def nothing(self) -> None:
         pass
@@ -50,7 +50,7 @@ class Bare:
 
 
 class Field:
-    """The local cluster, the job on it, and the ways to start workers there; all of them in the same places."""
+    """The local cluster, the job on it, and the ways to start workers in the same places."""
 
     def __init__(self) -> None:
         from roost import Cluster, CollectiveManager
@@ -62,7 +62,7 @@ class Field:
             local = undo.enter_context(local_cluster(f"{NODES}x{PER_NODE}", cpus=PER_NODE))
             self._keeper = psutil.Process(local.keeper_pid)
             self._cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
-            # The managers have their processes now: none of these is one that settle() finds idle.
+            # Start the managers' processes now, so that settle() does not find them idle.
             self._cluster.worker_manager.get_workers()
             CollectiveManager.get_proxy().get_groups()
             self._stack = undo.pop_all()
@@ -74,14 +74,14 @@ class Field:
         self._stack.close()
 
     def warm_up(self) -> None:
-        """Each way once on every node: the agents for runtime_env start with the first who wants one."""
+        """Launch each way once on every node: Ray starts the runtime_env agents on first use."""
         for way in (self.usual, self.floor, self.roost):
             with way(NODES):
                 pass
             self.settle()
 
     def _processes(self) -> list[tuple[psutil.Process, str]]:
-        """The processes of the cluster, and what they call themselves."""
+        """Return the processes of the cluster and their titles."""
         found = []
         for process in self._keeper.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -90,7 +90,7 @@ class Field:
 
     @contextlib.contextmanager
     def roost(self, count: int) -> Iterator[Any]:
-        """A group of Roost."""
+        """Launch a Roost group."""
         from roost import PackedPlacementStrategy, Worker
 
         class Trivial(Worker):
@@ -111,7 +111,7 @@ class Field:
 
     @contextlib.contextmanager
     def usual(self, count: int) -> Iterator[list[Any]]:
-        """Actors of Ray as they are usually placed: each with a name, and an environment of its own."""
+        """Start Ray actors the usual way: each with a name and its own environment."""
         number = next(self._numbers)
         per_worker = NODES * PER_NODE // count
         per_node = count // NODES
@@ -139,7 +139,7 @@ class Field:
 
     @contextlib.contextmanager
     def floor(self, count: int) -> Iterator[list[Any]]:
-        """Actors of Ray without anything: what Ray itself takes to start a process."""
+        """Start bare Ray actors: the time Ray itself takes to start a process."""
         with self._actors(count, lambda _: {}) as actors:
             yield actors
 
@@ -162,7 +162,7 @@ class Field:
                 ray.kill(actor)
 
     def settle(self) -> None:
-        """Wait until the workers of before are gone, and end those that Ray keeps for later."""
+        """Wait until earlier workers are gone, and kill the idle ones that Ray keeps."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             workers = [item for item in self._processes() if any(word in item[1] for word in WORKERS)]
@@ -171,15 +171,15 @@ class Field:
                     with contextlib.suppress(psutil.Error):
                         process.kill()
             if not workers:
-                # The raylets and the head have some tidying to do.
+                # Give the raylets and the head time to clean up.
                 time.sleep(0.5)
                 gc.collect()
                 return
             time.sleep(0.05)
-        sys.exit(f"workers of an earlier round do not end: {[title for _, title in workers]}")
+        sys.exit(f"workers of an earlier round are still running: {[title for _, title in workers]}")
 
     def cpu(self) -> dict[tuple[int, float], float]:
-        """CPU seconds so far of this process and of each of the cluster's."""
+        """Return the CPU seconds so far of this process and of each process of the cluster."""
         found = {(os.getpid(), 0.0): time.process_time()}
         for process in [self._keeper, *self._keeper.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
@@ -189,7 +189,7 @@ class Field:
 
 
 def launch(count: int) -> dict[str, float]:
-    """Seconds and CPU seconds until all have answered a call, for each way."""
+    """Measure the seconds and CPU seconds until all workers have answered a call, for each way."""
     found: dict[str, list[float]] = {}
     with Field() as field:
         field.warm_up()
@@ -214,7 +214,7 @@ def launch(count: int) -> dict[str, float]:
 
 
 def in_turns(ways: dict[str, Callable[[], Any]], blocks: int, calls: int) -> dict[str, float]:
-    """The median seconds of a call, for each way, in blocks that alternate."""
+    """Return the median seconds of a call for each way, measured in alternating blocks."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for block in range(blocks + 1):
         for name, way in ways.items():
@@ -227,7 +227,7 @@ def in_turns(ways: dict[str, Callable[[], Any]], blocks: int, calls: int) -> dic
 
 
 def use() -> dict[str, float]:
-    """What workers weigh, an empty call, and one with 8 MiB, as an array and as bytes."""
+    """Measure memory per worker, an empty call, and a call with 8 MiB as an array and as bytes."""
     import numpy as np
     import ray
 
@@ -262,12 +262,12 @@ def use() -> dict[str, float]:
 
 def check(sizes: list[int]) -> None:
     if sizes != [LARGE_BYTES] * SENT:
-        sys.exit(f"{SENT} workers were sent {LARGE_BYTES} bytes, and got {sizes}")
+        sys.exit(f"sent {LARGE_BYTES} bytes to {SENT} workers, but they received {sizes}")
 
 
 def own_memory(processes: list[int]) -> float:
-    """The median of the MB that belong to one process alone, over some of them."""
-    # Whatever Ray still does after a start.
+    """Return the median of the MB unique to a process, over a sample of `processes`."""
+    # Let Ray finish its work after the start.
     time.sleep(1)
     some = processes[:: len(processes) // WEIGHED]
     return statistics.median(psutil.Process(process).memory_full_info().uss for process in some) / 1e6
@@ -309,7 +309,7 @@ def main() -> None:
         bare, ours = found[f"bare {key}"], found[f"roost {key}"]
         judged = judge(f"a call {label}", ours / bare, limit)
         print(f"| {label} | {bare * 1000:.1f} | {ours * 1000:.1f} | {judged}")
-    print("\n| memory of a process alone | bare actor, MB | worker, MB | difference, MB | limit |")
+    print("\n| memory unique to a process | bare actor, MB | worker, MB | difference, MB | limit |")
     print("|---|---:|---:|---:|---:|")
     bare, ours = found["bare memory"], found["roost memory"]
     judged = judge("memory", ours - bare, MEMORY_LIMIT)

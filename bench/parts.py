@@ -1,4 +1,4 @@
-"""A bench in parts, each in a process of its own: what one leaves behind does not slow down the next."""
+"""Runs a benchmark in parts, each in its own process, so that leftovers of one do not slow down the next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Parts = Mapping[str, Callable[[], dict[str, float]]]
 
 
 def run(script: str, part: str) -> dict[str, Any]:
-    """Run a part of a script, and say what it gave."""
+    """Run a part of a script; print and return its figures."""
     done = subprocess.run([sys.executable, script, part], stdout=subprocess.PIPE, text=True, check=True, timeout=900)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(f"  {part}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}", file=sys.stderr)
@@ -20,7 +20,7 @@ def run(script: str, part: str) -> dict[str, Any]:
 
 
 def start(parts: Parts, main: Callable[[], None]) -> None:
-    """What a script does: the part that its command line names, or all of them."""
+    """Run the part named on the command line, or all parts."""
     if len(sys.argv) > 1:
         print(json.dumps(parts[sys.argv[1]]()))
     else:
@@ -28,6 +28,6 @@ def start(parts: Parts, main: Callable[[], None]) -> None:
 
 
 def finish(over: Sequence[str]) -> None:
-    """End with what is over its limit, if anything is."""
+    """Exit with a message if anything is over its limit."""
     if over:
         sys.exit(f"over the limit: {', '.join(over)}")

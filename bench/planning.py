@@ -1,6 +1,6 @@
-"""How planning grows: time and peak memory for 1k to 1M accelerators.
+"""Measures how planning scales: time and peak memory for 1k to 1M accelerators.
 
-Every figure is taken in a process of its own (memory is its peak resident size), the smallest time of three.
+Every figure is the smallest time of three, each in its own process; memory is that process's peak resident size.
 Run it with `make bench`, or one figure with `python bench/planning.py packed 4096`.
 """
 
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[int, Topology], Planning]] = {
 
 
 def measure(kind: str, size: int) -> dict[str, float]:
-    """One figure, in this process: seconds to plan and MiB at the peak."""
+    """Measure once, in this process: seconds to plan and peak MiB."""
     topology = Topology.from_shorthand(f"{size // PER_NODE}x{PER_NODE}")
     planning = KINDS[kind](size, topology)
     start = time.perf_counter()
@@ -71,7 +71,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
 
 def measured(kind: str, size: int) -> dict[str, float]:
-    """The smallest of three figures, each from a process of its own."""
+    """Return the fastest of three measurements, each in its own process."""
     runs = []
     for _ in range(3):
         done = subprocess.run([sys.executable, __file__, kind, str(size)], capture_output=True, text=True, check=True)
@@ -80,7 +80,7 @@ def measured(kind: str, size: int) -> dict[str, float]:
 
 
 def comparing(nodes: int) -> float:
-    """Seconds to compare two plans in which nearly every worker stays."""
+    """Return the seconds to compare two plans in which nearly every worker stays in place."""
     topology = Topology.from_shorthand(f"{nodes}x{PER_NODE}")
     plans = [
         make_plan({"cluster": {"component_placement": {"actor": f"0-{nodes * PER_NODE - last}"}}}, topology)
@@ -92,7 +92,7 @@ def comparing(nodes: int) -> float:
 
 
 def drawing() -> float:
-    """Seconds to draw the map of 64 nodes of 8, unfolded, from a plan."""
+    """Return the seconds to draw the unfolded map of 64 nodes of 8."""
     components = {"actor": "0-255", "rollout": "256-511:0-63", "reward": "0-7"}
     plan = make_plan({"cluster": {"component_placement": components}}, Topology.from_shorthand("64x8"))
     start = time.perf_counter()
@@ -109,14 +109,14 @@ def main() -> None:
         cells = [f"{run['seconds'] * 1000:,.1f} | {run['mib']:,.0f}" for run in table[size].values()]
         print(f"| {size:,} | " + " | ".join(cells) + " |", flush=True)
     print()
-    print("| must reach | limit | " + " | ".join(KINDS) + " |")
+    print("| figure | limit | " + " | ".join(KINDS) + " |")
     print("|---|---:|" + "---:|" * len(KINDS))
     ratios = [table[1_000_000][kind]["seconds"] / table[100_000][kind]["seconds"] for kind in KINDS]
     print("| 1M against 100k, time | 12 | " + " | ".join(f"{ratio:.1f}" for ratio in ratios) + " |")
     print("| 1M, peak MiB | 1,000 | " + " | ".join(f"{table[1_000_000][kind]['mib']:,.0f}" for kind in KINDS) + " |")
     print("| 4,096, ms | 50 | " + " | ".join(f"{table[4_096][k]['seconds'] * 1000:.1f}" for k in KINDS) + " |")
     small, large = (min(comparing(nodes) for _ in range(3)) for nodes in (512, 5120))
-    print(f"\nComparing two plans of 40,960 workers takes {large / small:.1f} times as long as of 4,096.")
+    print(f"\nComparing two plans of 40,960 workers takes {large / small:.1f} times as long as comparing two of 4,096.")
     print(f"\nThe map of a 64 x 8 plan, every node drawn: {min(drawing() for _ in range(3)) * 1000:.0f} ms.")
 
 

@@ -1,9 +1,8 @@
-"""What it costs to reserve accelerators and to find out which is which, against the way that the documents have.
+"""Measures what it costs to reserve accelerators and identify them, compared with the documented way.
 
-That is one placement group, and on each of its bundles an actor that says where it is. What is compared runs in turns
-on one local cluster and over one connection, so that a busy machine slows all of it. Before each turn Ray counts every
-accelerator as free, and each node has one idle process, as `Cluster` leaves it there when it has looked around; or
-none, which is measured too.
+The documented way is one placement group, with an actor in each bundle that reports where it is. The variants
+alternate on one local cluster and over one connection, so that a busy machine slows them alike. Before each turn Ray
+counts every accelerator as free, and each node has either one idle process, as discovery leaves it, or none.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ SUBSET = (3, 5)
 JUDGED, LIMIT = 32, 0.4
 SECONDS = 300
 WORKERS = ("InfoActor", "Holder", "_read_device", "ray::IDLE", "default_worker.py")
-"""What a worker process calls itself while it starts, works or waits; the job's managers are called otherwise."""
+"""The titles of a worker process while it starts, works or waits; the job's managers have other titles."""
 
 NONE, IDLE = "no process", "one idle process"
-"""What a node has when a turn begins."""
+"""The state of a node at the start of a turn."""
 
 Free = Callable[[], None]
 
 
 class Holder:
-    """Somebody else's actor, which has an accelerator."""
+    """An actor of another program that holds an accelerator."""
 
     def nothing(self) -> None:
         pass
 
 
 class Field:
-    """The local cluster, the job on it, and the ways to reserve; each gives what gives it all back."""
+    """The local cluster, the job on it, and the ways to reserve; each returns a function that releases everything."""
 
     def __init__(self, per_node: int) -> None:
         from roost import Cluster, CollectiveManager
@@ -53,7 +52,7 @@ class Field:
             local = undo.enter_context(local_cluster(f"{NODES}x{per_node}", cpus=max(8, 2 * per_node)))
             self._keeper = psutil.Process(local.keeper_pid)
             self.cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
-            # The managers have their processes now: none of these is one that settle() finds idle.
+            # Start the managers' processes now, so that settle() does not find them idle.
             self.cluster.node_manager.get_slots()
             self.cluster.worker_manager.get_workers()
             CollectiveManager.get_proxy().get_groups()
@@ -66,7 +65,7 @@ class Field:
         self._stack.close()
 
     def documented(self) -> Free:
-        """A placement group, an actor on each bundle, and the bundles in the order of what these say."""
+        """Create a placement group, ask an actor in each bundle where it is, and sort the bundles."""
         import ray
         from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -91,7 +90,7 @@ class Field:
         return lambda: remove_placement_group(group)
 
     def plan(self) -> Free:
-        """A plan of all accelerators, made and reserved."""
+        """Make and reserve a plan of all accelerators."""
         return self.reserve(f"0-{self.total - 1}", self.total)
 
     def reserve(self, ranks: str, count: int) -> Free:
@@ -103,7 +102,7 @@ class Field:
         return reservation.close
 
     def flags(self) -> Free:
-        """The same through the documents' flags."""
+        """Reserve the same accelerators from the documents' flags."""
         from roost.rl import create_placement_groups
 
         flags = {"actor_num_nodes": NODES, "actor_num_gpus_per_node": self.per_node, "colocate": True}
@@ -112,7 +111,7 @@ class Field:
         return groups.close
 
     def hold_one(self, node_rank: int) -> None:
-        """Let an actor that is none of the job's have an accelerator."""
+        """Give an accelerator to an actor outside the job."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -122,7 +121,7 @@ class Field:
         self._stack.callback(lambda: ray.kill(actor))
 
     def wait_until_free(self, gpus: int) -> None:
-        """Wait until Ray counts all of it as free again."""
+        """Wait until Ray counts everything as free again."""
         import ray
 
         deadline = time.monotonic() + 60
@@ -131,10 +130,10 @@ class Field:
             if free.get("GPU", 0) == gpus and free.get("CPU", 0) == ray.cluster_resources()["CPU"]:
                 return
             time.sleep(0.05)
-        sys.exit(f"of {gpus} accelerators only {free.get('GPU', 0)} are free again")
+        sys.exit(f"only {free.get('GPU', 0)} of {gpus} accelerators are free again")
 
     def settle(self, state: str, but: int = 0) -> None:
-        """Wait until the workers of before are gone, but for so many; then a node has an idle process or none."""
+        """Wait until at most `but` earlier workers remain; then leave each node with an idle process or none."""
         from roost.runtime.nodes.discover import on_nodes
 
         deadline = time.monotonic() + 60
@@ -148,8 +147,8 @@ class Field:
                 break
             time.sleep(0.05)
         else:
-            sys.exit(f"workers of an earlier round do not end: {[title for _, title in workers]}")
-        # The raylets and the head have some tidying to do: until then they would give work to those that are ended.
+            sys.exit(f"workers of an earlier round are still running: {[title for _, title in workers]}")
+        # Give the raylets and the head time to clean up; until then they schedule work on processes that are gone.
         time.sleep(1)
         if state == IDLE:
             nodes = {node.ray_id: node.name for node in self.cluster.nodes}
@@ -169,7 +168,7 @@ def nothing() -> None:
 
 def check(found: int, wanted: int) -> None:
     if found != wanted:
-        sys.exit(f"{wanted} accelerators were wanted, and {found} came")
+        sys.exit(f"expected {wanted} accelerators, but got {found}")
 
 
 def timed(what: str, way: Callable[[], Free]) -> tuple[float, Free]:
@@ -181,7 +180,7 @@ def timed(what: str, way: Callable[[], Free]) -> tuple[float, Free]:
 
 
 def all_of_it(count: int) -> dict[str, float]:
-    """Seconds until all accelerators are reserved and known, for each way, in each state of the nodes."""
+    """Measure the seconds until all accelerators are reserved and identified, for each way and node state."""
     found: dict[str, list[float]] = {}
     with Field(count // NODES) as field:
         ways = {"documented": field.documented, "plan": field.plan, "flags": field.flags}
@@ -198,7 +197,7 @@ def all_of_it(count: int) -> dict[str, float]:
 
 
 def subset() -> dict[str, float]:
-    """Seconds until two certain accelerators of a node are reserved on which somebody else has one."""
+    """Measure the seconds to reserve two given accelerators of a node on which another program has one."""
     found: dict[str, list[float]] = {}
     per_node = JUDGED // NODES
     ranks = ",".join(str(per_node + local) for local in SUBSET)
@@ -237,9 +236,9 @@ def main() -> None:
             limit = LIMIT if count == JUDGED else ""
             print(f"| {count} accelerators, a node has {state} | {' | '.join(cells)} | {limit} |", flush=True)
     found = run(__file__, "subset")
-    print("\n| a certain part of a node | s |")
+    print("\n| part of a node | s |")
     print("|---|---:|")
-    what = f"accelerators {SUBSET[0]} and {SUBSET[1]} of {JUDGED // NODES} where a stranger has one"
+    what = f"accelerators {SUBSET[0]} and {SUBSET[1]} of {JUDGED // NODES}, another program has one"
     for state in (IDLE, NONE):
         print(f"| {what}, a node has {state} | {found[state]:.2f} |")
     finish(over)

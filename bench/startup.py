@@ -1,6 +1,6 @@
-"""How long `roost plan` takes on a small job, against only importing the libraries it is made with.
+"""Times `roost plan` on a small job, compared with only importing the libraries it uses.
 
-Both are run in turns, so that a busy machine slows both; the medians are compared.
+The commands alternate, so that a busy machine slows them alike; the medians are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMANDS = {
 }
 
 
-# An installed package has its bytecode; a checkout has it after the first run, unless this forbids it.
+# An installed package comes with bytecode; a checkout gets it on the first run unless this variable forbids it.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         for name, command in COMMANDS.items():
             times[name].append(seconds(command))
     base, *_ = medians = [statistics.median(found) for found in times.values()]
-    print("\n| command | median ms | against the first |")
+    print("\n| command | median ms | relative to the first |")
     print("|---|---:|---:|")
     for name, median in zip(times, medians, strict=True):
         print(f"| `{name}` | {median * 1000:.0f} | {median / base:.2f} |")

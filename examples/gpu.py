@@ -1,8 +1,8 @@
-"""On a machine with NVIDIA GPUs: every launched worker sees exactly its own device, and it is the planned one.
+"""On a machine with NVIDIA GPUs, checks that every launched worker sees only the device that was planned for it.
 
     python examples/gpu.py
 
-It needs torch with CUDA. What it printed on one machine is in docs/guides/workers.md.
+It needs torch with CUDA. docs/guides/workers.md shows the output on one machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from roost import Cluster, Worker
 
 
 class Probe(Worker):
-    """Asks torch what there is to see."""
+    """Asks torch which devices it sees."""
 
     def see(self) -> tuple[int, str, str]:
         import torch
@@ -28,7 +28,7 @@ class Probe(Worker):
 
 
 def main() -> None:
-    """One worker for each GPU of the first node."""
+    """Launch one worker for each GPU of the first node."""
     with Cluster(num_nodes=1) as cluster:
         planned = cluster.nodes[0].accelerators
         probes = Probe.create_group().launch(cluster, name="probe")

@@ -1,4 +1,4 @@
-"""Ten lines: a worker on every accelerator says who it is. Run `python examples/hello.py`."""
+"""Ten lines: a worker on every accelerator reports where it runs. Run `python examples/hello.py`."""
 
 from roost import Cluster, Worker
 from roost.testing import local_cluster

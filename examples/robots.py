@@ -1,4 +1,4 @@
-"""Custom hardware: two robots on one node, two processes to each, and a check before anything is launched.
+"""Custom hardware: two robots on one node, two processes for each, and a check before anything starts.
 
 python examples/robots.py
 """
@@ -21,7 +21,7 @@ class Arm:
     port: int
 
     def check(self) -> None:
-        """Whether it can be reached: this runs on the arm's node before anything is launched."""
+        """Check that the arm is reachable; this runs on the arm's node before anything starts."""
         socket.create_connection((self.address, self.port), timeout=5).close()
 
 
@@ -39,7 +39,7 @@ class Env(Worker):
 
 
 def config(port: int) -> dict[str, object]:
-    """The job: node 1 has two arms, and each is shared by two processes."""
+    """Return the job: node 1 has two arms, and two processes share each."""
     arms = [{"node_rank": 1, "address": f"127.0.0.{number}", "port": port} for number in (1, 2)]
     group = {"label": "robots", "node_ranks": 1, "hardware": {"type": "Arm", "configs": arms}}
     placement = {"env": {"node_group": "robots", "placement": "0-1:0-3"}}
@@ -47,7 +47,7 @@ def config(port: int) -> dict[str, object]:
 
 
 def main(port: int) -> None:
-    """Launch the four processes where the arms are."""
+    """Launch the four processes on the node with the arms."""
     job = config(port)
     with Cluster(cluster_cfg=job["cluster"]) as cluster:
         strategy = ComponentPlacement(job, cluster).get_strategy("env")
@@ -56,6 +56,6 @@ def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    # A stand-in for the arms: something that listens.
+    # A stand-in for the arms: a socket that listens.
     with socket.create_server(("", 0)) as server, local_cluster("1x2,1x0"):
         main(server.getsockname()[1])

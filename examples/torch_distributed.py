@@ -1,9 +1,9 @@
-"""torch.distributed over two nodes: `init_process_group` finds all it needs in the environment.
+"""torch.distributed over two nodes: `init_process_group` finds its settings in the environment.
 
     pip install torch
     python examples/torch_distributed.py
 
-On a practice cluster with fake accelerators the backend is gloo; on real ones take nccl.
+A local cluster with fake accelerators needs the gloo backend; on real ones use nccl.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Trainer(Worker):
         super().__init__()
         import torch.distributed as dist
 
-        # MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are there: no argument is needed.
+        # MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are set, so no argument is needed.
         dist.init_process_group("gloo")
 
     def average(self, value: float) -> float:
-        """The mean over all ranks, on every rank."""
+        """Return the mean over all ranks."""
         import torch
         import torch.distributed as dist
 
@@ -38,7 +38,7 @@ class Trainer(Worker):
 
 
 def main() -> None:
-    """Four ranks, two on each node."""
+    """Launch four ranks, two on each node."""
     with Cluster(num_nodes=2) as cluster:
         trainers = Trainer.create_group().launch(cluster, name="trainer")
         print("nodes:", [placement.cluster_node_rank for placement in trainers.placements])

@@ -1,6 +1,6 @@
-"""A job of two components: rollout engines make samples, trainers learn from them, new weights go back.
+"""A job of two components: rollout workers generate samples, trainers learn from them and send new weights back.
 
-`job.yaml` says where they sit, and `roost run job.yaml` launches them and calls `main`.
+`job.yaml` says where they go, and `roost run job.yaml` launches them and calls `main`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from roost import Job, Worker
 
 
 class Rollout(Worker):
-    """Makes samples with the weights it was given last."""
+    """Generates samples with its latest weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,13 +21,13 @@ class Rollout(Worker):
         self.weight = weight
 
     def samples(self, count: int) -> Iterator[float]:
-        """One by one: the trainers need not wait for the last."""
+        """Yield samples one at a time, so that the caller can use each as it arrives."""
         for number in range(count):
             yield 10.0 - self.weight + self.rank + number
 
 
 class Actor(Worker):
-    """Moves its weight towards what the samples say."""
+    """Moves its weight towards the mean of the samples."""
 
     def __init__(self, learning_rate: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Actor(Worker):
 
 
 def main(job: Job) -> None:
-    """What `roost run` calls, when every group is ready."""
+    """Run the job; `roost run` calls this once every group is ready."""
     actor, rollout = job.groups["actor"], job.groups["rollout"]
     for step in range(job.config["steps"]):
         samples = [sample for _, sample in rollout.stream("samples", 4)]

@@ -1,4 +1,4 @@
-"""What we say of ourselves beside others names the test that holds it, and that test is there."""
+"""Every claim in the comparison with others names the test that backs it, and that test exists."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from docs.blocks import ROOT
 
 PAGE = (ROOT / "docs" / "concepts" / "beside-others.md").read_text(encoding="utf-8")
-HELD = PAGE.partition("## What holds our column")[2]
+HELD = PAGE.partition("## What backs our column")[2]
 CLAIMS = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", HELD)
 
 
-def test_every_line_of_our_column_is_held_by_something():
+def test_every_claim_in_our_column_is_backed_by_something():
     rows = [line.split("|")[2].strip() for line in HELD.splitlines() if line.startswith("| ")]
     assert len(rows) >= 10
     assert all("`tests/" in held or "benchmarks.md" in held for held in rows[1:])
 
 
 @pytest.mark.parametrize(("path", "name"), CLAIMS)
-def test_what_holds_a_claim_is_there(path, name):
+def test_the_test_that_backs_a_claim_exists(path, name):
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     tests = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
     assert tests

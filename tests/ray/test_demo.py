@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and its training on several seeds."""
+"""The demo as a newcomer runs it, and its training with several seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOST = [sys.executable, "-u", "-m", "roost"]
 
 
 class Silent:
-    """A watcher that only remembers what was restarted."""
+    """A watcher that only collects restarts."""
 
     def __init__(self) -> None:
         self.restarts = []
@@ -40,21 +40,21 @@ class Silent:
 
 @pytest.mark.usefixtures("roost_local_cluster")
 @pytest.mark.parametrize("mode", Mode)
-def test_the_return_rises_on_more_seeds(mode):
-    # Beside seed 0, which the whole demo has; half as many workers learn as well.
+def test_the_return_rises_with_other_seeds(mode):
+    # The whole demo covers seed 0. Half the number of workers is enough to learn.
     job = make_job(mode, workers=2)
     goal = Goal(mean_return=90, seconds=150)
     with Cluster(cluster_cfg=job["cluster"], quiet=True) as cluster:
         plan = make_plan(job, cluster)
         for seed in (1, 2):
             trained = train(cluster, plan, mode, seed=seed, goal=goal, kill=False, watcher=Silent())
-            assert trained.before < 45, f"seed {seed} begins by chance"
+            assert trained.before < 45, f"seed {seed} starts from an untrained policy"
             assert trained.after >= 90, f"seed {seed}: {[round(item.mean_return) for item in trained.rounds]}"
             behind = {item.behind for item in trained.rounds}
-            assert behind == ({0} if mode is Mode.COLOCATE else {0, 1}), "only dis-agg is asynchronous"
+            assert behind == ({0} if mode is Mode.COLOCATE else {0, 1}), "only the disaggregated mode is asynchronous"
 
 
-def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_what_it_promises(tmp_path):
+def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_the_promised_files(tmp_path):
     done = subprocess.run([*ROOST, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=500, env=_env(80))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -98,7 +98,7 @@ def _check_folder(folder: Path) -> None:
     assert ("rollout:2 on node 1" in killed and "waiting for it" in killed) == (mode == "colocate")
 
 
-def test_ctrl_c_while_the_demo_launches_leaves_nothing(tmp_path):
+def test_ctrl_c_during_the_launch_leaves_no_process_behind(tmp_path):
     process = subprocess.Popen(
         [*ROOST, "demo", "--mode", "disagg", "--minutes", "5"],
         cwd=tmp_path,
@@ -117,7 +117,7 @@ def test_ctrl_c_while_the_demo_launches_leaves_nothing(tmp_path):
     rest, _ = process.communicate(timeout=120)
     assert process.returncode not in (0, None), rest
     assert "Traceback" not in rest, rest
-    wait_until(lambda: _left_in(tmp_path) == [], "all its processes are gone")
+    wait_until(lambda: _left_in(tmp_path) == [], "all processes of the demo are gone")
     assert (next((tmp_path / "runs").iterdir()) / "plan.json").exists(), "".join(lines)
 
 
@@ -126,7 +126,7 @@ def _env(columns: int) -> dict[str, str]:
 
 
 def _left_in(folder: Path) -> list[str]:
-    """Processes that were started from a folder and are still there."""
+    """Return the command lines of running processes whose working directory is `folder`."""
     found = []
     for process in psutil.process_iter():
         try:

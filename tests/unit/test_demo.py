@@ -1,4 +1,4 @@
-"""The parts of the demo that need no cluster: how it learns, what it draws, what it refuses."""
+"""The parts of the demo that need no cluster: learning, pictures, and the options it refuses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
-from roost.demo.show import DemoOptions, _Finished, _new_folders, _say_files, _summary
-from roost.demo.timeline import Mark, Span, SpanRecorder, make_timeline
+from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
+from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
 from roost.demo.training import Restart, Round, Trained, _Run
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
@@ -47,11 +47,10 @@ def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
         ends=rng.random((steps, games)) < 0.1,
         last=rng.normal(size=(games, 4)),
         oldest=0,
-        newest=0,
     )
 
 
-def test_the_gradient_is_that_of_the_objective():
+def test_the_gradient_matches_finite_differences_of_the_objective():
     rng = np.random.default_rng(1)
     weights = {name: value + rng.normal(scale=0.3, size=value.shape) for name, value in first_weights(0).items()}
     seen, actions = rng.normal(size=(40, 4)), rng.integers(2, size=40)
@@ -73,7 +72,7 @@ def test_the_gradient_is_that_of_the_objective():
             assert gradient[name][place] == pytest.approx(rise / 2e-6, abs=1e-6), (name, place)
 
 
-def test_ranks_with_batches_of_their_own_make_the_same_steps():
+def test_ranks_with_different_batches_take_the_same_steps():
     barrier, given = threading.Barrier(3), {}
 
     def average(rank):
@@ -93,11 +92,11 @@ def test_ranks_with_batches_of_their_own_make_the_same_steps():
     for thread in threads:
         thread.join(60)
     for name, value in ranks[0].weights.items():
-        assert not np.array_equal(value, first_weights(5)[name]), f"{name} has learned"
+        assert not np.array_equal(value, first_weights(5)[name]), f"{name} has changed"
         assert all(np.array_equal(value, other.weights[name]) for other in ranks[1:])
 
 
-def test_what_was_good_becomes_likelier():
+def test_a_rewarded_action_becomes_more_likely():
     learner = Learner(0, lambda own: own)
     seen = np.tile([0.0, 0.0, 0.1, 0.0], (64, 1, 1))
     actions = (np.arange(64) % 2)[:, None]
@@ -109,14 +108,13 @@ def test_what_was_good_becomes_likelier():
         ends=np.ones((64, 1), bool),
         last=seen[0],
         oldest=0,
-        newest=0,
     )
     learner.learn(batch)
     assert probabilities(learner.weights, seen[0])[0, 1] > 0.55
 
 
 @pytest.mark.parametrize("mode", Mode)
-def test_the_jobs_of_both_modes_are_legal_and_share_or_split(mode):
+def test_the_jobs_of_both_modes_plan_without_warnings_and_share_or_split(mode):
     plan = make_plan(make_job(mode), Topology.from_shorthand(HARDWARE))
     assert [finding.code for finding in lint(plan) if finding.level == "warning"] == []
     seats = {component.name: {(p.cluster_node_rank, i) for p in component.placements for i in p.local_hardware_ranks}
@@ -129,7 +127,7 @@ def test_the_jobs_of_both_modes_are_legal_and_share_or_split(mode):
     assert {place.cluster_node_rank for place in plan.component("env").placements} == {2}
 
 
-def test_calls_that_follow_each_other_closely_are_one_span():
+def test_calls_in_close_succession_become_one_span():
     recorder = SpanRecorder()
     for start in (0.0, 0.01, 0.02, 5.0):
         recorder.note(Span(name="act", start=start, end=start + 0.005))
@@ -143,7 +141,7 @@ def test_calls_that_follow_each_other_closely_are_one_span():
 
 def make_example():
     spans = {"actor:0": [Span(name="learn", start=3, end=4)], "env:0": [Span(name="step", start=1, end=3)]}
-    return make_timeline(spans, {"actor:0": 0, "env:0": 2}, [Mark(name="rollout:2 killed", at=2.5)])
+    return Timeline.of(spans, {"actor:0": 0, "env:0": 2}, [Mark(name="rollout:2 killed", at=2.5)])
 
 
 def test_the_trace_has_a_process_for_each_node_and_a_thread_for_each_worker():
@@ -158,11 +156,11 @@ def test_the_trace_has_a_process_for_each_node_and_a_thread_for_each_worker():
     assert (mark["name"], mark["ts"]) == ("rollout:2 killed", 1_500_000)
 
 
-def test_the_timeline_as_text_is_darker_where_more_are_at_work():
+def test_the_text_timeline_is_darker_where_more_workers_are_busy():
     assert timeline_text(make_example(), width=6, start=1, end=4) == ["actor │    ██│", "env   │████  │"]
 
 
-def test_the_pictures_are_svg_and_say_what_happened():
+def test_the_pictures_are_svg_and_label_their_events():
     curve = read_svg(curve_svg("CartPole <&>", [20, 80, 300], top=500, marks={1: "rollout:2 killed"}))
     assert len(curve.findall(f"{SVG}circle")) == 3
     assert {"CartPole <&>", "rollout:2 killed", "500"} <= {item.text for item in curve.iter(f"{SVG}text")}
@@ -171,7 +169,7 @@ def test_the_pictures_are_svg_and_say_what_happened():
     assert next(item.text for item in drawn.iter(f"{SVG}title")) == "actor:0 learn: 1.000 s, 1 calls"
 
 
-def test_a_curve_without_or_with_one_value_can_be_drawn():
+def test_a_curve_of_no_or_one_value_can_be_drawn():
     assert curve_text([], width=10, height=2, top=500) == [" 500 ┤", "   0 ┤"]
     assert curve_text([500], width=10, height=2, top=500)[0] == " 500 ┤⠁"
     read_svg(curve_svg("one", [20], top=500, marks={}))
@@ -191,7 +189,7 @@ def tell(display: Display) -> None:
         display.round_ended(done, make_example())
 
 
-def test_on_a_terminal_the_return_its_curve_and_who_works_are_one_picture(monkeypatch):
+def test_a_terminal_shows_the_return_its_curve_and_busy_workers_in_one_picture(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     display, console = make_display(is_terminal=True)
     with display.showing():
@@ -206,7 +204,7 @@ def test_on_a_terminal_the_return_its_curve_and_who_works_are_one_picture(monkey
     assert max(map(len, last.splitlines())) <= 80
 
 
-def test_in_a_pipe_there_are_plain_lines_and_a_restart_is_told():
+def test_a_pipe_gets_plain_lines_that_report_a_restart():
     display, console = make_display(is_terminal=False)
     with display.showing():
         tell(display)
@@ -214,10 +212,8 @@ def test_in_a_pipe_there_are_plain_lines_and_a_restart_is_told():
         display.restarted(
             Restart(
                 worker="rollout:2",
-                node=1,
-                accelerators=(0, 1),
-                old_pid=77,
-                new_pid=88,
+                where="node 1, accelerator 0,1",
+                pid=88,
                 seconds=1.04,
                 after_round=3,
                 error="rollout:2 on node 1 died in 'load'",
@@ -241,7 +237,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_the_plain_lines(monkeypatch
 
 
 @pytest.mark.parametrize("columns", [0, 1, 12, 40])
-def test_a_picture_on_a_narrow_terminal(columns, monkeypatch):
+def test_the_picture_can_be_drawn_on_a_narrow_terminal(columns, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
     display = Display(console, 300, {})
@@ -252,7 +248,7 @@ def test_a_picture_on_a_narrow_terminal(columns, monkeypatch):
     assert "┤" in console.file.getvalue() or columns < 6
 
 
-def test_a_reader_that_goes_away_is_told_and_ends_nothing_by_itself():
+def test_a_closed_pipe_raises_and_does_not_end_the_process():
     read, write = os.pipe()
     os.close(read)
     stream = os.fdopen(write, "w", encoding="utf-8")
@@ -264,7 +260,7 @@ def test_a_reader_that_goes_away_is_told_and_ends_nothing_by_itself():
         stream.close()
 
 
-def test_where_there_is_only_ascii_the_pictures_are_drawn_in_it(monkeypatch):
+def test_an_ascii_terminal_gets_pictures_in_ascii(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     speak_ascii()
@@ -274,39 +270,38 @@ def test_where_there_is_only_ascii_the_pictures_are_drawn_in_it(monkeypatch):
     assert raw.getvalue() == b" 100 |  **    0 |***\nactor |    ##| env   |####  |\n"
 
 
-def test_folders_that_nothing_came_into_are_taken_away_again(tmp_path):
+def test_folders_that_stay_empty_are_removed(tmp_path):
     paths = [tmp_path / "runs" / name for name in ("first", "second", "third")]
     with _new_folders(paths) as (first, _, _):
         (first / "plan.json").write_text("{}")
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
-    with pytest.raises(ConfigError, match="first is there already"), _new_folders(paths[::-1]):
+    with pytest.raises(ConfigError, match="first already exists"), _new_folders(paths[::-1]):
         pass
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first"]
 
 
-def test_a_folder_is_named_as_it_is(tmp_path):
+def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
     folder = tmp_path / "my [red]runs[" / "x]"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
     (folder / "timeline.svg").write_text("")
     console = Console(file=io.StringIO(), width=20)
-    trained = Trained(mode=Mode.DISAGG, rounds=(), seconds={}, timeline=make_example(), restarts=())
-    _say_files([_Finished(folder=folder, trained=trained)], console)
+    _say_files([folder], console)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert lines[:3] == [f"{folder}/", "  plan.json", "  timeline.svg"]
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 200])
-def test_the_summary_fits_on_the_terminal(columns, tmp_path):
+def test_the_summary_fits_on_the_terminal(columns):
     done = Round(number=1, mean_return=20.0, episodes=9, seconds={"play": 2.0}, behind=0)
     trained = Trained(mode=Mode.DISAGG, rounds=(done,), seconds={}, timeline=make_example(), restarts=())
-    lines = _summary(_Finished(folder=tmp_path, trained=trained), columns).plain.splitlines()
+    lines = _summary(trained, columns).plain.splitlines()
     drawn = [line for line in lines if line.endswith("│")]
     assert len(drawn) == 2
     assert max(map(len, drawn)) <= min(columns, 80)
 
 
-def test_on_a_terminal_of_16_colours_each_component_still_has_one_of_its_own():
+def test_a_terminal_with_16_colours_gives_each_component_a_different_one():
     grid = make_grid(make_plan(make_job(Mode.COLOCATE), Topology.from_shorthand(HARDWARE)))
     colours = terminal_colours(grid, basic_colours=True)
     assert list(colours) == ["actor", "rollout", "env"]
@@ -315,17 +310,17 @@ def test_on_a_terminal_of_16_colours_each_component_still_has_one_of_its_own():
 
 
 class Waited:
-    """The result of a call that has an answer, or an error, at the second look."""
+    """The result of a call that returns or raises on the second `wait`."""
 
     def __init__(self, end) -> None:
-        self.end, self.looks = end, 0
+        self.end, self.waits = end, 0
 
     def done(self):
-        return self.looks > 1
+        return self.waits > 1
 
     def wait(self, _):
-        self.looks += 1
-        if self.looks == 1:
+        self.waits += 1
+        if self.waits == 1:
             raise CallTimedOut("'play' of 'env' has not answered in 0.25 s")
         if isinstance(self.end, Exception):
             raise self.end
@@ -333,7 +328,7 @@ class Waited:
 
 
 @pytest.mark.parametrize("end", [["played"], CallTimedOut("rollout:2 has no weights"), WorkerDied("env:1 is dead")])
-def test_a_round_ends_with_what_its_environments_give_or_raise(end, monkeypatch):
+def test_a_round_returns_or_raises_what_its_environments_do(end, monkeypatch):
     run, restarts = object.__new__(_Run), []
     monkeypatch.setattr(_Run, "_restart_dead", lambda _: restarts.append(1))
     playing = Waited(end)
@@ -343,10 +338,10 @@ def test_a_round_ends_with_what_its_environments_give_or_raise(end, monkeypatch)
     else:
         assert run._wait(playing) == end
     assert len(restarts) == 1
-    assert playing.looks <= 3, "it does not ask again and again"
+    assert playing.waits <= 3, "it does not poll forever"
 
 
-def test_what_ray_remarks_is_left_out_with_its_line_end():
+def test_remarks_of_the_raylet_are_dropped_with_their_newline():
     stream = io.StringIO()
     filtered = WithoutRemarks(stream)
     print("before", file=filtered)
@@ -355,7 +350,7 @@ def test_what_ray_remarks_is_left_out_with_its_line_end():
     assert stream.getvalue() == "before\nafter\n"
 
 
-def test_minutes_are_for_all_modes_together_and_nothing_else_ends_it():
+def test_minutes_are_split_among_the_modes_and_replace_the_goal():
     goal = DemoOptions(minutes=3).goal()
     assert goal.seconds == 90
     assert goal.mean_return > 500
@@ -367,15 +362,15 @@ def test_minutes_are_for_all_modes_together_and_nothing_else_ends_it():
     [
         (["--minutes", "0"], "--minutes is 0: it is a number above 0"),
         (["--minutes", "nan"], "--minutes is nan: it is a number above 0"),
-        (["--out", "/dev/null/here"], "cannot be made: Not a directory"),
+        (["--out", "/dev/null/here"], "cannot make /dev/null/here/"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_started(arguments, said):
+def test_invalid_options_are_refused_before_anything_starts(arguments, said):
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert said in str(result.exception)
 
 
-def test_without_gymnasium_it_says_how_to_get_it(tmp_path):
+def test_a_missing_gymnasium_is_reported_with_the_command_to_install_it(tmp_path):
     code = "import sys; sys.modules['gymnasium'] = None\nfrom roost.cli.main import main\nmain()"
     done = subprocess.run(
         [sys.executable, "-c", code, "demo"], capture_output=True, text=True, cwd=tmp_path, timeout=60

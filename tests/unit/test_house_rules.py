@@ -27,7 +27,7 @@ LAYERS = {
     "rl": {"runtime", "machine", "placement", *PURE},
     "testing": {"rl", "runtime", "machine", "placement", *PURE},
     "doctor": {"runtime", "machine", "placement", *PURE},
-    "demo": {"testing", "rl", "runtime", "render", "placement", *PURE},
+    "demo": {"testing", "rl", "render", ""},
     "cli": {"demo", "doctor", "testing", "rl", "runtime", "machine", "render", "placement", *PURE, ""},
     "__main__": {"cli"},
     "": set(),

@@ -1,11 +1,11 @@
-"""What the demo shows while it trains: a live picture on a terminal, plain lines in a pipe."""
+"""What the demo shows during training: a live picture on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,53 +18,44 @@ from roost.demo.timeline import Timeline
 from roost.demo.training import Restart, Round
 
 TOP = 500.0
-"""The return of an episode is at most this: then CartPole ends it."""
+"""The highest return of an episode: CartPole ends it there."""
 _CURVE_HEIGHT = 9
 _EVERY_ROUNDS = 4
 _MOST_COLUMNS = 78
 
 
 class DemoConsole(Console):
-    """A console that tells when the reader of a pipe went away, and leaves it to others to end the process."""
+    """A console that raises when the reader of a pipe has gone, where rich would end the process."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 class Display:
-    """One run as it goes on; the training tells it what happens."""
+    """The watcher of one run that shows it as it happens."""
 
     def __init__(self, console: Console, goal: float, colours: Mapping[str, str]) -> None:
         self._console = console
         self._goal = goal
         self._colours = colours
-        self._live: Live | None = None
         self._busy: tuple[str, ...] = ()
         self._returns: list[float] = []
-        self._rounds = 0
         self._timeline: Timeline | None = None
         self._parts: dict[str, float] = {}
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Show it, from the first round to the last."""
+        """Show the live picture while the run trains."""
         if not self._console.is_interactive:
             yield
             return
-        # The last picture stays where it is.
-        live = Live(
-            console=self._console,
-            refresh_per_second=8,
-            get_renderable=self._picture,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        with live:
-            self._live = live
+        options: dict[str, Any] = {"refresh_per_second": 8, "redirect_stdout": False, "redirect_stderr": False}
+        with Live(console=self._console, get_renderable=self._picture, **options):
             yield
 
     def launched(self, group: str, workers: int, seconds: float) -> None:
-        self._say(Text.assemble("  ", self._name(group), f"  {workers} workers ready in {seconds:.1f} s"))
+        name = (f"{group:<7}", f"bold {self._colours.get(group, '')}")
+        self._say(Text.assemble("  ", name, f"  {workers} workers ready in {seconds:.1f} s"))
 
     def busy(self, *groups: str) -> None:
         self._busy = groups
@@ -72,9 +63,9 @@ class Display:
     def round_ended(self, done: Round, timeline: Timeline) -> None:
         since, until = self._timeline.end if self._timeline else timeline.start, timeline.end
         self._parts = {track.worker: track.at_work(since, until) for track in timeline.tracks}
-        self._timeline, self._rounds = timeline, done.number
+        self._timeline = timeline
         self._returns.append(done.mean_return)
-        if self._live is None and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
+        if not self._console.is_interactive and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
             spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in done.seconds.items())
             self._say(Text(f"  round {done.number:2}  mean return {done.mean_return:4.0f}  {spent}"))
 
@@ -83,53 +74,46 @@ class Display:
 
     def restarted(self, restart: Restart) -> None:
         self._say(Text(f"    {restart.error}", style="red"))
-        where = f"node {restart.node}, accelerator {','.join(map(str, restart.accelerators))}"
-        text = f"{restart.worker} is back in place after {restart.seconds:.1f} s: {where}, now pid {restart.new_pid}"
-        self._say(Text(f"    {text}", style="green"))
+        back = f"{restart.worker} is back in place after {restart.seconds:.1f} s"
+        self._say(Text(f"    {back}: {restart.where}, now pid {restart.pid}", style="green"))
 
     def _say(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def _name(self, component: str) -> Text:
-        return Text(f"{component:<7}", style=f"bold {self._colours.get(component, '')}")
-
     def _picture(self) -> RenderableType:
         if not self._returns:
-            return Text("  the first round is played", style="dim")
+            return Text("  playing the first round", style="dim")
         reached = self._returns[-1]
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._goal, completed=min(reached, self._goal), width=30)
-        head.add_row(f"  round {self._rounds}", bar, f"mean return {reached:.0f}, the goal is {self._goal:.0f}")
+        head.add_row(f"  round {len(self._returns)}", bar, f"mean return {reached:.0f}, the goal is {self._goal:.0f}")
         width = max(1, min(self._console.width, _MOST_COLUMNS) - 8)
         curve = Text("\n".join(curve_text(self._returns, width=width, height=_CURVE_HEIGHT, top=TOP)), style="cyan")
         return Group(head, curve, Text(), self._who())
 
     def _who(self) -> Table:
-        """A line for each node: who sits there, who works now, and how much of the last round each was at it."""
+        """Return a line for each node: its workers, which are busy, and how much of the last round each worked."""
         table = Table.grid(padding=(0, 2))
-        by_node: dict[int, list[str]] = {}
-        for track in self._timeline.tracks if self._timeline else ():
-            by_node.setdefault(track.node, []).append(track.worker)
-        for node, workers in sorted(by_node.items()):
+        tracks = self._timeline.tracks if self._timeline else ()
+        for node in sorted({track.node for track in tracks}):
             line = Text()
-            for worker in workers:
-                component = worker.rpartition(":")[0]
-                is_busy = component in self._busy
-                line.append("● " if is_busy else "○ ", style=self._colours.get(component, ""))
-                line.append(f"{worker} {self._parts.get(worker, 0):3.0%}  ", style="" if is_busy else "dim")
+            for track in (track for track in tracks if track.node == node):
+                is_busy = track.component in self._busy
+                line.append("● " if is_busy else "○ ", style=self._colours.get(track.component, ""))
+                line.append(f"{track.worker} {self._parts[track.worker]:3.0%}  ", style="" if is_busy else "dim")
             table.add_row(Text(f"  node {node}", style="bold"), line)
         return table
 
 
 class WithoutRemarks(io.TextIOBase):
-    """A stream without what Ray itself remarks on a worker's death: the demo tells it in a line."""
+    """A stream without Ray's own remarks on a worker's death, which the demo reports in one line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._is_remark = False
 
     def write(self, text: str) -> int:
-        # The end of the line comes by itself.
+        # `print` writes the end of the line separately.
         is_end = self._is_remark and text == "\n"
         self._is_remark = "(raylet)" in text
         return len(text) if is_end or self._is_remark else self._stream.write(text)

@@ -1,4 +1,4 @@
-"""The two modes of the demo as jobs: which role sits where."""
+"""The two modes of the demo as jobs: which role goes where."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from enum import StrEnum
 from typing import Any
 
 HARDWARE = "2x4:H100,1x0"
-"""Two nodes with four accelerators each and one without, all of them on this machine."""
-
+"""Two nodes with four accelerators each and one without, all on this machine."""
 GAMES = 8
-"""How many games an Env plays side by side."""
-
+"""The number of games that an Env plays in parallel."""
 STEPS = 128
-"""How many steps of each game are in a round."""
+"""The number of steps that a round plays in each game."""
 
 
 class Mode(StrEnum):
-    """How learner and rollout share the accelerators."""
+    """How actor and rollout use the accelerators."""
 
     COLOCATE = "colocate"
     DISAGG = "disagg"
 
     @property
     def said(self) -> str:
-        """What is special about it."""
+        """The mode in half a sentence."""
         if self is Mode.COLOCATE:
             return "actor and rollout share all 8 accelerators and take turns"
         return "actor and rollout have 4 accelerators each and work at the same time"
@@ -36,7 +34,7 @@ _ACCELERATORS = {
 
 
 def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:
-    """The job's config, as it would stand in a YAML file, with so many workers in each component.
+    """Return the job's config, as a YAML file would hold it, with `workers` workers in each component.
 
     >>> make_job(Mode.DISAGG)["cluster"]["component_placement"]["rollout"]
     '4-7:0-3'

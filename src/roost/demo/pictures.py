@@ -1,8 +1,10 @@
-"""The return curve and the timeline: as text for the terminal, as SVG for the run's folder."""
+"""The return curve and the timeline: as text for the terminal, as SVG for the run folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import ceil
 from xml.sax.saxutils import escape
 
 from roost.demo.timeline import Timeline
@@ -18,7 +20,7 @@ _WIDTH = 720
 
 
 def curve_text(values: Sequence[float], *, width: int, height: int, top: float) -> list[str]:
-    r"""A curve as lines of text, with its scale at the left.
+    r"""Return a curve as lines of text, with its scale on the left.
 
     >>> print(*curve_text([0, 50, 100], width=4, height=2, top=100), sep="\n")
      100 ┤  ⣠⠞
@@ -35,68 +37,62 @@ def curve_text(values: Sequence[float], *, width: int, height: int, top: float) 
 
 
 def _points(values: Sequence[float], width: int, height: int, top: float) -> Iterator[tuple[int, int]]:
-    """A dot for each column that the curve reaches, and those between two that are far apart."""
+    """Yield the dots of a curve: one for each column, and those that join it to the column before."""
     if not values:
         return
-    last = max(len(values) - 1, 1)
-    before: int | None = None
-    for x in range(width if len(values) > 1 else 1):
-        place = x / (width - 1) * last
-        left = min(int(place), len(values) - 1)
-        right = min(left + 1, len(values) - 1)
-        value = values[left] + (values[right] - values[left]) * (place - left)
+    last, before = len(values) - 1, None
+    for x in range(width if last else 1):
+        place = x / (width - 1) * last if last else 0.0
+        left = min(int(place), last)
+        value = values[left] + (values[min(left + 1, last)] - values[left]) * (place - left)
         y = round(min(max(value / top, 0.0), 1.0) * (height - 1))
-        step = 1 if before is None or y >= before else -1
-        for between in range(y if before is None else before, y + step, step):
+        start = y if before is None else before
+        for between in range(min(start, y), max(start, y) + 1):
             yield x, between
         before = y
 
 
 def timeline_text(timeline: Timeline, *, width: int, start: float, end: float) -> list[str]:
-    """A line for each component: the darker, the more of its workers were at work."""
+    """Return a line for each component: the darker, the more of its workers were at work."""
     names = list(dict.fromkeys(track.component for track in timeline.tracks))
     longest = max(map(len, names), default=0)
-    slice_ = (end - start) / width
+    darkest = len(_SHADES) - 1
+    times = [start + index * (end - start) / width for index in range(width + 1)]
     lines = []
     for name in names:
-        parts = [timeline.at_work(name, start + index * slice_, start + (index + 1) * slice_) for index in range(width)]
-        shades = "".join(_SHADES[min(len(_SHADES) - 1, -int(-part * (len(_SHADES) - 1) // 1))] for part in parts)
+        parts = [timeline.at_work(name, since, until) for since, until in pairwise(times)]
+        shades = "".join(_SHADES[min(darkest, ceil(part * darkest))] for part in parts)
         lines.append(f"{name:<{longest}} │{shades}│")
     return lines
 
 
 def curve_svg(title: str, values: Sequence[float], *, top: float, marks: Mapping[int, str]) -> str:
-    """The mean return by round, with what happened in some of them."""
+    """Draw the mean return by round, with the events of some rounds."""
     height, floor = 220, _MARGIN + 52 + 220
-    left, last = _MARGIN + 48, max(len(values) - 1, 1)
-
-    def at(index: int) -> tuple[float, float]:
-        return left + index / last * (_WIDTH - 48), floor - min(values[index] / top, 1.0) * height
-
-    body = [_text(_MARGIN, _MARGIN + 12, title, "title"), _text(_MARGIN, _MARGIN + 34, "mean return by round", "soft")]
+    left, right = _MARGIN + 48, _MARGIN + _WIDTH
+    step = (right - left) / max(len(values) - 1, 1)
+    dots = [(left + index * step, floor - min(value / top, 1.0) * height) for index, value in enumerate(values)]
+    body = []
     for part in range(5):
         y = floor - part / 4 * height
-        body.append(f'<line x1="{left}" x2="{left + _WIDTH - 48}" y1="{y:g}" y2="{y:g}" stroke="var(--line)"/>')
+        body.append(f'<line x1="{left}" x2="{right}" y1="{y:g}" y2="{y:g}" stroke="var(--line)"/>')
         body.append(_text(_MARGIN, y + 4, f"{top * part / 4:.0f}", "soft"))
     for index, said in marks.items():
         if 0 <= index < len(values):
-            x, y = at(index)
-            body.append(_upright(x, y, floor, said))
-            body.append(_text(x + 5, floor - 6, said, "soft"))
-    points = " ".join(f"{x:g},{y:g}" for x, y in map(at, range(len(values))))
+            x, y = dots[index]
+            body += [_upright(x, y, floor, said), _text(x + 5, floor - 6, said, "soft")]
+    points = " ".join(f"{x:g},{y:g}" for x, y in dots)
     body.append(f'<polyline points="{points}" fill="none" stroke="#0072B2" stroke-width="2.5"/>')
-    for index, value in enumerate(values):
-        x, y = at(index)
-        body.append(
-            f'<circle cx="{x:g}" cy="{y:g}" r="3" fill="#0072B2">{_tip(f"round {index + 1}: {value:.0f}")}</circle>'
-        )
+    for number, (value, (x, y)) in enumerate(zip(values, dots, strict=True), start=1):
+        tip = _tip(f"round {number}: {value:.0f}")
+        body.append(f'<circle cx="{x:g}" cy="{y:g}" r="3" fill="#0072B2">{tip}</circle>')
     body.append(_text(left, floor + 20, "round 1", "soft"))
-    body.append(_text(left + _WIDTH - 48 - 52, floor + 20, f"round {len(values)}", "soft"))
-    return _document(_WIDTH + 2 * _MARGIN, floor + 20 + _MARGIN, title, body)
+    body.append(_text(right - 52, floor + 20, f"round {len(values)}", "soft"))
+    return _document(title, "mean return by round", floor + 20 + _MARGIN, body)
 
 
 def timeline_svg(title: str, timeline: Timeline, colours: Mapping[str, str]) -> str:
-    """A line for each worker, and what it did when."""
+    """Draw a line for each worker: what it did, and when."""
     seconds = max(timeline.end - timeline.start, 1e-9)
     top, lane, left = _MARGIN + 52, 18, _MARGIN + _LABEL
     wide = _WIDTH - _LABEL
@@ -105,8 +101,7 @@ def timeline_svg(title: str, timeline: Timeline, colours: Mapping[str, str]) -> 
     def x_of(at: float) -> float:
         return left + (at - timeline.start) / seconds * wide
 
-    body = [_text(_MARGIN, _MARGIN + 12, title, "title")]
-    body.append(_text(_MARGIN, _MARGIN + 34, f"who did what when, {seconds:.0f} s in all", "soft"))
+    body = []
     for row, track in enumerate(timeline.tracks):
         y = top + row * lane
         body.append(_text(_MARGIN, y + 12, track.worker, "soft"))
@@ -122,7 +117,7 @@ def timeline_svg(title: str, timeline: Timeline, colours: Mapping[str, str]) -> 
         body.append(_upright(x_of(mark.at), top - 4, floor, mark.name))
         body.append(_text(min(x_of(mark.at), left + wide - 130), floor + 14 + 15 * index, f"│ {mark.name}", "soft"))
     height = floor + 15 * len(timeline.marks) + _MARGIN
-    return _document(_WIDTH + 2 * _MARGIN, height, title, body)
+    return _document(title, f"who did what when, {seconds:.0f} s in all", height, body)
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:
@@ -130,7 +125,7 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
 
 
 def _upright(x: float, top: float, bottom: float, tip: str) -> str:
-    """A line for something that happened."""
+    """Draw a vertical line at an event."""
     return f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{top:g}" y2="{bottom:g}" stroke="#D55E00">{_tip(tip)}</line>'
 
 
@@ -138,9 +133,11 @@ def _tip(text: str) -> str:
     return f"<title>{escape(text)}</title>"
 
 
-def _document(width: float, height: float, label: str, body: Sequence[str]) -> str:
+def _document(title: str, subtitle: str, height: float, body: Sequence[str]) -> str:
+    width = _WIDTH + 2 * _MARGIN
+    head = [_text(_MARGIN, _MARGIN + 12, title, "title"), _text(_MARGIN, _MARGIN + 34, subtitle, "soft")]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="roost" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}">\n<style>{STYLE}</style>\n'
-        f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(body) + "\n</svg>\n"
+        f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">\n<style>{STYLE}</style>\n'
+        '<rect class="paper" width="100%" height="100%"/>\n' + "\n".join([*head, *body]) + "\n</svg>\n"
     )

@@ -1,4 +1,4 @@
-"""Who did what when: spans that workers note, merged, counted, and written as a trace that Perfetto opens."""
+"""What each worker did, and when: spans that workers record, merged, and written as a trace that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _MERGE_SECONDS = 0.02
-"""Calls of one kind that follow each other so closely are one span."""
+"""Calls with the same name that are closer together than this become one span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that took a while, in seconds since the epoch: one call, or some that followed closely."""
+    """One call, or several in close succession; times are in seconds since the epoch."""
 
     name: str
     start: float
     end: float
     calls: int = 1
     busy: float = 1.0
-    """The part of the time that was inside the calls."""
+    """The fraction of the time spent inside the calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at a moment."""
+    """An event at one moment."""
 
     name: str
     at: float
@@ -42,7 +42,7 @@ class Track:
     spans: tuple[Span, ...]
 
     def at_work(self, start: float, end: float) -> float:
-        """The part of a time that its spans fill."""
+        """Return the fraction of an interval that the spans fill."""
         if end <= start:
             return 0.0
         return sum(max(0.0, min(span.end, end) - max(span.start, start)) for span in self.spans) / (end - start)
@@ -50,23 +50,32 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The tracks of a run, in the order of the workers, and what happened in between."""
+    """The tracks of a run, in the order of the workers, and its events."""
 
     tracks: tuple[Track, ...]
     marks: tuple[Mark, ...] = ()
 
+    @classmethod
+    def of(cls, spans: Mapping[str, Sequence[Span]], nodes: Mapping[str, int], marks: Sequence[Mark] = ()) -> Timeline:
+        """Make a timeline from the spans and the node of each worker, in the order of `nodes`."""
+        tracks = (
+            Track(worker=worker, component=worker.rpartition(":")[0], node=node, spans=tuple(spans.get(worker, ())))
+            for worker, node in nodes.items()
+        )
+        return cls(tracks=tuple(tracks), marks=tuple(marks))
+
     @property
     def start(self) -> float:
-        """When the first span begins."""
+        """The start of the first span."""
         return min((span.start for track in self.tracks for span in track.spans), default=0.0)
 
     @property
     def end(self) -> float:
-        """When the last span ends."""
+        """The end of the last span."""
         return max((span.end for track in self.tracks for span in track.spans), default=self.start)
 
     def at_work(self, component: str, start: float, end: float) -> float:
-        """The part of a time in which the workers of a component were at work, on average.
+        """Return the fraction of an interval in which the workers of a component were at work, on average.
 
         >>> track = Track(worker="actor:0", component="actor", node=0, spans=(Span(name="learn", start=1, end=2),))
         >>> Timeline(tracks=(track,)).at_work("actor", 0, 4)
@@ -76,7 +85,8 @@ class Timeline:
         return sum(track.at_work(start, end) for track in tracks) / len(tracks) if tracks else 0.0
 
     def to_trace(self) -> str:
-        """The run as a Chrome trace: a process for each node, a thread for each worker."""
+        """Return the run as a Chrome trace: a process for each node, a thread for each worker."""
+        start = self.start
         events: list[dict[str, object]] = [
             {"ph": "M", "name": "process_name", "pid": node, "tid": 0, "args": {"name": f"node {node}"}}
             for node in sorted({track.node for track in self.tracks})
@@ -85,34 +95,26 @@ class Timeline:
             place = {"pid": track.node, "tid": number}
             events.append({"ph": "M", "name": "thread_name", **place, "args": {"name": track.worker}})
             events.append({"ph": "M", "name": "thread_sort_index", **place, "args": {"sort_index": number}})
-            events += [
-                {
-                    "ph": "X",
-                    "name": span.name,
-                    "cat": track.component,
-                    "ts": round((span.start - self.start) * 1e6),
-                    "dur": round((span.end - span.start) * 1e6),
-                    **place,
-                    "args": {"calls": span.calls, "busy": round(span.busy, 3)},
-                }
-                for span in track.spans
-            ]
+            for span in track.spans:
+                when = {"ts": round((span.start - start) * 1e6), "dur": round((span.end - span.start) * 1e6)}
+                args = {"calls": span.calls, "busy": round(span.busy, 3)}
+                events.append({"ph": "X", "name": span.name, "cat": track.component, **when, **place, "args": args})
         events += [
-            {"ph": "i", "s": "g", "name": mark.name, "ts": round((mark.at - self.start) * 1e6), "pid": 0, "tid": 0}
+            {"ph": "i", "s": "g", "name": mark.name, "ts": round((mark.at - start) * 1e6), "pid": 0, "tid": 0}
             for mark in self.marks
         ]
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=None, separators=(",", ":"))
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
 
 
 class SpanRecorder:
-    """Notes what one process does; calls that follow each other closely become one span."""
+    """Records what one process does; calls in close succession become one span."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Note what happens inside."""
+        """Record the body of the `with` statement."""
         start = time.time()
         try:
             yield
@@ -120,7 +122,7 @@ class SpanRecorder:
             self.note(Span(name=name, start=start, end=time.time()))
 
     def note(self, span: Span) -> None:
-        """Add a span, or make the last one longer."""
+        """Add a span, or extend the last one."""
         last = self._spans[-1] if self._spans else None
         if last is not None and last.name == span.name and 0 <= span.start - last.end < _MERGE_SECONDS:
             inside = last.busy * (last.end - last.start) + span.busy * (span.end - span.start)
@@ -130,19 +132,6 @@ class SpanRecorder:
             self._spans.append(span)
 
     def take(self) -> list[Span]:
-        """What was noted since the last time."""
+        """Return the spans since the last call."""
         taken, self._spans = self._spans, []
         return taken
-
-
-def make_timeline(
-    spans: Mapping[str, Sequence[Span]], nodes: Mapping[str, int], marks: Sequence[Mark] = ()
-) -> Timeline:
-    """A timeline from the spans of each worker, in the order of `nodes`."""
-    return Timeline(
-        tracks=tuple(
-            Track(worker=worker, component=worker.rpartition(":")[0], node=node, spans=tuple(spans.get(worker, ())))
-            for worker, node in nodes.items()
-        ),
-        marks=tuple(marks),
-    )

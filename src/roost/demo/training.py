@@ -1,4 +1,4 @@
-"""One training run: launch the three groups, play and learn in rounds, restart whoever dies."""
+"""One training run: launch the three groups, play and learn in rounds, restart workers that die."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+from roost import CallResult, CallTimedOut, Cluster, Plan, RoostError, WorkerGroup
 from roost.demo.jobs import GAMES, STEPS, Mode
-from roost.demo.timeline import Mark, Span, Timeline, make_timeline
+from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
-from roost.errors import CallTimedOut, RoostError
-from roost.placement.plan import Plan
-from roost.runtime.cluster import Cluster
-from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.groups.result import CallResult
 
 _ROUND_SECONDS = 180.0
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _UPDATE_RESTARTS = 3
 _RECENT = 40
-"""The mean return is taken over so many episodes."""
+"""The number of episodes that a mean return covers."""
 _VICTIM = 2
-"""The rank of the rollout worker that is killed on purpose."""
+"""The rank of the rollout worker that the demo kills."""
 _KILL_ROUND = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """When a run ends: at a mean return after some rounds at the least, and after some seconds at the latest."""
+    """When a run ends: at a mean return, but not before some rounds, and after some seconds in any case."""
 
     mean_return: float
     seconds: float
@@ -41,11 +37,11 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What came of one round."""
+    """The result of one round."""
 
     number: int
     mean_return: float
-    """Over the last episodes that ended, as far as there were any."""
+    """Over the most recent episodes that ended."""
     episodes: int
     seconds: dict[str, float]
     behind: int
@@ -54,42 +50,31 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """A worker that died and is back."""
+    """A worker that died and was restarted."""
 
     worker: str
-    node: int
-    accelerators: tuple[int, ...]
-    old_pid: int
-    new_pid: int
+    where: str
+    pid: int
     seconds: float
     after_round: int
     """How many rounds were over when it died."""
     error: str
-    """What the caller of a dead worker is told."""
+    """The error that a call to the dead worker raises."""
 
 
 class Watcher(Protocol):
-    """Whoever is told how a run goes."""
+    """Follows a run as it happens."""
 
-    def launched(self, group: str, workers: int, seconds: float) -> None:
-        """A group is there."""
-
-    def busy(self, *groups: str) -> None:
-        """These groups work now, and the others wait."""
-
-    def round_ended(self, done: Round, timeline: Timeline) -> None:
-        """A round is over."""
-
-    def killing(self, worker: str, pid: int) -> None:
-        """A worker is about to be killed."""
-
-    def restarted(self, restart: Restart) -> None:
-        """It is back."""
+    def launched(self, group: str, workers: int, seconds: float) -> None: ...
+    def busy(self, *groups: str) -> None: ...
+    def round_ended(self, done: Round, timeline: Timeline) -> None: ...
+    def killing(self, worker: str, pid: int) -> None: ...
+    def restarted(self, restart: Restart) -> None: ...
 
 
 @dataclass(slots=True)
 class _Notes:
-    """What a run has seen so far."""
+    """The record of a run so far."""
 
     nodes: dict[str, int] = field(default_factory=dict)
     spans: dict[str, list[Span]] = field(default_factory=dict)
@@ -114,17 +99,17 @@ class _Notes:
                     book[name] = book.get(name, 0.0) + time.monotonic() - began
 
     def timeline(self) -> Timeline:
-        return make_timeline(self.spans, self.nodes, self.marks)
+        return Timeline.of(self.spans, self.nodes, self.marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A run that is over."""
+    """A finished run."""
 
     mode: Mode
     rounds: tuple[Round, ...]
     seconds: dict[str, float]
-    """By phase."""
+    """Spent in each phase."""
     timeline: Timeline
     restarts: tuple[Restart, ...]
 
@@ -135,25 +120,24 @@ class Trained:
 
     @property
     def after(self) -> float:
-        """The mean return of the last one."""
+        """The mean return of the last round."""
         return self.rounds[-1].mean_return
 
 
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
-    """Train in one of the modes, until the goal is reached."""
+    """Train in one mode until the goal is reached."""
     notes = _Notes()
     with contextlib.ExitStack() as stack:
         groups = []
         for cls, options in ((Actor, {}), (Rollout, {}), (Env, {"games": GAMES})):
-            name = cls.__name__.lower()
-            began = time.monotonic()
-            with notes.phase("launch"):
+            name, seconds = cls.__name__.lower(), dict[str, float]()
+            with notes.phase("launch", seconds):
                 draft = cls.create_group(seed=seed, **options)
                 group = stack.enter_context(draft.launch(cluster, plan.get_strategy(name), name=name))
             notes.nodes |= {f"{name}:{place.rank}": place.cluster_node_rank for place in group.placements}
-            watcher.launched(name, group.world_size, time.monotonic() - began)
+            watcher.launched(name, group.world_size, seconds["launch"])
             groups.append(group)
-        run = _Run(*groups, notes=notes, watcher=watcher, kill=kill)
+        run = _Run(groups, notes, watcher, kill=kill)
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
     return Trained(
         mode=mode,
@@ -167,37 +151,27 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
 class _Run:
     """The three groups at work together."""
 
-    def __init__(
-        self,
-        actor: WorkerGroup,
-        rollout: WorkerGroup,
-        env: WorkerGroup,
-        *,
-        notes: _Notes,
-        watcher: Watcher,
-        kill: bool,
-    ) -> None:
-        self._actor, self._rollout, self._env = actor, rollout, env
+    def __init__(self, groups: Sequence[WorkerGroup], notes: _Notes, watcher: Watcher, *, kill: bool) -> None:
+        self._actor, self._rollout, self._env = groups
         self._notes, self._watcher = notes, watcher
         self._has_to_kill = kill
         self._began = time.monotonic()
         self._version = 0
-        self._pids = dict(zip(rollout.ranks, rollout.pid().wait(_ROUND_SECONDS), strict=True))
+        self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(_ROUND_SECONDS), strict=True))
         self._update({})
 
     def colocate(self, goal: Goal) -> None:
-        """In turns: the environments play with the newest weights, then all ranks learn."""
+        """Take turns: the environments play with the newest weights, then all ranks learn."""
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
             self._watcher.busy("env", "rollout")
-            playing = self._play()
             with self._notes.phase("play", seconds):
-                played = self._wait(playing)
+                played = self._wait(self._play())
             self._learn(played, seconds)
             self._end_round(played, seconds)
 
     def disagg(self, goal: Goal) -> None:
-        """At the same time: the next round is played while the ranks learn from the last one."""
+        """Work at the same time: the environments play the next round while the ranks learn from the last one."""
         self._watcher.busy("env", "rollout")
         playing = self._play()
         while not self._is_over(goal):
@@ -212,7 +186,7 @@ class _Run:
     def _is_over(self, goal: Goal) -> bool:
         rounds = self._notes.rounds
         if time.monotonic() - self._began > goal.seconds:
-            # Without a round there is nothing to say.
+            # A summary needs at least one round.
             return bool(rounds)
         return len(rounds) >= goal.least_rounds and rounds[-1].mean_return >= goal.mean_return
 
@@ -228,14 +202,14 @@ class _Run:
         return playing
 
     def _wait(self, playing: CallResult) -> list[Played]:
-        """What was played; whoever dies meanwhile is restarted, and the environments go on."""
+        """Return what the environments played; restart rollout workers that die before they finish."""
         deadline = time.monotonic() + _ROUND_SECONDS
         while True:
             try:
-                return playing.wait(_LOOK_SECONDS)
+                return playing.wait(_POLL_SECONDS)
             except CallTimedOut:
                 if playing.done():
-                    # The last one came just now, or it is an environment that could not wait any longer.
+                    # The last answer has just arrived, or an environment gave up waiting for its rollout worker.
                     return playing.wait(0)
                 if time.monotonic() > deadline:
                     raise
@@ -244,7 +218,7 @@ class _Run:
     def _restart_dead(self) -> None:
         for rank in sorted(set(self._rollout.ranks) - set(self._rollout.alive)):
             began, one = time.monotonic(), self._rollout[rank]
-            # What anybody is told who calls it.
+            # Any call to a dead worker raises this error.
             error = one.load(self._weights, self._version).outcomes(_ROUND_SECONDS)[0].error
             with self._notes.phase("restart"):
                 self._rollout.restart(rank)
@@ -253,10 +227,8 @@ class _Run:
             place = one.placements[0]
             restart = Restart(
                 worker=f"rollout:{rank}",
-                node=place.cluster_node_rank,
-                accelerators=tuple(place.local_hardware_ranks),
-                old_pid=self._pids[rank],
-                new_pid=pid,
+                where=f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}",
+                pid=pid,
                 seconds=time.monotonic() - began,
                 after_round=len(self._notes.rounds),
                 error=str(error),
@@ -266,8 +238,8 @@ class _Run:
             self._notes.restarts.append(restart)
             self._watcher.restarted(restart)
 
-    def _learn(self, played: list[Played], seconds: dict[str, float], *beside: str) -> None:
-        self._watcher.busy("actor", *beside)
+    def _learn(self, played: list[Played], seconds: dict[str, float], *others: str) -> None:
+        self._watcher.busy("actor", *others)
         with self._notes.phase("learn", seconds):
             spans = self._actor.map("learn", [item.batch for item in played]).wait(_ROUND_SECONDS)
         self._notes.add(self._actor, spans)
@@ -275,28 +247,24 @@ class _Run:
         self._update(seconds)
 
     def _update(self, seconds: dict[str, float]) -> None:
-        """Hand the new weights to every rollout worker."""
+        """Send the new weights to every rollout worker."""
         with self._notes.phase("weights", seconds):
             (self._weights,) = self._actor[0].weights().wait(_ROUND_SECONDS)
-            for restarts_left in reversed(range(_UPDATE_RESTARTS + 1)):
-                try:
+            for _ in range(_UPDATE_RESTARTS):
+                with contextlib.suppress(RoostError):
                     self._load(self._rollout)
                     return
-                except RoostError:
-                    # Somebody died just now.
-                    if not restarts_left:
-                        raise
-                    self._restart_dead()
+                # A rollout worker has just died.
+                self._restart_dead()
+            self._load(self._rollout)
 
     def _load(self, rollout: WorkerGroup) -> None:
-        spans = rollout.load(self._weights, self._version).wait(_ROUND_SECONDS)
-        self._notes.add(rollout, spans)
+        self._notes.add(rollout, rollout.load(self._weights, self._version).wait(_ROUND_SECONDS))
 
     def _end_round(self, played: list[Played], seconds: dict[str, float]) -> None:
         notes = self._notes
-        for rank, item in zip(self._env.ranks, played, strict=True):
-            notes.spans.setdefault(f"env:{rank}", []).extend(item.spans)
-            notes.returns.extend(item.returns)
+        notes.add(self._env, [item.spans for item in played])
+        notes.returns += [value for item in played for value in item.returns]
         recent = notes.returns[-_RECENT:]
         done = Round(
             number=len(notes.rounds) + 1,
