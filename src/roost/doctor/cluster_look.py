@@ -19,8 +19,8 @@ from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Silent,
 from roost.doctor.machine_look import at_once, driver_folders, look_at_machine
 from roost.doctor.node_look import look_at_node, tell_time
 from roost.errors import CheckFailed
+from roost.machine.folders import state_folder
 from roost.runtime.connect import connection
-from roost.runtime.connect.local_cluster import roost_folder
 from roost.runtime.managers.namespaces import get_job
 from roost.runtime.managers.proxies import MANAGER_NAMES, JobInfo
 from roost.runtime.nodes import discover
@@ -159,8 +159,8 @@ def _marker(run_dir: str | None) -> Iterator[Path | Unseen]:
 
 def _put_marker(run_dir: str | None) -> Path:
     folder = Path(run_dir).absolute() if run_dir else runs_folder()
-    if run_dir is None and folder == roost_folder() / "runs":
-        folder.mkdir(exist_ok=True)
+    if run_dir is None and folder == state_folder() / "runs":
+        folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".doctor-{secrets.token_hex(8)}"
     path.write_text("", encoding="utf-8")
     return path

@@ -42,7 +42,8 @@ from roost.doctor.facts import (
     Unseen,
 )
 from roost.errors import RoostError
-from roost.runtime.connect.local_cluster import read_practice, roost_folder
+from roost.machine.folders import socket_folder
+from roost.runtime.connect.local_cluster import read_practice
 from roost.runtime.runs.folder import runs_folder
 from roost.text import shorten
 
@@ -283,7 +284,7 @@ def look_at_heaps() -> tuple[Heap, ...]:
     """Files that nothing uses any more."""
     used = {flag for item in _processes() for flag in (item.flag("session_dir"), item.flag("temp_dir")) if flag}
     sessions = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"  # noqa: S108 - where Ray keeps them
-    home = roost_folder()
+    home = socket_folder()
     runs = runs_folder()
     return tuple(
         _heap(what, folder, pattern, used)

@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType, TracebackType
 from typing import Any
@@ -49,6 +50,7 @@ from roost.runtime.options import TIMEOUT_SECONDS, Wish
 from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
 from roost.runtime.runs.folder import own_run_dir
+from roost.runtime.runs.record import RunNode
 from roost.runtime.runs.recorder import Recorder
 from roost.text import join_words, plural
 
@@ -226,7 +228,14 @@ class Cluster(metaclass=_OnePerProcess):
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
         if wish.record:
-            self._recorder.begin(self._job, self._nodes, self._topology)
+            self._recorder.begin(
+                self._job.run_dir,
+                user=self._job.user,
+                address=self._job.cluster,
+                namespace=namespace,
+                nodes=[_run_node(node) for node in self._nodes],
+                topology=self._topology,
+            )
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers, self._connection)
         self._undo.callback(self._watch.stop)
@@ -588,6 +597,11 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container may run as a user that it does not know.
         return str(os.getuid())
+
+
+def _run_node(info: NodeInfo) -> RunNode:
+    models = Counter(item.model or str(item.type) for item in info.accelerators)
+    return RunNode(rank=info.rank, name=info.name, address=info.address, accelerators=tuple(models.items()))
 
 
 def _used_namespaces() -> set[str]:

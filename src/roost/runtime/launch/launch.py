@@ -17,7 +17,7 @@ from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
 from roost.runtime.launch.worker_spec import Seat, differences
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.process.actor import Master, Report
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.folder import RunDir
 from roost.text import join_words
 
 _TICK_SECONDS = 0.2

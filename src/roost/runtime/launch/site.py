@@ -20,7 +20,7 @@ from roost.runtime.nodes.placement_groups import lost_slots
 from roost.runtime.process import output as logs
 from roost.runtime.process.actor import Master, Report
 from roost.runtime.process.identity import WorkerIdentity
-from roost.runtime.runs.run_dir import RunDir, log_file
+from roost.runtime.runs.folder import RunDir, log_file
 from roost.text import join_words
 
 if TYPE_CHECKING:

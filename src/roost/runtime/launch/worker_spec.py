@@ -22,7 +22,7 @@ from roost.runtime.process.actor import Report, Setup
 from roost.runtime.process.environment import check_variables, join_environments, split_environment
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.occupancy import resource_of
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.folder import RunDir
 from roost.text import join_words
 
 

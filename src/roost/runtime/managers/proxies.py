@@ -29,7 +29,7 @@ from roost.runtime.nodes.discover import make_topology
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Pin
 from roost.runtime.process.plain_actor import WORKER_MANAGER
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.folder import RunDir
 
 CALL_SECONDS = 60.0
 JOB_VARIABLE = "ROOST_JOB"

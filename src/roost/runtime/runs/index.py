@@ -1,112 +1,114 @@
-"""All runs of this user on this machine by their ids, wherever their folders are.
+"""The index: every run of this user by its id.
 
-A run that Roost chose the folder of is there under its own name. For any other there is a link in the same place.
+The index is the folder `runs` in the user's state folder. A run whose folder Roost chose is in it under its own name; any
+other has a link there. Both appear in one step or not at all, so drivers need no lock. An index in the temporary folder,
+where the state folder cannot be written or an older Roost wrote it, is read in the same way.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import fcntl
+import logging
 import os
+import queue
 import secrets
 import socket
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from roost.errors import (ConfigError)
-from roost.text import join_words
-from roost.runtime.connect.local_cluster import roost_folder
+from roost.errors import ClusterError, ConfigError
+from roost.machine.folders import socket_folder, state_folder, state_path
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
-from roost.runtime.runs.folder import LATEST, is_free
+from roost.text import join_words
 
+log = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+"""A driver holds this file in its run folder locked."""
+LATEST = "latest"
+"""Names the newest run."""
+_KEPT_LINKS = 200
 _MOST_NAMED = 5
+_ANSWER_SECONDS = 2.0
+Answer = TypeVar("Answer")
 
 
-def claim_id(folder: Path) -> str:
-    """A name for the run in a folder that no other run has: the folder's own, if it can be had."""
-    own = roost_folder() / "runs"
-    if folder.parent == own:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in the index, with its record or the reason why that cannot be read."""
+
+    id: str
+    folder: Path
+    record: RunRecord | ConfigError
+    began: float
+    """In seconds since the epoch; 0 if it is not known."""
+
+
+def index_folders() -> list[Path]:
+    """Return the folders of the index, the one that new runs go to first."""
+    found = []
+    for base in (state_folder, socket_folder, state_path):
+        with contextlib.suppress(ClusterError, OSError):
+            found.append(base() / "runs")
+    return list(dict.fromkeys(found))
+
+
+def add_run(folder: Path) -> str:
+    """Enter a run in the index and return its id: the name of its folder, with a number if another run has it."""
+    homes = index_folders()
+    if folder.parent in homes:
         return folder.name
-    known = next((item.name for item in own.iterdir() if _is_good(item.name) and _leads_to(item, folder)), None)
-    if known is not None:
-        # Its place among the others is that of the newest run in the folder.
-        draft = own / f".{known}-{os.getpid()}-{secrets.token_hex(4)}"
-        draft.symlink_to(folder)
-        draft.replace(own / known)
-        return known
-    base = folder.name if _is_good(folder.name) else time.strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        name = base if number == 1 else f"{base}-{number}"
-        with contextlib.suppress(FileExistsError):
-            (own / name).symlink_to(folder)
-            return name
-    raise AssertionError("there are more numbers than runs")
+    problem: OSError | None = None
+    for home in homes:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            _drop_links(home)
+            return _link(folder, home, _entries(homes))
+        except OSError as error:
+            problem = problem or error
+    log.warning("this run is not in the list of your runs: %s", problem or "there is no folder for the list")
+    return folder.name
 
 
-def all_runs() -> dict[str, Path]:
-    """The folders of all runs that have a record, by id."""
-    own = roost_folder() / "runs"
-    found = _links(own)
-    with contextlib.suppress(FileNotFoundError):
-        found |= {item.name: item for item in own.iterdir() if item.is_dir() and not item.is_symlink()}
-    return {name: path for name, path in found.items() if _has_record(path)}
+def list_runs() -> list[Run]:
+    """Return the runs that have a record, the newest first; those that cannot be read come last."""
+    return [run for run in _read_index() if run.record is not _NO_RECORD]
 
 
 def find_run(name: str) -> Path:
-    """The folder of a run: by its id, by what only its id begins with, or by its path."""
+    """Return the folder of a run, found by its id, by a beginning that only its id has, by its path, or as `latest`."""
     path = Path(name)
-    if name and _has_record(path):
+    is_folder = bool(name) and os.path.isdir(path)
+    if is_folder and ("/" in name or os.path.isfile(path / RECORD_FILE)):
         return path.absolute()
     if "/" in name:
-        if not os.path.isdir(path):
-            raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists the runs that there are")
-        return path.absolute()
-    known = all_runs()
+        raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists your runs")
+    known = {run.id: run.folder for run in _read_index()}
     if name == LATEST:
-        return latest_record(known)
-    if name in known:
-        return known[name]
-    fitting = sorted(item for item in known if name and item.startswith(name))
+        if not known:
+            raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
+        return next(iter(known.values()))
+    fitting = [name] if name in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
         return known[fitting[0]]
     if fitting:
-        raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {join_words(fitting, last='or')}")
-    if name and os.path.isdir(path):
-        # A run without a record has logs all the same.
+        hint = f"write more of {join_words(fitting, last='or')}"
+        raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=hint)
+    if is_folder:
+        # A run without a record still has logs.
         return path.absolute()
-    raise ConfigError(f"there is no run {name!r}", hint=_hint(name, known))
-
-
-def find_id(folder: Path) -> str | None:
-    """The id by which a run in a folder is found here; None for one that came from elsewhere, or was dropped."""
-    return next((name for name, path in all_runs().items() if path == folder), None)
-
-
-def latest_record(known: dict[str, Path]) -> Path:
-    """The folder of the run that was started last, of some."""
-    if not known:
-        raise ConfigError("there is no run to look at", hint="run a job first, or give the folder of one")
-    return known[runs_by_age(known)[0][0]]
-
-
-def runs_by_age(known: dict[str, Path]) -> list[tuple[str, RunRecord | ConfigError]]:
-    """The records of some runs, the one that was started last first; those that cannot be read come last."""
-    readable: list[tuple[str, RunRecord]] = []
-    broken: list[tuple[str, ConfigError]] = []
-    for name, folder in known.items():
-        try:
-            readable.append((name, read_run(folder)))
-        except ConfigError as error:
-            broken.append((name, error))
-    readable.sort(key=lambda item: (started_at(item[1].began), item[0]), reverse=True)
-    return [*readable, *sorted(broken, key=lambda item: item[0], reverse=True)]
+    raise ConfigError(f"there is no run {name!r}", hint=_hint(name, list(known)))
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run as it is now: one whose driver is gone without a word has died."""
+    """Read the record of a run. If it says `running` and the driver is gone, the outcome is `died`."""
     record = read_record(folder)
     if record.outcome.status is Status.RUNNING and is_gone(record, folder):
         return replace(record, outcome=RunOutcome(status=Status.DIED))
@@ -114,7 +116,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def is_gone(record: RunRecord, folder: Path) -> bool:
-    """Whether the driver of a run is not there any more: its process, or its hold on the run's folder."""
+    """Whether the driver of a run is gone: its process has ended, or it no longer locks the run folder."""
     if record.host == socket.gethostname():
         try:
             if abs(psutil.Process(record.pid).create_time() - record.pid_began) > 1:
@@ -126,36 +128,137 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
     return is_free(folder)
 
 
-def _leads_to(link: Path, folder: Path) -> bool:
-    """Whether a link is one to a folder. That is not looked at: it may be on a server that does not answer."""
+def is_free(folder: Path) -> bool:
+    """Whether no driver locks a run folder."""
     try:
-        return link.readlink() == folder
+        with (folder / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
     except OSError:
-        # No link, or another driver has just dropped it.
+        # It is locked, or its file system has no locks.
         return False
+    return True
 
 
-def _has_record(folder: Path) -> bool:
-    # Not Path's own: that raises where somebody may not look.
-    return os.path.isfile(folder / RECORD_FILE)
+_NO_RECORD = ConfigError("the run has no record")
 
 
-def _links(own: Path) -> dict[str, Path]:
-    """The links of runs that lead somewhere."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for item in own.iterdir():
-            with contextlib.suppress(OSError):
-                if item.is_symlink() and _is_good(item.name) and item.is_dir():
-                    found[item.name] = item.readlink()
+def _read_index() -> list[Run]:
+    """Read every run, the newest first; a folder on a server that does not answer is left out after a while."""
+    entries = _entries(index_folders())
+    answers = _ask(_read_entry, entries.values())
+    found = []
+    for name, entry in entries.items():
+        answer = answers.get(entry)
+        if answer is not None:
+            found.append(answer)
+        elif entry not in answers:
+            silent = ConfigError(f"{_target(entry)} does not answer", hint="is its file server up?")
+            found.append(Run(id=name, folder=_target(entry), record=silent, began=0.0))
+    return sorted(found, key=lambda run: (run.began, run.id), reverse=True)
+
+
+def _read_entry(entry: Path) -> Run | None:
+    folder = _target(entry)
+    record: RunRecord | ConfigError = _NO_RECORD
+    began = 0.0
+    try:
+        # Not Path.is_file: it raises where this user may not read.
+        if os.path.isfile(folder / RECORD_FILE):
+            record = read_run(folder)
+            began = started_at(record.began).timestamp()
+        else:
+            began = (folder / LOCK_FILE).stat().st_mtime
+    except ConfigError as error:
+        record = error
+    except OSError:
+        return None
+    return Run(id=entry.name, folder=folder, record=record, began=began)
+
+
+def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path, Answer]:
+    """Ask about each path in a thread of its own, until no further answer comes: a path may be on a dead server."""
+    answers: queue.SimpleQueue[tuple[Path, Answer]] = queue.SimpleQueue()
+    asked = 0
+    # A RuntimeError: the system allows no more threads.
+    with contextlib.suppress(RuntimeError):
+        for path in paths:
+            threading.Thread(target=lambda path=path: answers.put((path, question(path))), daemon=True).start()
+            asked += 1
+    found: dict[Path, Answer] = {}
+    with contextlib.suppress(queue.Empty):
+        while len(found) < asked:
+            path, answer = answers.get(timeout=_ANSWER_SECONDS)
+            found[path] = answer
     return found
 
 
-def _is_good(name: str) -> bool:
+def _entries(homes: list[Path]) -> dict[str, Path]:
+    """Return the entries of the index by id; the first folder counts where two have the same."""
+    found = {}
+    for home in reversed(homes):
+        with contextlib.suppress(OSError):
+            found |= {item.name: item for item in home.iterdir() if _is_id(item.name)}
+    return found
+
+
+def _target(entry: Path) -> Path:
+    """Return the folder of an entry, without touching it: it may be on a server that does not answer."""
+    try:
+        return entry.readlink()
+    except OSError:
+        return entry
+
+
+def _is_id(name: str) -> bool:
     return bool(name) and name.isprintable() and not name.startswith((".", "-")) and name != LATEST
 
 
-def _hint(name: str, known: dict[str, Path]) -> str:
+def _link(folder: Path, home: Path, taken: dict[str, Path]) -> str:
+    known = next((name for name, entry in taken.items() if _target(entry) == folder), None)
+    if known is not None:
+        # A new link: the oldest are dropped first.
+        draft = home / f".{known}-{secrets.token_hex(4)}"
+        draft.symlink_to(folder)
+        draft.replace(home / known)
+        return known
+    base = folder.name if _is_id(folder.name) else time.strftime("%Y%m%d-%H%M%S")
+    name, number = base, 1
+    while True:
+        if name not in taken:
+            with contextlib.suppress(FileExistsError):
+                (home / name).symlink_to(folder)
+                return name
+        number += 1
+        name = f"{base}-{number}"
+
+
+def _drop_links(home: Path) -> None:
+    """Remove the links whose folders are gone, and the oldest of the others if there are too many."""
+    links = {}
+    for item in home.iterdir():
+        with contextlib.suppress(OSError):
+            if item.is_symlink() and _is_id(item.name):
+                links[item] = item.lstat().st_mtime
+    gone = {link for link, leads_nowhere in _ask(_leads_nowhere, links).items() if leads_nowhere}
+    kept = sorted(links.keys() - gone, key=links.__getitem__, reverse=True)
+    for link in [*gone, *kept[_KEPT_LINKS:]]:
+        with contextlib.suppress(OSError):
+            link.unlink()
+
+
+def _leads_nowhere(link: Path) -> bool:
+    try:
+        link.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _hint(name: str, known: list[str]) -> str:
     if not known:
         return "there are none: run a job first"
     import difflib  # only a mistake needs it
@@ -163,5 +266,4 @@ def _hint(name: str, known: dict[str, Path]) -> str:
     close = difflib.get_close_matches(name, known, n=_MOST_NAMED, cutoff=0.5)
     if close:
         return f"did you mean {join_words(close, last='or')}?"
-    newest = [name for name, _ in runs_by_age(known)[:_MOST_NAMED]]
-    return f"the newest are {join_words(newest)}; `roost runs` lists them all"
+    return f"the newest are {join_words(known[:_MOST_NAMED])}; `roost runs` lists them all"
