@@ -1,8 +1,8 @@
 """The index: every run of this user by its id.
 
-The index is the folder `runs` in the user's state folder. A run whose folder Roost chose is in it under its own name; any
-other has a link there. Both appear in one step or not at all, so drivers need no lock. An index in the temporary folder,
-where the state folder cannot be written or an older Roost wrote it, is read in the same way.
+The index is the folder `runs` in the user's state folder. A run whose folder Roost chose is in it, any other has a link
+there; both appear in one step, so that drivers need no lock. There may be a second index in the temporary folder: from
+an older Roost, or because the state folder cannot be written.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path
 
 def _entries(homes: list[Path]) -> dict[str, Path]:
     """Return the entries of the index by id; the first folder counts where two have the same."""
-    found = {}
+    found: dict[str, Path] = {}
     for home in reversed(homes):
         with contextlib.suppress(OSError):
             found |= {item.name: item for item in home.iterdir() if _is_id(item.name)}

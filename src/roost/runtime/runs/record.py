@@ -1,6 +1,6 @@
 """The record of a run: what ran, where, with which versions, how long it took and how it ended.
 
-The driver keeps it as `run.json` in the run folder. A record is data: reading one runs nothing, and `roost rerun` prints
+The driver keeps it as `run.json` in the run folder. A record is data: reading one runs nothing, and `roost rerun` shows
 the command before it runs it.
 """
 
@@ -13,7 +13,7 @@ import os
 import stat
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -258,8 +258,8 @@ def _table(cls: type) -> tuple[tuple[str, str, Any], ...]:
 
 def _write(kind: Any, value: Any) -> Any:
     """Turn a value of a declared type into what JSON has: pairs become an object."""
-    if is_dataclass(value):
-        return {key: _write(inner, getattr(value, name)) for name, key, inner in _table(type(value))}
+    if hasattr(value, "__dataclass_fields__"):
+        return {key: _write(inner, getattr(value, name)) for name, key, inner in _table(value.__class__)}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple):
@@ -268,14 +268,7 @@ def _write(kind: Any, value: Any) -> Any:
     return value
 
 
-_WORDS = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
+_WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a map"}
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -292,7 +285,7 @@ def _read(kind: Any, value: Any) -> Any:
         return tuple((name, _read(second, item)) for name, item in _checked(dict, value).items())
     if origin is tuple:
         return tuple(_read(inner[0], item) for item in _checked(list, value))
-    if is_dataclass(kind):
+    if hasattr(kind, "__dataclass_fields__"):
         data = _checked(dict, value)
         return kind(**{name: _read(item, data[key]) for name, key, item in _table(kind)})
     if issubclass(kind, StrEnum):
