@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -27,7 +27,7 @@ from roost import (
     Topology,
     make_plan,
 )
-from roost.machine.folders import socket_folder
+from roost.machine.folders import socket_folder, state_folder
 from roost.placement.from_groups import Placed, gather_plan
 from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
 from roost.runtime.runs import index as index_module
@@ -143,6 +143,18 @@ def test_a_record_comes_back_as_it_was_written():
     assert RunRecord.from_json(RECORD.to_json()) == RECORD
     bare = replace(RECORD, git=None, job=None, ended=None, seconds=None, plan=None, groups=(), restarts=())
     assert RunRecord.from_json(bare.to_json()) == bare
+
+
+def test_every_field_is_written_under_its_own_name():
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class NamedNode(RunNode):
+        host_name: str
+
+    node = NamedNode(rank=0, name="train-0", address="10.0.0.2", accelerators=(), host_name="box")
+    (written,) = replace(RECORD, nodes=(node,)).to_dict()["nodes"]
+    assert written == {"rank": 0, "name": "train-0", "address": "10.0.0.2", "accelerators": {}, "host_name": "box"}
+    (group,) = RECORD.to_dict()["groups"]
+    assert list(group) == ["name", "class", "began", "placements", "seconds", "phases", "error", "world_size"]
 
 
 @pytest.mark.parametrize(
@@ -482,7 +494,7 @@ def test_a_link_that_is_looked_at_for_ever_does_not_hold_up_a_job(own, tmp_path,
     assert read_record(finished_run(tmp_path / "near")).id == "near"
     near, far = list_runs()
     assert (near.id, find_run("near")) == ("near", tmp_path / "near")
-    assert (far.id, str(far.record)) == ("far", "/nowhere/far does not answer\n  hint: is its file server up?")
+    assert (far.id, str(far.record)) == ("far", "the run's folder does not answer\n  hint: is its file server up?")
     released.set()
 
 
@@ -494,6 +506,72 @@ def test_a_job_runs_where_it_cannot_be_listed(own, tmp_path, caplog):
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "this run is not in the list of your runs"
     ]
+
+
+def test_runs_outlive_the_temporary_folder(own, tmp_path):
+    folder = finished_run(tmp_path / "chosen")
+    made = make_run_dir(None)
+    begin(made).end()
+    shutil.rmtree(socket_folder())
+    assert state_folder() == own.parent
+    assert ids() == {"chosen", made.id}
+    assert (find_run("chosen"), find_run(made.id)) == (folder, own / made.id)
+
+
+def test_runs_that_an_older_roost_left_in_the_temporary_folder_are_found(own, tmp_path):
+    old = socket_folder() / "runs"
+    written(old / "20250101-000000-abcdef", replace(RECORD, id="20250101-000000-abcdef"))
+    written(tmp_path / "a" / "out", replace(RECORD, id="out"))
+    (old / "out").symlink_to(tmp_path / "a" / "out")
+    (old / "latest").symlink_to(tmp_path / "a" / "out")
+    assert ids() == {"20250101-000000-abcdef", "out"}
+    assert find_run("2025") == old / "20250101-000000-abcdef"
+    assert read_record(finished_run(tmp_path / "b" / "out")).id == "out-2", "the old run keeps its id"
+    assert (find_run("out"), find_run("latest")) == (tmp_path / "a" / "out", tmp_path / "b" / "out")
+    assert read_record(finished_run(tmp_path / "a" / "out")).id == "out", "and the new one in its folder takes it over"
+    assert {item.name for item in own.iterdir()} == {"out", "out-2"}
+
+
+@pytest.mark.parametrize("reason", ["read-only", "full", "no home"])
+def test_runs_go_to_the_temporary_folder_where_the_state_folder_cannot_be_written(own, tmp_path, monkeypatch, reason):
+    finished_run(tmp_path / "before")
+    if reason == "read-only":
+        is_allowed = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != own.parent and is_allowed(path, mode))
+    elif reason == "full":
+        for name in ("mkdir", "symlink_to", "write_text"):
+            monkeypatch.setattr(Path, name, full_disk(own.parent, getattr(Path, name)))
+    else:
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    chosen = finished_run(tmp_path / "chosen")
+    recorder = begin(make_run_dir(None))
+    recorder.end()
+    home = socket_folder() / "runs"
+    assert {item.name for item in home.iterdir()} >= {"chosen"} | ids() - {"before", "chosen"}
+    assert (find_run("chosen"), find_run("latest").parent) == (chosen, home)
+    assert ("before" in ids()) == (reason != "no home"), "older runs can be read"
+    assert not list(Path.cwd().glob("~*"))
+
+
+def full_disk(folder: Path, method):
+    def call(self: Path, *args, **kwargs):
+        if self.is_relative_to(folder):
+            raise OSError(28, "No space left on device")
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def test_drivers_that_start_together_get_ids_of_their_own(tmp_path):
+    folders = [tmp_path / str(number) / "out" for number in range(16)]
+    made = []
+    threads = [threading.Thread(target=lambda folder=folder: made.append(make_run_dir(folder))) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {item.id for item in made} == {"out", *(f"out-{number}" for number in range(2, 17))}
 
 
 def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, monkeypatch):

@@ -15,19 +15,23 @@ from roost.errors import ClusterError
 
 def state_folder() -> Path:
     """Return the folder for what must outlive a reboot, or `socket_folder()` where it cannot be written."""
-    folder = state_path()
     with contextlib.suppress(OSError):
-        # The path is relative if this user has no home folder.
-        if folder.is_absolute():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
+        folder = state_path()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
     return socket_folder()
 
 
 def state_path() -> Path:
-    """Return where this user's state belongs, whether or not it can be written."""
-    return user_state_path("roost")
+    """Return where this user's state belongs, writable or not; raise OSError for a user without a home folder."""
+    try:
+        folder = user_state_path("roost")
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+    if not folder.is_absolute():
+        raise FileNotFoundError(f"{folder} is not absolute")
+    return folder
 
 
 def socket_folder() -> Path:

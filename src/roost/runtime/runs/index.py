@@ -8,11 +8,11 @@ an older Roost, or because the state folder cannot be written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -26,7 +26,7 @@ import psutil
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder, state_folder, state_path
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
-from roost.text import join_words
+from roost.text import did_you_mean, join_words
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,9 @@ LOCK_FILE = ".lock"
 LATEST = "latest"
 """Names the newest run."""
 _KEPT_LINKS = 200
-_MOST_NAMED = 5
 _ANSWER_SECONDS = 2.0
+_UNRECORDED = ConfigError("the run has no record")
+_SILENT = ConfigError("the run's folder does not answer", hint="is its file server up?")
 Answer = TypeVar("Answer")
 
 
@@ -47,12 +48,12 @@ class Run:
     id: str
     folder: Path
     record: RunRecord | ConfigError
-    began: float
-    """In seconds since the epoch; 0 if it is not known."""
+    began: float = 0.0
+    """In seconds since the epoch, where it is known."""
 
 
 def index_folders() -> list[Path]:
-    """Return the folders of the index, the one that new runs go to first."""
+    """Return the folders of the index, the one for new runs first."""
     found = []
     for base in (state_folder, socket_folder, state_path):
         with contextlib.suppress(ClusterError, OSError):
@@ -65,25 +66,25 @@ def add_run(folder: Path) -> str:
     homes = index_folders()
     if folder.parent in homes:
         return folder.name
-    problem: OSError | None = None
+    problems = []
     for home in homes:
         try:
             home.mkdir(parents=True, exist_ok=True)
             _drop_links(home)
             return _link(folder, home, _entries(homes))
         except OSError as error:
-            problem = problem or error
-    log.warning("this run is not in the list of your runs: %s", problem or "there is no folder for the list")
+            problems.append(error)
+    log.warning("this run is not in the list of your runs: %s", problems[0])
     return folder.name
 
 
 def list_runs() -> list[Run]:
     """Return the runs that have a record, the newest first; those that cannot be read come last."""
-    return [run for run in _read_index() if run.record is not _NO_RECORD]
+    return [run for run in _read_index() if run.record is not _UNRECORDED]
 
 
 def find_run(name: str) -> Path:
-    """Return the folder of a run, found by its id, by a beginning that only its id has, by its path, or as `latest`."""
+    """Return the folder of a run, by its id, by a beginning that only its id has, by its path, or as `latest`."""
     path = Path(name)
     is_folder = bool(name) and os.path.isdir(path)
     if is_folder and ("/" in name or os.path.isfile(path / RECORD_FILE)):
@@ -91,11 +92,10 @@ def find_run(name: str) -> Path:
     if "/" in name:
         raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists your runs")
     known = {run.id: run.folder for run in _read_index()}
-    if name == LATEST:
-        if not known:
-            raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
-        return next(iter(known.values()))
-    fitting = [name] if name in known else sorted(item for item in known if name and item.startswith(name))
+    if name == LATEST and not known:
+        raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
+    wanted = next(iter(known)) if name == LATEST else name
+    fitting = [wanted] if wanted in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
         return known[fitting[0]]
     if fitting:
@@ -104,7 +104,10 @@ def find_run(name: str) -> Path:
     if is_folder:
         # A run without a record still has logs.
         return path.absolute()
-    raise ConfigError(f"there is no run {name!r}", hint=_hint(name, list(known)))
+    close = did_you_mean(name, known)
+    newest = f"the newest are {join_words(list(known)[:5])}; `roost runs` lists them all"
+    hint = f"did you mean {close}?" if close else newest if known else "there are none: run a job first"
+    raise ConfigError(f"there is no run {name!r}", hint=hint)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -133,55 +136,40 @@ def is_free(folder: Path) -> bool:
     try:
         with (folder / LOCK_FILE).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        # It is locked, or its file system has no locks.
-        return False
+    except OSError as error:
+        # Any other error: it is locked, or its file system has no locks.
+        return error.errno == errno.ENOENT
     return True
 
 
-_NO_RECORD = ConfigError("the run has no record")
-
-
 def _read_index() -> list[Run]:
-    """Read every run, the newest first; a folder on a server that does not answer is left out after a while."""
-    entries = _entries(index_folders())
-    answers = _ask(_read_entry, entries.values())
-    found = []
-    for name, entry in entries.items():
-        answer = answers.get(entry)
-        if answer is not None:
-            found.append(answer)
-        elif entry not in answers:
-            silent = ConfigError(f"{_target(entry)} does not answer", hint="is its file server up?")
-            found.append(Run(id=name, folder=_target(entry), record=silent, began=0.0))
-    return sorted(found, key=lambda run: (run.began, run.id), reverse=True)
+    """Read every run, the newest first."""
+    entries = _entries(index_folders()).values()
+    found = _ask(_read_entry, entries)
+    runs = [found.get(entry, Run(id=entry.name, folder=_target(entry), record=_SILENT)) for entry in entries]
+    return sorted((run for run in runs if run is not None), key=lambda run: (run.began, run.id), reverse=True)
 
 
 def _read_entry(entry: Path) -> Run | None:
     folder = _target(entry)
-    record: RunRecord | ConfigError = _NO_RECORD
-    began = 0.0
     try:
         # Not Path.is_file: it raises where this user may not read.
-        if os.path.isfile(folder / RECORD_FILE):
-            record = read_run(folder)
-            began = started_at(record.began).timestamp()
-        else:
+        if not os.path.isfile(folder / RECORD_FILE):
             began = (folder / LOCK_FILE).stat().st_mtime
-    except ConfigError as error:
-        record = error
+            return Run(id=entry.name, folder=folder, record=_UNRECORDED, began=began)
+        record = read_run(folder)
     except OSError:
         return None
-    return Run(id=entry.name, folder=folder, record=record, began=began)
+    except ConfigError as error:
+        return Run(id=entry.name, folder=folder, record=error)
+    return Run(id=entry.name, folder=folder, record=record, began=started_at(record.began).timestamp())
 
 
 def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path, Answer]:
-    """Ask about each path in a thread of its own, until no further answer comes: a path may be on a dead server."""
+    """Ask about each path in its own thread, until no further answer comes: a path may be on a dead file server."""
     answers: queue.SimpleQueue[tuple[Path, Answer]] = queue.SimpleQueue()
     asked = 0
-    # A RuntimeError: the system allows no more threads.
+    # RuntimeError: the system allows no more threads.
     with contextlib.suppress(RuntimeError):
         for path in paths:
             threading.Thread(target=lambda path=path: answers.put((path, question(path))), daemon=True).start()
@@ -195,7 +183,7 @@ def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path
 
 
 def _entries(homes: list[Path]) -> dict[str, Path]:
-    """Return the entries of the index by id; the first folder counts where two have the same."""
+    """Return the entries of the index by id; the first folder counts if two have the same id."""
     found: dict[str, Path] = {}
     for home in reversed(homes):
         with contextlib.suppress(OSError):
@@ -204,7 +192,7 @@ def _entries(homes: list[Path]) -> dict[str, Path]:
 
 
 def _target(entry: Path) -> Path:
-    """Return the folder of an entry, without touching it: it may be on a server that does not answer."""
+    """Return the folder of an entry, without touching it."""
     try:
         return entry.readlink()
     except OSError:
@@ -215,23 +203,21 @@ def _is_id(name: str) -> bool:
     return bool(name) and name.isprintable() and not name.startswith((".", "-")) and name != LATEST
 
 
-def _link(folder: Path, home: Path, taken: dict[str, Path]) -> str:
-    known = next((name for name, entry in taken.items() if _target(entry) == folder), None)
-    if known is not None:
-        # A new link: the oldest are dropped first.
-        draft = home / f".{known}-{secrets.token_hex(4)}"
-        draft.symlink_to(folder)
-        draft.replace(home / known)
-        return known
+def _link(folder: Path, home: Path, entries: dict[str, Path]) -> str:
     base = folder.name if _is_id(folder.name) else time.strftime("%Y%m%d-%H%M%S")
-    name, number = base, 1
+    known = next((entry for entry in entries.values() if _target(entry) == folder and entry.parent == home), None)
+    if known is not None:
+        # The links with the oldest times are dropped first.
+        os.utime(known, follow_symlinks=False)
+        return known.name
+    number = 1
     while True:
-        if name not in taken:
+        name = base if number == 1 else f"{base}-{number}"
+        if name not in entries or _target(entries[name]) == folder:
             with contextlib.suppress(FileExistsError):
                 (home / name).symlink_to(folder)
                 return name
         number += 1
-        name = f"{base}-{number}"
 
 
 def _drop_links(home: Path) -> None:
@@ -239,31 +225,17 @@ def _drop_links(home: Path) -> None:
     links = {}
     for item in home.iterdir():
         with contextlib.suppress(OSError):
-            if item.is_symlink() and _is_id(item.name):
+            if item.is_symlink():
                 links[item] = item.lstat().st_mtime
     gone = {link for link, leads_nowhere in _ask(_leads_nowhere, links).items() if leads_nowhere}
     kept = sorted(links.keys() - gone, key=links.__getitem__, reverse=True)
     for link in [*gone, *kept[_KEPT_LINKS:]]:
-        with contextlib.suppress(OSError):
-            link.unlink()
+        link.unlink(missing_ok=True)
 
 
 def _leads_nowhere(link: Path) -> bool:
     try:
         link.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
     return False
-
-
-def _hint(name: str, known: list[str]) -> str:
-    if not known:
-        return "there are none: run a job first"
-    import difflib  # only a mistake needs it
-
-    close = difflib.get_close_matches(name, known, n=_MOST_NAMED, cutoff=0.5)
-    if close:
-        return f"did you mean {join_words(close, last='or')}?"
-    return f"the newest are {join_words(known[:_MOST_NAMED])}; `roost runs` lists them all"

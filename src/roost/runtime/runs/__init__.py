@@ -1,0 +1,1 @@
+"""Runs: their folders, their records, and the index that finds them again."""
