@@ -257,13 +257,13 @@ def _table(cls: type) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _write(kind: Any, value: Any) -> Any:
-    """Turn a value of a declared type into what JSON has: pairs become an object."""
+    """Turn a value of a declared type into what JSON has; pairs become a map."""
     if hasattr(value, "__dataclass_fields__"):
         return {key: _write(inner, getattr(value, name)) for name, key, inner in _table(value.__class__)}
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple):
-        (inner, _) = get_args(kind)
+        inner = get_args(kind)[0]
         return dict(value) if get_origin(inner) is tuple else [_write(inner, item) for item in value]
     return value
 

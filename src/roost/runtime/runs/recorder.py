@@ -51,6 +51,7 @@ _WRITE_SHARE = 0.02
 """While a run goes on, writing its record may take this share of its time, in addition to the seconds above."""
 
 Parameters = ParamSpec("Parameters")
+Method = Callable[Concatenate["Recorder", Parameters], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +62,7 @@ class JobSource:
     job: RunJob
 
 
-def _harmless(
-    method: Callable[Concatenate[Recorder, Parameters], None],
-) -> Callable[Concatenate[Recorder, Parameters], None]:
+def _harmless(method: Method[Parameters]) -> Method[Parameters]:
     """Let a method take the recorder's lock, and log its exceptions instead of raising them."""
 
     @functools.wraps(method)
@@ -109,20 +108,12 @@ class Recorder:
 
     @_harmless
     def begin(
-        self,
-        run_dir: RunDir,
-        *,
-        user: str,
-        address: str,
-        namespace: str,
-        nodes: Sequence[RunNode],
-        topology: Topology,
+        self, run_dir: RunDir, *, user: str, address: str, namespace: str, nodes: Sequence[RunNode], topology: Topology
     ) -> None:
         """Start to keep a record in the run folder."""
         self._folder, cwd = Path(run_dir.path), Path.cwd()
         self._others = files_of_others(self._folder)
-        if RECORD_FILE in self._others:
-            raise _taken(self._folder / RECORD_FILE)
+        self._check_ours(RECORD_FILE)
         if PLAN_FILE not in self._others:
             # From an earlier run in the same folder.
             (self._folder / PLAN_FILE).unlink(missing_ok=True)
@@ -145,8 +136,11 @@ class Recorder:
         )
         self._change()
         if self._git is not None:
-            # Git may take a while in a large checkout, and a job does not wait for it.
-            threading.Thread(target=self._look_for_changes, args=(self._git, cwd), daemon=True).start()
+            threading.Thread(target=self._ask_git, args=(self._git, cwd), daemon=True).start()
+
+    def _ask_git(self, state: GitState, cwd: Path) -> None:
+        """Ask whether files changed, which takes a while in a large checkout; the next write has the answer."""
+        self._git = with_changes(state, cwd)
 
     @_harmless
     def note_job(self, source: JobSource) -> None:
@@ -171,11 +165,9 @@ class Recorder:
         self, name: str, cls: type, strategy: PlacementStrategy | None, placements: Sequence[Placement]
     ) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """Record the launch of a group, whether or not it succeeds; yield a function that takes its phases' seconds."""
-        key = object()
-        began = time.monotonic()
+        key, began, error = object(), time.monotonic(), ""
         phases: dict[str, float] = {}
         self._add_group(key, name, cls, Placed(placements=placements, strategy=strategy))
-        error = ""
         try:
             yield phases.update
         except BaseException as raised:
@@ -252,10 +244,6 @@ class Recorder:
         finally:
             self._record = None
 
-    def _look_for_changes(self, state: GitState, cwd: Path) -> None:
-        # The next write takes it along.
-        self._git = with_changes(state, cwd)
-
     def _change(self, *, may_wait: bool = False, **changes: Any) -> None:
         """Change the record and write it, or let a later change write it if too much time went into writing."""
         if self._record is None:
@@ -285,8 +273,7 @@ class Recorder:
 
     def _put(self, name: str, text: str) -> None:
         """Write a file of the run folder in one step, readable by this user alone."""
-        if name in self._others:
-            raise _taken(self._folder / name)
+        self._check_ours(name)
         draft = self._folder / f".{name}-{os.getpid()}-{threading.get_ident()}"
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -296,9 +283,9 @@ class Recorder:
             draft.unlink(missing_ok=True)
             raise
 
-
-def _taken(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} is a file of yours; give the run a folder of its own")
+    def _check_ours(self, name: str) -> None:
+        if name in self._others:
+            raise FileExistsError(f"{self._folder / name} is a file of yours; give the run a folder of its own")
 
 
 def _now() -> str:

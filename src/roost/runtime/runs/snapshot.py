@@ -90,19 +90,14 @@ def with_changes(state: GitState, folder: Path) -> GitState:
     """Ask git whether tracked files differ from the commit, and wait for its answer for a while."""
     # Git takes no lock and starts no helper that the checkout configures.
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
+    environ = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(  # noqa: S603 - a fixed command
-            command,
-            cwd=folder,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=True,
+        changes = subprocess.check_output(  # noqa: S603 - a fixed command
+            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_GIT_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return state
-    return replace(state, changed=bool(done.stdout.strip()))
+    return replace(state, changed=bool(changes.strip()))
 
 
 def _commit_of(common: Path, name: str) -> str:
