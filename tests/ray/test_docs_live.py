@@ -38,6 +38,7 @@ def environment() -> Iterator[dict[str, str]]:
     found |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "TMPDIR": own,
+        "XDG_STATE_HOME": own,
         "COLUMNS": "80",
         "NO_COLOR": "1",
         "PYTHONIOENCODING": "utf-8",

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError, ConfigError
-from roost.runtime.connect.local_cluster import roost_folder
+from roost.machine.folders import socket_folder
 from roost.testing import LocalCluster, LocalNode, local_cluster
 from waiting import is_gone, wait_until
 
@@ -103,7 +103,7 @@ def test_nodes_come_and_go():
 def test_two_local_clusters_at_once_do_not_meet():
     with local_cluster("1x1") as one, local_cluster("2x2") as other:
         assert one.address != other.address
-        assert one.folder.parent == other.folder.parent == roost_folder()
+        assert one.folder.parent == other.folder.parent == socket_folder()
         with Cluster(num_nodes=2) as cluster:
             assert cluster.address == other.address
         other.kill_node(1)

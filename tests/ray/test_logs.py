@@ -75,7 +75,8 @@ def test_the_command_shows_one_worker_a_group_the_end_and_what_there_is(shared_c
     assert "no log of 'actr:0'" in wrong.stderr
     assert "actor:0 and actor:1" in wrong.stderr
     assert roost("logs", "../actor:0", *run).returncode == 2
-    assert "there are no logs in" in roost("logs", "actor", "--run", "/nowhere").stderr
+    assert "there is no folder /nowhere" in roost("logs", "actor", "--run", "/nowhere").stderr
+    assert "there are no logs in /" in roost("logs", "actor", "--run", "/").stderr
 
 
 def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):

@@ -21,6 +21,7 @@ def environment():
     not_theirs = ("RAY_", "PYTEST_", "PYTHONPATH", "ROOST_")
     found = {name: value for name, value in os.environ.items() if not name.startswith(not_theirs)}
     found |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "TMPDIR": own, "COLUMNS": "80"}
+    found["XDG_STATE_HOME"] = own
     yield found
     subprocess.run([sys.executable, "-m", "roost", "down"], env=found, check=False, capture_output=True, timeout=120)
     shutil.rmtree(own, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Runs on real Ray: recorded while they go on, however they end, found by their ids and run again."""
+"""Runs on real Ray: recorded while they run, however they end, found by their ids and run again."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ FAIL = "actor.fail([1]).wait(60)"
 
 @pytest.fixture
 def own() -> Iterator[dict[str, str]]:
-    """An environment with a folder for runs that nobody else uses; pytest's own is too long a path for it."""
+    """An environment with its own list of runs; pytest's folders are too long for the sockets in TMPDIR."""
     folder = tempfile.mkdtemp(prefix="roost-runs-")
-    yield {"TMPDIR": folder}
+    yield {"TMPDIR": folder, "XDG_STATE_HOME": folder}
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -52,11 +52,11 @@ def roost(local: LocalCluster, own: dict[str, str], folder: Path, *words: str) -
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What a command printed, without what Ray itself remarks on how many processes there are."""
+    """The lines that a command printed, without Ray's remarks on the number of processes."""
     return [line for line in done.stdout.splitlines() if "(raylet)" not in line]
 
 
-def test_a_script_that_fails_says_so_in_its_record_and_can_be_run_again(driver, roost_local_cluster, own, tmp_path):
+def test_a_script_that_fails_is_recorded_as_failed_and_can_be_run_again(driver, roost_local_cluster, own, tmp_path):
     script = driver(SCRIPT.replace("WHAT", FAIL))
     _, complained = script.finish()
     assert "ValueError: bad reward on 1" in complained
@@ -85,7 +85,7 @@ def test_a_script_that_fails_says_so_in_its_record_and_can_be_run_again(driver, 
     assert read_record(tmp_path / "out").plan == record.plan
 
 
-def test_a_driver_that_is_killed_has_died_and_one_that_runs_is_running(driver, tmp_path):
+def test_a_killed_driver_has_died_and_a_live_one_is_running(driver, tmp_path):
     script = driver(SCRIPT.replace("WHAT", WAIT))
     assert script.line() == "launched"
     running = read_run(tmp_path / "out")
@@ -94,26 +94,26 @@ def test_a_driver_that_is_killed_has_died_and_one_that_runs_is_running(driver, t
     assert read_run(tmp_path / "out").outcome.status is Status.DIED
 
 
-def test_a_rank_that_is_restarted_is_noted_with_the_reason(shared_cluster: Cluster):
+def test_a_restart_is_recorded_with_its_reason(shared_cluster: Cluster):
     strategy = PackedPlacementStrategy(0, 1)
     with Performer.create_group().launch(shared_cluster, strategy, name="again", restarts=1) as group:
         with pytest.raises(WorkerDied):
             group.end(1, "kill").wait(60)
         record = shared_cluster.recorder.record
-        wait_until(lambda: shared_cluster.recorder.record.restarts, "it is started again")
+        wait_until(lambda: shared_cluster.recorder.record.restarts, "the rank is restarted")
         (restart,) = read_record(Path(shared_cluster.run_dir)).restarts
     assert (restart.worker, restart.error) == ("again:1", "")
     assert "killed" in restart.reason
     assert record.outcome.status is Status.RUNNING
 
 
-def test_a_cluster_can_be_told_not_to_record(roost_local_cluster, tmp_path):
+def test_a_cluster_with_record_false_keeps_no_record(roost_local_cluster, tmp_path):
     with Cluster(num_nodes=len(roost_local_cluster.nodes), run_dir=tmp_path / "run", record=False):
         pass
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_job_is_run_recorded_and_run_again_as_it_was(roost_local_cluster, own, tmp_path):
+def test_a_job_is_recorded_and_run_again_from_its_record(roost_local_cluster, own, tmp_path):
     shutil.copytree(JOB, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "job.yaml"
     text = path.read_text()
@@ -138,7 +138,7 @@ def test_a_job_is_run_recorded_and_run_again_as_it_was(roost_local_cluster, own,
     assert compared.returncode == 0, compared.stderr
     assert compared.stdout.startswith("the plans are alike\nthe runs (")
     assert "~ job: job.yaml --quiet --run-dir first -> job.yaml --quiet --run-dir" in compared.stdout
-    # As if the cluster were another one now: another plan comes of it.
+    # As if the cluster were a different one now: the plan differs.
     stored = there / "second" / "job.yaml"
     stored.write_text(stored.read_text().replace("rollout: 4-7:0-1", "rollout: 4-7:0-3"))
     looked = roost(roost_local_cluster, own, tmp_path, "rerun", "second", "--dry-run")

@@ -27,10 +27,9 @@ from roost.runtime.launch.worker_spec import WorkerSpec, make_worker_specs, plac
 from roost.runtime.process.actor import Report
 from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
-from roost.runtime.runs import folder as runs
 from roost.runtime.runs.console import Console
-from roost.runtime.runs.folder import check_group_name, latest_run, make_run_dir, own_run_dir, put_aside
-from roost.runtime.runs.run_dir import log_file
+from roost.runtime.runs.folder import check_group_name, log_file, make_run_dir, own_run_dir, put_aside
+from roost.runtime.runs.index import find_run
 from roost.text import printable
 
 JOB = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3"}}}
@@ -218,10 +217,9 @@ def test_a_group_may_be_called_almost_anything():
 
 
 def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = make_run_dir(tmp_path / "run")
     assert made.marker.exists()
-    assert latest_run() == tmp_path / "run"
     assert log_file(made.logs, "actor:0:1") == tmp_path / "run" / "logs" / "actor" / "0" / "1.log"
     monkeypatch.setenv("ROOST_RUNS_DIR", str(tmp_path / "other"))
     assert make_run_dir(None).path.startswith(f"{tmp_path}/other/20")
@@ -229,6 +227,7 @@ def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
     with own_run_dir(tmp_path / "run") as again:
         assert again.marker.exists()
         assert not made.marker.exists(), "a marker of an earlier run is none of this one"
+        assert find_run("latest") == tmp_path / "run", "a run without a record is found, too"
         with pytest.raises(ConfigError, match="another job is using"), own_run_dir(tmp_path / "run"):
             pass
     with own_run_dir(tmp_path / "run"):
@@ -244,9 +243,9 @@ def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
         assert (made.logs / f"actor.{number}" / "0.log").read_text() == str(number)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"run's folder .* cannot be made"):
+    with pytest.raises(Exception, match=r"run folder .* cannot be created"):
         make_run_dir(tmp_path / "file" / "run")
 
 
@@ -326,7 +325,7 @@ def test_an_exception_travels_pickled_or_at_least_described():
 
 
 def test_a_worker_that_may_not_look_into_the_runs_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("ROOST_LOG_DIR", raising=False)
     made = make_run_dir(tmp_path / "run")
     assert choose_place(made, "actor:0") == LogPlace(path=str(log_file(made.logs, "actor:0")), is_shared=True)
@@ -342,15 +341,15 @@ def test_a_worker_that_may_not_look_into_the_runs_folder_writes_its_log_elsewher
 
 
 def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, "roost_folder", lambda: tmp_path)
-    folder_of_runs = tmp_path / "runs"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder_of_runs = tmp_path / "roost" / "runs"
     for number in range(30):
         folder = folder_of_runs / f"20200101-0000{number:02d}-abcdef"
         folder.mkdir(parents=True)
         when = time.time() - (48 * 3600 if number % 2 else 0)
         os.utime(folder, (when, when))
-    made = make_run_dir(None)
-    left = {path.name for path in folder_of_runs.iterdir() if not path.is_symlink()}
+    with own_run_dir(None) as made:
+        assert find_run("latest") == folder_of_runs / made.id
+    left = {path.name for path in folder_of_runs.iterdir()}
     # The newest 20 stay, and of the older ones those that are younger than a day.
     assert len(left) == 20 + 6
-    assert latest_run() == folder_of_runs / made.path.rpartition("/")[2]

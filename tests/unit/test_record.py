@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -27,15 +27,14 @@ from roost import (
     Topology,
     make_plan,
 )
+from roost.machine.folders import socket_folder, state_folder
 from roost.placement.from_groups import Placed, gather_plan
 from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
-from roost.runtime.managers.node_manager import JobInfo
-from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
-from roost.runtime.runs import folder as runs_module
+from roost.runtime.runs import index as index_module
 from roost.runtime.runs import recorder as recorder_module
 from roost.runtime.runs.diff import diff_records
-from roost.runtime.runs.folder import make_run_dir, own_run_dir
-from roost.runtime.runs.index import all_runs, claim_id, find_run, is_gone, read_run, runs_by_age
+from roost.runtime.runs.folder import RunDir, make_run_dir, own_run_dir
+from roost.runtime.runs.index import add_run, find_run, is_gone, list_runs, read_run
 from roost.runtime.runs.record import (
     GitState,
     RunGroup,
@@ -52,27 +51,11 @@ from roost.runtime.runs.record import (
     what_of,
 )
 from roost.runtime.runs.recorder import JobSource, Recorder
-from roost.runtime.runs.run_dir import RunDir
 from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versions, with_changes
 
 TOPOLOGY = Topology.from_shorthand("2x4:H100")
 BEGAN = "2026-03-01T10:00:00.000+01:00"
-NODE = NodeInfo(
-    rank=0,
-    ray_id="ab",
-    address="10.0.0.2",
-    name="train-0",
-    hostname="train-0",
-    is_head=True,
-    cpus=8,
-    memory=2**30,
-    interpreter="/usr/bin/python",
-    python="3.12.1",
-    ray="2.60.0",
-    network="n",
-    ephemeral_ports=(32768, 60999),
-    accelerators=(AcceleratorInfo(type=TOPOLOGY.nodes[0].accelerator_type, device="0", model="H100"),),
-)
+NODE = RunNode(rank=0, name="train-0", address="10.0.0.2", accelerators=(("H100", 1),))
 RECORD = RunRecord(
     id="first",
     began=BEGAN,
@@ -109,14 +92,14 @@ RECORD = RunRecord(
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
-    """This user's own folder, new and empty; pytest's is too long for what Ray puts below such a one."""
-    tmp_path_factory.getbasetemp()  # before it would be made in ours
+    """The index of runs, new and empty; the folder for sockets is short, as Ray needs it."""
+    base = tmp_path_factory.mktemp("user")
     folder = tempfile.mkdtemp(prefix="roost-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(base))
     monkeypatch.delenv("ROOST_RUNS_DIR", raising=False)
-    found = Path(folder) / f"roost-{os.getuid()}" / "runs"
-    found.parent.mkdir(mode=0o700)
-    found.mkdir()
+    found = base / "roost" / "runs"
+    found.mkdir(parents=True)
     yield found
     shutil.rmtree(folder)
 
@@ -124,18 +107,12 @@ def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
 def begin(run_dir: RunDir) -> Recorder:
     """A record that is being kept, as a driver does it."""
     recorder = Recorder()
-    job = JobInfo(
-        cluster="10.0.0.2:6379",
-        namespace="roost",
-        host="train-0",
-        pid=os.getpid(),
-        user="me",
-        command="",
-        since=0.0,
-        run_dir=run_dir,
-    )
-    recorder.begin(job, [NODE], TOPOLOGY)
+    recorder.begin(run_dir, user="me", address="10.0.0.2:6379", namespace="roost", nodes=[NODE], topology=TOPOLOGY)
     return recorder
+
+
+def ids() -> set[str]:
+    return {run.id for run in list_runs()}
 
 
 def launch(recorder: Recorder, name: str, strategy=None, fails: bool = False) -> None:
@@ -168,23 +145,36 @@ def test_a_record_comes_back_as_it_was_written():
     assert RunRecord.from_json(bare.to_json()) == bare
 
 
+def test_every_field_is_written_under_its_own_name():
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class NamedNode(RunNode):
+        host_name: str
+
+    node = NamedNode(rank=0, name="train-0", address="10.0.0.2", accelerators=(), host_name="box")
+    (written,) = replace(RECORD, nodes=(node,)).to_dict()["nodes"]
+    assert written == {"rank": 0, "name": "train-0", "address": "10.0.0.2", "accelerators": {}, "host_name": "box"}
+    (group,) = RECORD.to_dict()["groups"]
+    assert list(group) == ["name", "class", "began", "placements", "seconds", "phases", "error", "world_size"]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"version": 2}, "has version 2, and this Roost reads 1"),
         ({"version": None}, "has version None"),
         ({"outcome": {"status": "odd", "error": "", "message": "", "worker": "", "log": ""}}, "'odd'"),
-        ({"command": [1]}, "1 is no text"),
+        ({"command": [1]}, "1 is not text"),
+        ({"command": "python"}, "'python' is not a list"),
         ({"began": "yesterday"}, "yesterday"),
         ({"began": "2026-03-01T10:00:00"}, "no time zone"),
-        ({"seconds": "many"}, "no number"),
-        ({"nodes": [{}]}, "KeyError"),
-        ({"groups": 3}, "TypeError"),
-        ({"versions": []}, "AttributeError"),
-        ({"pid": -1}, "-1 is no process id"),
-        ({"pid": float("inf")}, "inf is no process id"),
-        ({"git": ""}, "TypeError"),
-        ({"job": []}, "TypeError"),
+        ({"seconds": "many"}, "'many' is not a number"),
+        ({"nodes": [{}]}, "KeyError: 'rank'"),
+        ({"groups": 3}, "TypeError: 3 is not a list"),
+        ({"versions": []}, "[] is not a map"),
+        ({"pid": -1}, "-1 is not a process id"),
+        ({"pid": float("inf")}, "inf is not a whole number"),
+        ({"git": ""}, "TypeError: '' is not a map"),
+        ({"job": []}, "TypeError: [] is not a map"),
         ({"began": "0001-01-01T00:00:00+14:00"}, "OverflowError"),
     ],
 )
@@ -205,7 +195,7 @@ def test_what_is_not_even_like_a_record_is_refused_in_words(tmp_path, text):
         read_record(tmp_path / "nowhere")
     (tmp_path / "run.json").unlink()
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(ConfigError, match=r"run\.json is no file"):
+    with pytest.raises(ConfigError, match=r"run\.json: not a file"):
         read_record(tmp_path)
 
 
@@ -285,7 +275,7 @@ def test_an_exception_that_cannot_be_shown_is_a_failure_all_the_same():
             raise RuntimeError("no text")
 
     found = outcome_of(OddError())
-    assert (str(found), found.message) == ("failed: OddError", "(its text cannot be made)")
+    assert (str(found), found.message) == ("failed: OddError", "(its message cannot be shown)")
 
 
 def test_a_run_is_recorded_as_it_goes_on(tmp_path):
@@ -456,10 +446,11 @@ def test_a_run_has_the_name_of_its_folder_if_no_other_has(own, tmp_path):
     assert read_record(finished_run(chosen[1])).id == "out-2", "the same folder again"
     recorder = begin(make_run_dir(None))
     assert find_run(recorder.record.id) == own / recorder.record.id
-    assert claim_id(tmp_path / "latest").startswith("20"), "a name that means something else"
+    (tmp_path / "latest").mkdir()
+    assert add_run(tmp_path / "latest").startswith("20"), "a name that means something else"
     dated = finished_run(tmp_path / "runs" / "20261115-221530-colocate")
     assert find_run("20261115-221530-colocate") == dated
-    assert set(all_runs()) == {"out", "out-2", "out-3", recorder.record.id, "20261115-221530-colocate"}
+    assert ids() == {"out", "out-2", "out-3", recorder.record.id, "20261115-221530-colocate"}
 
 
 def test_runs_in_a_folder_of_the_users_choice_are_found(tmp_path, monkeypatch):
@@ -467,13 +458,13 @@ def test_runs_in_a_folder_of_the_users_choice_are_found(tmp_path, monkeypatch):
     recorder = begin(make_run_dir(None))
     recorder.end()
     (found,) = (tmp_path / "many").iterdir()
-    assert all_runs() == {found.name: found}
+    assert [(run.id, run.folder) for run in list_runs()] == [(found.name, found)]
 
 
 def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own, tmp_path):
     gone, stays = (finished_run(tmp_path / name) for name in ("gone", "stays"))
     shutil.rmtree(gone)
-    assert set(all_runs()) == {"stays"}
+    assert ids() == {"stays"}
     for number in range(205):
         (tmp_path / f"run{number}").mkdir()
         (own / f"run{number}").symlink_to(tmp_path / f"run{number}")
@@ -481,7 +472,7 @@ def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own,
     make_run_dir(tmp_path / "another")
     links = {item.name for item in own.iterdir()}
     assert "gone" not in links
-    assert {"stays", "latest", "run204"} <= links
+    assert {"stays", "another", "run204"} <= links
     assert len(links) == 201
     assert "run0" not in links
     assert (tmp_path / "run0").is_dir(), "folders that the user chose are left alone"
@@ -490,22 +481,97 @@ def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own,
 
 def test_a_link_that_is_looked_at_for_ever_does_not_hold_up_a_job(own, tmp_path, monkeypatch):
     released = threading.Event()
-    monkeypatch.setattr(runs_module, "_prune_links", lambda _: released.wait(60))
-    monkeypatch.setattr(runs_module, "_PRUNE_SECONDS", 0.01)
+    look = os.stat
+
+    def stat(path, *args, **kwargs):
+        if "far" in Path(path).parts:
+            released.wait(60)
+        return look(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(index_module, "_ANSWER_SECONDS", 0.2)
     (own / "far").symlink_to("/nowhere/far")
     assert read_record(finished_run(tmp_path / "near")).id == "near"
+    near, far = list_runs()
+    assert (near.id, find_run("near")) == ("near", tmp_path / "near")
+    assert (far.id, str(far.record)) == ("far", "the run's folder does not answer\n  hint: is its file server up?")
     released.set()
 
 
 def test_a_job_runs_where_it_cannot_be_listed(own, tmp_path, caplog):
-    shutil.rmtree(own)
-    own.write_text("in the way")
-    folder = finished_run(tmp_path / "run")
-    assert folder.is_dir()
+    for folder in (own, socket_folder() / "runs"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.write_text("in the way")
+    assert read_record(finished_run(tmp_path / "run")).id == "run"
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        f"this run is not among your runs in {own}",
-        "this run's record is not complete",
+        "this run is not in the list of your runs"
     ]
+
+
+def test_runs_outlive_the_temporary_folder(own, tmp_path):
+    folder = finished_run(tmp_path / "chosen")
+    made = make_run_dir(None)
+    begin(made).end()
+    shutil.rmtree(socket_folder())
+    assert state_folder() == own.parent
+    assert ids() == {"chosen", made.id}
+    assert (find_run("chosen"), find_run(made.id)) == (folder, own / made.id)
+
+
+def test_runs_that_an_older_roost_left_in_the_temporary_folder_are_found(own, tmp_path):
+    old = socket_folder() / "runs"
+    written(old / "20250101-000000-abcdef", replace(RECORD, id="20250101-000000-abcdef"))
+    written(tmp_path / "a" / "out", replace(RECORD, id="out"))
+    (old / "out").symlink_to(tmp_path / "a" / "out")
+    (old / "latest").symlink_to(tmp_path / "a" / "out")
+    assert ids() == {"20250101-000000-abcdef", "out"}
+    assert find_run("2025") == old / "20250101-000000-abcdef"
+    assert read_record(finished_run(tmp_path / "b" / "out")).id == "out-2", "the old run keeps its id"
+    assert (find_run("out"), find_run("latest")) == (tmp_path / "a" / "out", tmp_path / "b" / "out")
+    assert read_record(finished_run(tmp_path / "a" / "out")).id == "out", "and the new one in its folder takes it over"
+    assert {item.name for item in own.iterdir()} == {"out", "out-2"}
+
+
+@pytest.mark.parametrize("reason", ["read-only", "full", "no home"])
+def test_runs_go_to_the_temporary_folder_where_the_state_folder_cannot_be_written(own, tmp_path, monkeypatch, reason):
+    finished_run(tmp_path / "before")
+    if reason == "read-only":
+        is_allowed = os.access
+        monkeypatch.setattr(os, "access", lambda path, mode: path != own.parent and is_allowed(path, mode))
+    elif reason == "full":
+        for name in ("mkdir", "symlink_to", "write_text"):
+            monkeypatch.setattr(Path, name, full_disk(own.parent, getattr(Path, name)))
+    else:
+        monkeypatch.delenv("XDG_STATE_HOME")
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    chosen = finished_run(tmp_path / "chosen")
+    recorder = begin(make_run_dir(None))
+    recorder.end()
+    home = socket_folder() / "runs"
+    assert {item.name for item in home.iterdir()} >= {"chosen"} | ids() - {"before", "chosen"}
+    assert (find_run("chosen"), find_run("latest").parent) == (chosen, home)
+    assert ("before" in ids()) == (reason != "no home"), "older runs can be read"
+    assert not list(Path.cwd().glob("~*"))
+
+
+def full_disk(folder: Path, method):
+    def call(self: Path, *args, **kwargs):
+        if self.is_relative_to(folder):
+            raise OSError(28, "No space left on device")
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def test_drivers_that_start_together_get_ids_of_their_own(tmp_path):
+    folders = [tmp_path / str(number) / "out" for number in range(16)]
+    made = []
+    threads = [threading.Thread(target=lambda folder=folder: made.append(make_run_dir(folder))) for folder in folders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert {item.id for item in made} == {"out", *(f"out-{number}" for number in range(2, 17))}
 
 
 def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, monkeypatch):
@@ -518,7 +584,7 @@ def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, m
         return look(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "stat", stat)
-    assert all_runs() == {"good": good}
+    assert ids() == {"good"}
     assert find_run("good") == good
     with pytest.raises(ConfigError, match="there is no run"):
         find_run("x" * 5000)
@@ -571,9 +637,9 @@ def test_runs_are_listed_from_the_newest_and_broken_ones_come_last(own):
         written(own / name, replace(RECORD, id=name, began=f"2026-03-0{4 - day}T10:00:00+00:00"))
     written(own / "broken", RECORD)
     (own / "broken" / "run.json").write_text("{")
-    found = runs_by_age(all_runs())
-    assert [name for name, _ in found] == ["a", "b", "c", "broken"]
-    assert isinstance(found[-1][1], ConfigError)
+    found = list_runs()
+    assert [run.id for run in found] == ["a", "b", "c", "broken"]
+    assert isinstance(found[-1].record, ConfigError)
 
 
 def test_two_runs_are_compared_in_all_that_is_not_the_plan():
@@ -690,7 +756,7 @@ def test_groups_that_were_placed_by_hand_make_a_plan():
 def test_the_commands_show_runs(own, tmp_path, roost):
     assert roost("runs") == (0, "there are no runs yet\n", "")
     code, _, err = roost("show")
-    assert (code, err) == (2, "there is no run to look at\n  hint: run a job first, or give the folder of one\n")
+    assert (code, err) == (2, "there are no runs yet\n  hint: run a job first, or give the folder of a run\n")
     finished_run(tmp_path / "good", PackedPlacementStrategy(0, 3))
     finished_run(tmp_path / "bad", PackedPlacementStrategy(0, 1), error=ValueError("no \x1b[2J reward"))
     (own / "broken").mkdir()

@@ -55,9 +55,9 @@ def complete_run(incomplete: str) -> list[str]:
     """The runs of this user, the newest first."""
 
     def find() -> list[str]:
-        from roost.runtime.runs.index import all_runs, runs_by_age
+        from roost.runtime.runs.index import list_runs
 
-        return [name for name, _ in runs_by_age(all_runs())]
+        return [run.id for run in list_runs()]
 
     return _offered(find, incomplete)
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from roost.errors import ConfigError
-from roost.runtime.runs.folder import latest_run
-from roost.runtime.runs.index import find_run
-from roost.runtime.runs.run_dir import log_file
+from roost.runtime.runs.folder import log_file
+from roost.runtime.runs.index import LATEST, find_run
 from roost.text import join_words, printable
 
 _EVERY_SECONDS = 0.2
@@ -113,8 +112,7 @@ def _start_of_last(path: Path, lines: int) -> int:
 
 
 def _logs(run: str | None) -> Path:
-    is_path = run is not None and "/" in run
-    folder = (latest_run() if run is None else Path(run) if is_path else find_run(run)) / "logs"
+    folder = find_run(LATEST if run is None else run) / "logs"
     if not folder.is_dir():
         raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once a group was launched")
     return folder

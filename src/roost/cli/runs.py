@@ -20,10 +20,9 @@ def runs(
 ) -> None:
     """List your runs on this machine, the newest first."""
     from roost.cli import run_text, show
-    from roost.runtime.runs.index import all_runs, runs_by_age
+    from roost.runtime.runs.index import list_runs
 
-    known = all_runs()
-    found = [(name, known[name], record) for name, record in runs_by_age(known)]
+    found = [(run.id, run.folder, run.record) for run in list_runs()]
     if form is TextFormat.JSON:
         write_text(show.as_json([run_text.summary(*item) for item in found[:number]]), None)
     else:
@@ -43,7 +42,7 @@ def show(
     from roost.cli import run_text, show
     from roost.cli.load import plan_of_run
     from roost.render.grid import make_grid
-    from roost.runtime.runs.index import find_id, find_run, read_run
+    from roost.runtime.runs.index import find_run, list_runs, read_run
     from roost.text import printable
 
     folder = find_run(run)
@@ -56,7 +55,8 @@ def show(
     elif form is TextFormat.JSON:
         write_text(show.as_json({"folder": str(folder), **record.to_dict()}), None)
     else:
-        print_text(run_text.facts_of(record, folder, find_id(folder)))
+        id_here = next((item.id for item in list_runs() if item.folder == folder), None)
+        print_text(run_text.facts_of(record, folder, id_here))
         if record.plan is not None:
             grid = make_grid(plan_of_run(folder), title=printable(record.what))
             write_text("\n", None)

@@ -21,11 +21,12 @@ from roost.doctor.gather import gather
 from roost.errors import RoostError
 from roost.machine.devices import find_devices
 from roost.machine.disks import OldFiles, file_system, file_systems, find_old_files
+from roost.machine.folders import socket_folder
 from roost.machine.limits import find_limits, find_memory
 from roost.machine.ports import answers, find_ports
 from roost.machine.probe import find_software, machine_id
 from roost.machine.processes import list_processes, one_line
-from roost.runtime.connect.local_cluster import read_practice, roost_folder
+from roost.runtime.connect.local_cluster import read_practice
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
 
@@ -117,6 +118,6 @@ def _old_files() -> tuple[OldFiles, ...]:
     sessions = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"  # noqa: S108 - where Ray keeps them
     return (
         find_old_files("sessions of Ray", sessions, "session_*", used),
-        find_old_files("folders of local clusters", roost_folder(), "ray-*", used),
+        find_old_files("folders of local clusters", socket_folder(), "ray-*", used),
         find_old_files("runs", runs_folder(), "*", used),
     )

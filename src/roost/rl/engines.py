@@ -20,7 +20,7 @@ from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.worker import Worker
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
-from roost.runtime.runs.run_dir import log_file
+from roost.runtime.runs.folder import log_file
 from roost.text import join_words, plural
 
 HEALTH_SECONDS = 300.0

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType, TracebackType
 from typing import Any
@@ -56,6 +57,7 @@ from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_a
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import own_run_dir
+from roost.runtime.runs.record import RunNode
 from roost.runtime.runs.recorder import Recorder
 from roost.text import join_words, plural
 
@@ -222,7 +224,14 @@ class Cluster(metaclass=_OnePerProcess):
         managers = start_managers(job, nodes, wish.groups, wish.port_range)
         self._undo.callback(_end_managers, made, managers)
         if wish.record:
-            self._recorder.begin(job, nodes, topology)
+            self._recorder.begin(
+                job.run_dir,
+                user=job.user,
+                address=job.cluster,
+                namespace=job.namespace,
+                nodes=[_run_node(node) for node in nodes],
+                topology=topology,
+            )
         console = Console(quiet=wish.quiet)
         watch = Watch(nodes, made)
         self._undo.callback(watch.stop)
@@ -569,3 +578,8 @@ def _user() -> str:
     except (KeyError, OSError):
         # A container may run as a user that it does not know.
         return str(os.getuid())
+
+
+def _run_node(info: NodeInfo) -> RunNode:
+    models = Counter(item.model or str(item.type) for item in info.accelerators)
+    return RunNode(rank=info.rank, name=info.name, address=info.address, accelerators=tuple(models.items()))

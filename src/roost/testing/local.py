@@ -23,8 +23,8 @@ from typing import Any
 from roost.config.hardware import AcceleratorType
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError
+from roost.machine.folders import socket_folder
 from roost.runtime.connect.authentication import refresh_authentication
-from roost.runtime.connect.local_cluster import roost_folder
 from roost.runtime.connect.versions import has_token_authentication
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.text import plural, shorten
@@ -108,7 +108,7 @@ class LocalCluster:
         if self._keeper is not None:
             raise ClusterError("the local cluster is running already")
         authentication = _authentication()
-        self.folder = roost_folder() / f"ray-{secrets.token_hex(4)}"
+        self.folder = socket_folder() / f"ray-{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
             self._keeper = _start_keeper(authentication, _startup_settings(len(self.nodes)), stays=self._stays)
@@ -337,7 +337,7 @@ def _authentication() -> dict[str, str]:
     """
     if not has_token_authentication(version("ray")):
         return {}
-    path = roost_folder() / "token"
+    path = socket_folder() / "token"
     if not path.exists():
         draft = path.with_suffix(f".{os.getpid()}")
         draft.touch(mode=0o600)

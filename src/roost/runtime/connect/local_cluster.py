@@ -9,15 +9,13 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import psutil
 
 from roost.errors import ClusterError
+from roost.machine.folders import socket_folder
 
 _RECORD = "practice.json"
 
@@ -43,27 +41,11 @@ class PracticeCluster:
             return False
 
 
-def roost_folder() -> Path:
-    """This user's own folder for local clusters: short, since Ray puts sockets below it, and closed to others."""
-    folder = _folder_path()
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    if not _is_ours(folder):
-        raise ClusterError(
-            f"{folder} is not a folder of yours alone",
-            hint="Roost keeps the token and the sockets of local clusters there: remove it, or set TMPDIR",
-        )
-    return folder
-
-
 def read_practice() -> PracticeCluster | None:
     """The practice cluster that is up, or None; a record whose cluster is gone counts as none."""
-    folder = _folder_path()
-    if not _is_ours(folder):
-        return None
     try:
-        found = PracticeCluster(**json.loads((folder / _RECORD).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = PracticeCluster(**json.loads((socket_folder() / _RECORD).read_text(encoding="utf-8")))
+    except (ClusterError, OSError, ValueError, TypeError):
         return None
     return found if found.is_up else None
 
@@ -71,7 +53,7 @@ def read_practice() -> PracticeCluster | None:
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
     """Whoever starts or stops the practice cluster does so alone."""
-    with (roost_folder() / "lock").open("w") as lock:
+    with (socket_folder() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,7 +70,7 @@ def keep_practice(spec: str, address: str, environment: dict[str, str], keeper_p
         keeper_pid=keeper_pid,
         keeper_started=psutil.Process(keeper_pid).create_time(),
     )
-    path = roost_folder() / _RECORD
+    path = socket_folder() / _RECORD
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_text(json.dumps(asdict(practice), indent=2), encoding="utf-8")
     draft.replace(path)
@@ -107,21 +89,5 @@ def end_practice(timeout: float) -> PracticeCluster | None:
             except psutil.TimeoutExpired:
                 hint = f"kill -9 {practice.keeper_pid} ends it"
                 raise ClusterError(f"the practice cluster did not end in {timeout:g} s", hint=hint) from None
-    (roost_folder() / _RECORD).unlink(missing_ok=True)
+    (socket_folder() / _RECORD).unlink(missing_ok=True)
     return practice
-
-
-def _folder_path() -> Path:
-    base = tempfile.gettempdir()
-    if len(base) > 30 or " " in base:
-        base = "/tmp"  # noqa: S108 - a socket's path may have 107 characters
-    return Path(base) / f"roost-{os.getuid()}"
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether this is a folder of ours that nobody else may look into."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -25,8 +25,8 @@ from roost.runtime.nodes.ray_state import living
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.output import STARTED_AGAIN, read_tail
 from roost.runtime.runs.console import Console
+from roost.runtime.runs.folder import RunDir, log_file
 from roost.runtime.runs.recorder import Recorder
-from roost.runtime.runs.run_dir import RunDir, log_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

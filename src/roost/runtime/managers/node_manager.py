@@ -23,7 +23,7 @@ from roost.runtime.nodes.discover import make_topology, remote_function
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Pin, make_group, remove_groups
 from roost.runtime.nodes.ray_state import living
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.folder import RunDir
 
 JOB_VARIABLE = "ROOST_JOB"
 """Marks what the workers of a job start: by it, processes that outlive their job are found."""

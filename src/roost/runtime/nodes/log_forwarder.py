@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.machine.processes import die_with_parent
 from roost.runtime.runs.console import Console
-from roost.runtime.runs.run_dir import RunDir, log_file
+from roost.runtime.runs.folder import RunDir, log_file
 from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from roost.runtime.process.identity import Master, WorkerIdentity, assume
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Arguments, Packed, make_object
 from roost.runtime.process.timers import measured_call
-from roost.runtime.runs.run_dir import RunDir
+from roost.runtime.runs.folder import RunDir
 
 
 class MethodKind(StrEnum):

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from roost.runtime.runs.run_dir import RunDir, log_file
+from roost.runtime.runs.folder import RunDir, log_file
 from roost.text import printable
 
 WORKER_LOG = "roost.worker"
@@ -48,9 +48,9 @@ def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     # Path.exists raises where this user lacks permission, as in the folder of another user's driver.
     if not own_folder and os.path.exists(run_dir.marker):
         return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
-    from roost.runtime.connect.local_cluster import roost_folder
+    from roost.machine.folders import socket_folder
 
-    folder = Path(own_folder) if own_folder else roost_folder() / "logs"
+    folder = Path(own_folder) if own_folder else socket_folder() / "logs"
     run = hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
     return LogPlace(path=str(log_file(folder / run, address)), is_shared=False)
 

@@ -1,1 +1,1 @@
-"""The folder and the record of a run."""
+"""Runs: their folders, their records, and the index that finds them again."""

@@ -1,4 +1,4 @@
-"""What differs between two runs beside their plans."""
+"""The differences between two runs, apart from their plans."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from roost.runtime.runs.record import RunRecord
 
 Fact = tuple[str, str, str]
-"""Something that differs: what, before, after."""
+"""A difference: what differs, its value before, its value after."""
 
 
 def diff_records(before: RunRecord, after: RunRecord) -> list[Fact]:
-    """What differs between two runs beside their plans."""
+    """Return the differences between two runs, apart from their plans."""
     found: list[Fact] = [
         ("job", _job_text(before), _job_text(after)),
         ("text of the job", before.job.hash[:8] if before.job else "none", after.job.hash[:8] if after.job else "none"),
@@ -33,7 +33,7 @@ def diff_records(before: RunRecord, after: RunRecord) -> list[Fact]:
 
 
 def diff_environments(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[Fact]:
-    """The variables in which two environments differ."""
+    """Return the variables in which two environments differ."""
     old, new = ({name: "hidden" if value is None else value for name, value in env.items()} for env in (before, after))
     return list(_compared(old, new, "unset"))
 

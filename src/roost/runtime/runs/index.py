@@ -1,114 +1,117 @@
-"""All runs of this user on this machine by their ids, wherever their folders are.
+"""The index: every run of this user by its id.
 
-A run that Roost chose the folder of is there under its own name. For any other there is a link in the same place.
+The index is the folder `runs` in the user's state folder. A run whose folder Roost chose is in it, any other has a link
+there; both appear in one step, so that drivers need no lock. There may be a second index in the temporary folder: from
+an older Roost, or because the state folder cannot be written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import errno
+import fcntl
+import logging
 import os
-import secrets
+import queue
 import socket
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from roost.errors import ConfigError
-from roost.runtime.connect.local_cluster import roost_folder
-from roost.runtime.runs.folder import LATEST, is_free
+from roost.errors import ClusterError, ConfigError
+from roost.machine.folders import socket_folder, state_folder, state_path
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
-from roost.text import join_words
+from roost.text import did_you_mean, join_words
 
-_MOST_NAMED = 5
+log = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+"""A driver holds this file in its run folder locked."""
+LATEST = "latest"
+"""Names the newest run."""
+_KEPT_LINKS = 200
+_ANSWER_SECONDS = 2.0
+_UNRECORDED = ConfigError("the run has no record")
+_SILENT = ConfigError("the run's folder does not answer", hint="is its file server up?")
+Answer = TypeVar("Answer")
 
 
-def claim_id(folder: Path) -> str:
-    """A name for the run in a folder that no other run has: the folder's own, if it can be had."""
-    own = roost_folder() / "runs"
-    if folder.parent == own:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run in the index, with its record or the reason why that cannot be read."""
+
+    id: str
+    folder: Path
+    record: RunRecord | ConfigError
+    began: float = 0.0
+    """In seconds since the epoch, where it is known."""
+
+
+def index_folders() -> list[Path]:
+    """Return the folders of the index, the one for new runs first."""
+    found = []
+    for base in (state_folder, socket_folder, state_path):
+        with contextlib.suppress(ClusterError, OSError):
+            found.append(base() / "runs")
+    return list(dict.fromkeys(found))
+
+
+def add_run(folder: Path) -> str:
+    """Enter a run in the index and return its id: the name of its folder, with a number if another run has it."""
+    homes = index_folders()
+    if folder.parent in homes:
         return folder.name
-    known = next((item.name for item in own.iterdir() if _is_good(item.name) and _leads_to(item, folder)), None)
-    if known is not None:
-        # Its place among the others is that of the newest run in the folder.
-        draft = own / f".{known}-{os.getpid()}-{secrets.token_hex(4)}"
-        draft.symlink_to(folder)
-        draft.replace(own / known)
-        return known
-    base = folder.name if _is_good(folder.name) else time.strftime("%Y%m%d-%H%M%S")
-    for number in itertools.count(1):
-        name = base if number == 1 else f"{base}-{number}"
-        with contextlib.suppress(FileExistsError):
-            (own / name).symlink_to(folder)
-            return name
-    raise AssertionError("there are more numbers than runs")
+    problems = []
+    for home in homes:
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            _drop_links(home)
+            return _link(folder, home, _entries(homes))
+        except OSError as error:
+            problems.append(error)
+    log.warning("this run is not in the list of your runs: %s", problems[0])
+    return folder.name
 
 
-def all_runs() -> dict[str, Path]:
-    """The folders of all runs that have a record, by id."""
-    own = roost_folder() / "runs"
-    found = _links(own)
-    with contextlib.suppress(FileNotFoundError):
-        found |= {item.name: item for item in own.iterdir() if item.is_dir() and not item.is_symlink()}
-    return {name: path for name, path in found.items() if _has_record(path)}
+def list_runs() -> list[Run]:
+    """Return the runs that have a record, the newest first; those that cannot be read come last."""
+    return [run for run in _read_index() if run.record is not _UNRECORDED]
 
 
 def find_run(name: str) -> Path:
-    """The folder of a run: by its id, by what only its id begins with, or by its path."""
+    """Return the folder of a run, by its id, by a beginning that only its id has, by its path, or as `latest`."""
     path = Path(name)
-    if name and _has_record(path):
+    is_folder = bool(name) and os.path.isdir(path)
+    if is_folder and ("/" in name or os.path.isfile(path / RECORD_FILE)):
         return path.absolute()
     if "/" in name:
-        if not os.path.isdir(path):
-            raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists the runs that there are")
-        return path.absolute()
-    known = all_runs()
-    if name == LATEST:
-        return latest_record(known)
-    if name in known:
-        return known[name]
-    fitting = sorted(item for item in known if name and item.startswith(name))
+        raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists your runs")
+    known = {run.id: run.folder for run in _read_index()}
+    if name == LATEST and not known:
+        raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
+    wanted = next(iter(known)) if name == LATEST else name
+    fitting = [wanted] if wanted in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
         return known[fitting[0]]
     if fitting:
-        raise ConfigError(
-            f"{len(fitting)} runs begin with {name!r}", hint=f"write more of {join_words(fitting, last='or')}"
-        )
-    if name and os.path.isdir(path):
-        # A run without a record has logs all the same.
+        hint = f"write more of {join_words(fitting, last='or')}"
+        raise ConfigError(f"{len(fitting)} runs begin with {name!r}", hint=hint)
+    if is_folder:
+        # A run without a record still has logs.
         return path.absolute()
-    raise ConfigError(f"there is no run {name!r}", hint=_hint(name, known))
-
-
-def find_id(folder: Path) -> str | None:
-    """The id by which a run in a folder is found here; None for one that came from elsewhere, or was dropped."""
-    return next((name for name, path in all_runs().items() if path == folder), None)
-
-
-def latest_record(known: dict[str, Path]) -> Path:
-    """The folder of the run that was started last, of some."""
-    if not known:
-        raise ConfigError("there is no run to look at", hint="run a job first, or give the folder of one")
-    return known[runs_by_age(known)[0][0]]
-
-
-def runs_by_age(known: dict[str, Path]) -> list[tuple[str, RunRecord | ConfigError]]:
-    """The records of some runs, the one that was started last first; those that cannot be read come last."""
-    readable: list[tuple[str, RunRecord]] = []
-    broken: list[tuple[str, ConfigError]] = []
-    for name, folder in known.items():
-        try:
-            readable.append((name, read_run(folder)))
-        except ConfigError as error:
-            broken.append((name, error))
-    readable.sort(key=lambda item: (started_at(item[1].began), item[0]), reverse=True)
-    return [*readable, *sorted(broken, key=lambda item: item[0], reverse=True)]
+    close = did_you_mean(name, known)
+    newest = f"the newest are {join_words(list(known)[:5])}; `roost runs` lists them all"
+    hint = f"did you mean {close}?" if close else newest if known else "there are none: run a job first"
+    raise ConfigError(f"there is no run {name!r}", hint=hint)
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The record of a run as it is now: one whose driver is gone without a word has died."""
+    """Read the record of a run. If it says `running` and the driver is gone, the outcome is `died`."""
     record = read_record(folder)
     if record.outcome.status is Status.RUNNING and is_gone(record, folder):
         return replace(record, outcome=RunOutcome(status=Status.DIED))
@@ -116,7 +119,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def is_gone(record: RunRecord, folder: Path) -> bool:
-    """Whether the driver of a run is not there any more: its process, or its hold on the run's folder."""
+    """Whether the driver of a run is gone: its process has ended, or it no longer locks the run folder."""
     if record.host == socket.gethostname():
         try:
             if abs(psutil.Process(record.pid).create_time() - record.pid_began) > 1:
@@ -128,42 +131,111 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
     return is_free(folder)
 
 
-def _leads_to(link: Path, folder: Path) -> bool:
-    """Whether a link is one to a folder. That is not looked at: it may be on a server that does not answer."""
+def is_free(folder: Path) -> bool:
+    """Whether no driver locks a run folder."""
     try:
-        return link.readlink() == folder
+        with (folder / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        # Any other error: it is locked, or its file system has no locks.
+        return error.errno == errno.ENOENT
+    return True
+
+
+def _read_index() -> list[Run]:
+    """Read every run, the newest first."""
+    entries = _entries(index_folders()).values()
+    found = _ask(_read_entry, entries)
+    runs = [found.get(entry, Run(id=entry.name, folder=_target(entry), record=_SILENT)) for entry in entries]
+    return sorted((run for run in runs if run is not None), key=lambda run: (run.began, run.id), reverse=True)
+
+
+def _read_entry(entry: Path) -> Run | None:
+    folder = _target(entry)
+    try:
+        # Not Path.is_file: it raises where this user may not read.
+        if not os.path.isfile(folder / RECORD_FILE):
+            began = (folder / LOCK_FILE).stat().st_mtime
+            return Run(id=entry.name, folder=folder, record=_UNRECORDED, began=began)
+        record = read_run(folder)
     except OSError:
-        # No link, or another driver has just dropped it.
-        return False
+        return None
+    except ConfigError as error:
+        return Run(id=entry.name, folder=folder, record=error)
+    return Run(id=entry.name, folder=folder, record=record, began=started_at(record.began).timestamp())
 
 
-def _has_record(folder: Path) -> bool:
-    # Not Path's own: that raises where somebody may not look.
-    return os.path.isfile(folder / RECORD_FILE)
-
-
-def _links(own: Path) -> dict[str, Path]:
-    """The links of runs that lead somewhere."""
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for item in own.iterdir():
-            with contextlib.suppress(OSError):
-                if item.is_symlink() and _is_good(item.name) and item.is_dir():
-                    found[item.name] = item.readlink()
+def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path, Answer]:
+    """Ask about each path in its own thread, until no further answer comes: a path may be on a dead file server."""
+    answers: queue.SimpleQueue[tuple[Path, Answer]] = queue.SimpleQueue()
+    asked = 0
+    # RuntimeError: the system allows no more threads.
+    with contextlib.suppress(RuntimeError):
+        for path in paths:
+            threading.Thread(target=lambda path=path: answers.put((path, question(path))), daemon=True).start()
+            asked += 1
+    found: dict[Path, Answer] = {}
+    with contextlib.suppress(queue.Empty):
+        while len(found) < asked:
+            path, answer = answers.get(timeout=_ANSWER_SECONDS)
+            found[path] = answer
     return found
 
 
-def _is_good(name: str) -> bool:
+def _entries(homes: list[Path]) -> dict[str, Path]:
+    """Return the entries of the index by id; the first folder counts if two have the same id."""
+    found: dict[str, Path] = {}
+    for home in reversed(homes):
+        with contextlib.suppress(OSError):
+            found |= {item.name: item for item in home.iterdir() if _is_id(item.name)}
+    return found
+
+
+def _target(entry: Path) -> Path:
+    """Return the folder of an entry, without touching it."""
+    try:
+        return entry.readlink()
+    except OSError:
+        return entry
+
+
+def _is_id(name: str) -> bool:
     return bool(name) and name.isprintable() and not name.startswith((".", "-")) and name != LATEST
 
 
-def _hint(name: str, known: dict[str, Path]) -> str:
-    if not known:
-        return "there are none: run a job first"
-    import difflib  # only a mistake needs it
+def _link(folder: Path, home: Path, entries: dict[str, Path]) -> str:
+    base = folder.name if _is_id(folder.name) else time.strftime("%Y%m%d-%H%M%S")
+    known = next((entry for entry in entries.values() if _target(entry) == folder and entry.parent == home), None)
+    if known is not None:
+        # The links with the oldest times are dropped first.
+        os.utime(known, follow_symlinks=False)
+        return known.name
+    number = 1
+    while True:
+        name = base if number == 1 else f"{base}-{number}"
+        if name not in entries or _target(entries[name]) == folder:
+            with contextlib.suppress(FileExistsError):
+                (home / name).symlink_to(folder)
+                return name
+        number += 1
 
-    close = difflib.get_close_matches(name, known, n=_MOST_NAMED, cutoff=0.5)
-    if close:
-        return f"did you mean {join_words(close, last='or')}?"
-    newest = [name for name, _ in runs_by_age(known)[:_MOST_NAMED]]
-    return f"the newest are {join_words(newest)}; `roost runs` lists them all"
+
+def _drop_links(home: Path) -> None:
+    """Remove the links whose folders are gone, and the oldest of the others if there are too many."""
+    links = {}
+    for item in home.iterdir():
+        with contextlib.suppress(OSError):
+            if item.is_symlink():
+                links[item] = item.lstat().st_mtime
+    gone = {link for link, leads_nowhere in _ask(_leads_nowhere, links).items() if leads_nowhere}
+    kept = sorted(links.keys() - gone, key=links.__getitem__, reverse=True)
+    for link in [*gone, *kept[_KEPT_LINKS:]]:
+        link.unlink(missing_ok=True)
+
+
+def _leads_nowhere(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return False

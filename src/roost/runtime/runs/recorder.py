@@ -1,6 +1,6 @@
-"""Keeping the record of a run while it goes on: in the run's folder, and never in the way of the job.
+"""The recorder: it writes the record of a run while the run goes on, and never gets in the job's way.
 
-Whatever goes wrong here is said once and forgotten: a full disk must not end a training.
+Whatever goes wrong here is logged once and dropped: a full disk must not end a training run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import psutil
 
+from roost.config.topology import Topology
 from roost.placement.from_groups import Placed, gather_plan
-from roost.placement.plan import seat
-from roost.runtime.runs.index import claim_id
+from roost.placement.placement import Placement
+from roost.placement.plan import Plan, seat
+from roost.placement.strategies import PlacementStrategy
+from roost.runtime.runs.folder import RunDir
 from roost.runtime.runs.record import (
     PLAN_FILE,
     RECORD_FILE,
@@ -41,197 +44,164 @@ from roost.runtime.runs.record import (
 from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versions, with_changes
 from roost.text import shorten
 
-if TYPE_CHECKING:
-    from roost.config.topology import Topology
-    from roost.placement.placement import Placement
-    from roost.placement.plan import Plan
-    from roost.placement.strategies import PlacementStrategy
-    from roost.runtime.managers.node_manager import JobInfo
-    from roost.runtime.nodes.info import NodeInfo
-
 log: logging.Logger = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 1.0
 _WRITE_SHARE = 0.02
-"""So much of a run's time, beside the seconds above, may go into writing its record while it goes on."""
+"""While a run goes on, writing its record may take this share of its time, in addition to the seconds above."""
 
 Parameters = ParamSpec("Parameters")
+Method = Callable[Concatenate["Recorder", Parameters], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSource:
-    """The file that a job came from, as it was, and what it was run with."""
+    """The text of a job's file, and how the job was run."""
 
     text: str
     job: RunJob
 
 
-def _harmless(method: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """What goes wrong in recording is no reason for a job to fail."""
+def _harmless(method: Method[Parameters]) -> Method[Parameters]:
+    """Let a method take the recorder's lock, and log its exceptions instead of raising them."""
 
     @functools.wraps(method)
-    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+    def call(self: Recorder, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
-            method(*args, **kwargs)
+            with self._lock:
+                method(self, *args, **kwargs)
         except Exception as error:
-            recorder = args[0]
-            if isinstance(recorder, Recorder):
-                recorder.complain(error)
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("this run's record is not complete: %s: %s", type(error).__name__, error)
 
     return call
 
 
 class Recorder:
-    """The record of this process's run. One that was never begun takes everything and writes nothing."""
+    """The record of this process's run. Before `begin` and after `end` it accepts every note and writes nothing."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._folder: Path | None = None
+        self._folder = Path()
         self._others: set[str] = set()
         self._record: RunRecord | None = None
         self._topology: Topology | None = None
+        self._groups: dict[object, RunGroup] = {}
         self._placed: dict[str, Placed] = {}
-        self._plan_is_given = False
+        self._has_whole_plan = False
         self._plan_is_behind = False
         self._write_seconds = 0.0
         self._outcome: RunOutcome | None = None
         self._git: GitState | None = None
         self._began = time.monotonic()
-        # As the user set it: whoever connects to Ray adds to it.
+        # As the user set it: connecting to Ray adds variables.
         self._environment = environment_of(os.environ)
-        self._has_complained = False
-        # Errors that were there before have nothing to do with this run.
+        self._has_warned = False
+        # Exceptions from before the run have nothing to do with it.
         self._earlier = (sys.exception(), getattr(sys, "last_value", None))
 
     @property
     def record(self) -> RunRecord | None:
-        """The record as it is now; None where none is kept."""
+        """The record as it is now; None if this process keeps none."""
         return self._record
 
     @_harmless
-    def begin(self, job: JobInfo, nodes: Sequence[NodeInfo], topology: Topology) -> None:
-        """Keep a record from now on, in the job's run folder."""
-        folder = Path(job.run_dir.path)
-        cwd = Path.cwd()
-        self._others = files_of_others(folder)
-        if RECORD_FILE in self._others:
-            raise _taken(folder / RECORD_FILE)
+    def begin(
+        self, run_dir: RunDir, *, user: str, address: str, namespace: str, nodes: Sequence[RunNode], topology: Topology
+    ) -> None:
+        """Start to keep a record in the run folder."""
+        self._folder, cwd = Path(run_dir.path), Path.cwd()
+        self._others = files_of_others(self._folder)
+        self._check_ours(RECORD_FILE)
         if PLAN_FILE not in self._others:
-            # Of an earlier run in the same folder.
-            (folder / PLAN_FILE).unlink(missing_ok=True)
+            # From an earlier run in the same folder.
+            (self._folder / PLAN_FILE).unlink(missing_ok=True)
         self._git = git_state(cwd)
         self._topology = topology
-        self._folder = folder
         self._began = time.monotonic()
         self._record = RunRecord(
-            id=claim_id(folder),
+            id=run_dir.id,
             began=_now(),
             command=tuple(sys.orig_argv),
             cwd=str(cwd),
-            user=job.user,
+            user=user,
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_began=psutil.Process().create_time(),
-            address=job.cluster,
-            namespace=job.namespace,
-            versions=loaded_versions(),
+            address=address,
+            namespace=namespace,
             environment=self._environment,
-            git=self._git,
-            nodes=tuple(_node(node) for node in nodes),
+            nodes=tuple(nodes),
         )
-        self._write()
+        self._change()
         if self._git is not None:
-            # Large checkouts take git a while: whoever starts a job does not wait for it.
-            threading.Thread(target=self._look_for_changes, args=(self._git, cwd), daemon=True).start()
+            threading.Thread(target=self._ask_git, args=(self._git, cwd), daemon=True).start()
+
+    def _ask_git(self, state: GitState, cwd: Path) -> None:
+        """Ask whether files changed, which takes a while in a large checkout; the next write has the answer."""
+        self._git = with_changes(state, cwd)
 
     @_harmless
     def note_job(self, source: JobSource) -> None:
-        """The job came from a file: keep that as it was, and what it was run with."""
-        if self._folder is None:
+        """Keep the text of the job's file, and how the job was run."""
+        if self._record is None:
             return
         kept = self._folder / source.job.stored
-        # The job may be in the run's folder itself.
+        # The job's file may be in the run folder itself.
         if kept.name not in self._others or kept.read_text(encoding="utf-8") != source.text:
             self._put(kept.name, source.text)
         self._change(job=source.job)
 
     @_harmless
     def note_plan(self, plan: Plan) -> None:
-        """The job has a plan as a whole, before anything is launched."""
-        self._plan_is_given = True
-        self._put(PLAN_FILE, plan.to_json() + "\n")
-        self._change(plan=plan.hash)
+        """Keep the plan of the whole job, before anything is launched."""
+        self._has_whole_plan = True
+        self._put_plan(plan)
+        self._change()
 
     @contextlib.contextmanager
     def launching(
         self, name: str, cls: type, strategy: PlacementStrategy | None, placements: Sequence[Placement]
     ) -> Iterator[Callable[[Mapping[str, float]], None]]:
-        """Record the launch of a group, however it ends; what is given takes the seconds of its phases."""
-        began = time.monotonic()
+        """Record the launch of a group, whether or not it succeeds; yield a function that takes its phases' seconds."""
+        key, began, error = object(), time.monotonic(), ""
         phases: dict[str, float] = {}
-        place = self._add_group(name, cls, strategy, placements)
+        self._add_group(key, name, cls, Placed(placements=placements, strategy=strategy))
         try:
             yield phases.update
-        except BaseException as error:
-            self._end_group(place, time.monotonic() - began, phases, type(error).__name__)
+        except BaseException as raised:
+            error = type(raised).__name__
             raise
-        self._end_group(place, time.monotonic() - began, phases, "")
-
-    def _add_group(
-        self, name: str, cls: type, strategy: PlacementStrategy | None, placements: Sequence[Placement]
-    ) -> int:
-        with self._lock:
-            self._note_group(name, cls, strategy, placements)
-            return len(self._record.groups) - 1 if self._record is not None else -1
+        finally:
+            self._end_group(key, time.monotonic() - began, phases, error)
 
     @_harmless
-    def _note_group(
-        self, name: str, cls: type, strategy: PlacementStrategy | None, placements: Sequence[Placement]
-    ) -> None:
-        if self._record is None or self._topology is None:
+    def _add_group(self, key: object, name: str, cls: type, placed: Placed) -> None:
+        if self._record is None:
             return
-        group = RunGroup(
+        self._groups[key] = RunGroup(
             name=name,
             class_name=f"{cls.__module__}.{cls.__qualname__}",
             began=_now(),
-            placements=tuple(map(seat, placements)),
+            placements=tuple(map(seat, placed.placements)),
         )
-        self._record = replace(self._record, groups=(*self._record.groups, group))
-        if not self._plan_is_given:
-            self._placed[name] = Placed(placements=placements, strategy=strategy)
+        if not self._has_whole_plan:
+            self._placed[name] = placed
             self._plan_is_behind = True
-            if self._may_write():
-                self._gather_plan()
-        self._write_soon()
+        self._change(may_wait=True)
 
     @_harmless
-    def _gather_plan(self) -> None:
-        """Write the plan that the groups make together."""
-        if self._record is None or self._topology is None or not self._plan_is_behind:
-            return
-        with self._timed():
-            plan = gather_plan(self._topology, self._placed)
-            self._put(PLAN_FILE, plan.to_json() + "\n")
-            self._record = replace(self._record, plan=plan.hash)
-            self._plan_is_behind = False
-
-    @_harmless
-    def _end_group(self, place: int, seconds: float, phases: Mapping[str, float], error: str) -> None:
-        with self._lock:
-            if self._record is None or place < 0:
-                return
-            groups = list(self._record.groups)
-            told = tuple((name, round(after, 3)) for name, after in phases.items())
-            groups[place] = replace(groups[place], seconds=round(seconds, 3), phases=told, error=error)
-            self._record = replace(self._record, groups=tuple(groups))
-            self._write_soon()
+    def _end_group(self, key: object, seconds: float, phases: Mapping[str, float], error: str) -> None:
+        if key in self._groups:
+            rounded = tuple((name, round(after, 3)) for name, after in phases.items())
+            self._groups[key] = replace(self._groups[key], seconds=round(seconds, 3), phases=rounded, error=error)
+            self._change(may_wait=True)
 
     @_harmless
     def note_restart(self, worker: str, reason: str, seconds: float, error: BaseException | None) -> None:
-        """A rank was started again in its place, or could not be."""
-        with self._lock:
-            if self._record is None:
-                return
+        """Record that a rank was restarted in its place, or that its restart failed."""
+        if self._record is not None:
             restart = RunRestart(
                 worker=worker,
                 when=_now(),
@@ -239,89 +209,71 @@ class Recorder:
                 seconds=round(seconds, 3),
                 error="" if error is None else shorten(f"{type(error).__name__}: {error}", 300),
             )
-            self._record = replace(self._record, restarts=(*self._record.restarts, restart))
-            self._write_soon()
+            self._change(may_wait=True, restarts=(*self._record.restarts, restart))
 
     @_harmless
     def note_error(self, error: BaseException | None) -> None:
-        """The run is ended by this exception, or by none; what is known first counts."""
-        if self._outcome is None:
-            self._outcome = outcome_of(error)
+        """Record that this exception ends the run, or that none does; only the first outcome counts."""
+        self._outcome = self._outcome or outcome_of(error)
 
     @_harmless
     def note_signal(self, name: str) -> None:
-        """The run is ended by a signal."""
-        if self._outcome is None:
-            self._outcome = RunOutcome(status=Status.INTERRUPTED, error=name)
+        """Record that a signal ends the run."""
+        self._outcome = self._outcome or RunOutcome(status=Status.INTERRUPTED, error=name)
 
     @_harmless
     def note_close(self) -> None:
-        """Somebody closes the Cluster: because of the exception that is on its way, if there is one."""
+        """Record that the Cluster is closed: because of the exception that is being handled, if there is one."""
         error = sys.exception()
         self.note_error(None if error is self._earlier[0] else error)
 
     @_harmless
     def note_exit(self) -> None:
-        """The script is over and did not close its Cluster; the interpreter remembers the exception that ended it."""
+        """Record that the script ended without closing its Cluster; the interpreter knows the exception, if any."""
         error = getattr(sys, "last_value", None)
         if error is not None and error is not self._earlier[1] and not hasattr(sys, "ps1"):
             self.note_error(error)
-        elif self._outcome is None:
-            self._outcome = RunOutcome(status=Status.ENDED)
+        self._outcome = self._outcome or RunOutcome(status=Status.ENDED)
 
     @_harmless
     def end(self) -> None:
-        """Write down how it ended; nothing comes after that."""
-        with self._lock:
-            self._gather_plan()
-            outcome = self._outcome or RunOutcome(status=Status.FINISHED)
+        """Write how the run ended, and nothing after that."""
+        outcome = self._outcome or RunOutcome(status=Status.FINISHED)
+        try:
             self._change(ended=_now(), seconds=round(time.monotonic() - self._began, 3), outcome=outcome)
+        finally:
             self._record = None
 
-    def complain(self, error: Exception) -> None:
-        """Say once that this run is not recorded as it should be."""
-        if not self._has_complained:
-            self._has_complained = True
-            log.warning("this run's record is not complete: %s: %s", type(error).__name__, error)
-
-    def _look_for_changes(self, state: GitState, cwd: Path) -> None:
-        # It goes into the file with whatever is written next.
-        self._git = with_changes(state, cwd)
-
-    def _change(self, **changes: Any) -> None:
-        with self._lock:
-            if self._record is not None:
-                self._record = replace(self._record, **changes)
-                self._write()
-
-    def _write_soon(self) -> None:
-        """Write what came to pass now or, where very much did, with what comes next."""
-        if self._may_write():
-            self._write()
-
-    def _may_write(self) -> bool:
-        return self._write_seconds <= _WRITE_SECONDS + _WRITE_SHARE * (time.monotonic() - self._began)
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _change(self, *, may_wait: bool = False, **changes: Any) -> None:
+        """Change the record and write it, or let a later change write it if too much time went into writing."""
+        if self._record is None:
+            return
+        self._record = replace(self._record, groups=tuple(self._groups.values()), **changes)
         began = time.monotonic()
+        if may_wait and self._write_seconds > _WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
+            return
         try:
-            yield
+            self._gather_plan()
+            self._record = replace(self._record, versions=loaded_versions(), git=self._git)
+            self._put(RECORD_FILE, self._record.to_json())
         finally:
             self._write_seconds += time.monotonic() - began
 
-    def _write(self) -> None:
-        with self._lock, self._timed():
-            if self._record is not None:
-                self._record = replace(self._record, versions=loaded_versions(), git=self._git)
-                self._put(RECORD_FILE, self._record.to_json())
+    @_harmless
+    def _gather_plan(self) -> None:
+        """Write the plan that the launched groups make together."""
+        if self._plan_is_behind and self._topology is not None:
+            self._put_plan(gather_plan(self._topology, self._placed))
+            self._plan_is_behind = False
+
+    def _put_plan(self, plan: Plan) -> None:
+        if self._record is not None:
+            self._put(PLAN_FILE, plan.to_json() + "\n")
+            self._record = replace(self._record, plan=plan.hash)
 
     def _put(self, name: str, text: str) -> None:
-        """Write a file of the run's folder: whole or not at all, and for this user's eyes."""
-        if self._folder is None:
-            return
-        if name in self._others:
-            raise _taken(self._folder / name)
+        """Write a file of the run folder in one step, readable by this user alone."""
+        self._check_ours(name)
         draft = self._folder / f".{name}-{os.getpid()}-{threading.get_ident()}"
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -331,18 +283,10 @@ class Recorder:
             draft.unlink(missing_ok=True)
             raise
 
-
-def _taken(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} is a file of yours; give the run a folder of its own")
+    def _check_ours(self, name: str) -> None:
+        if name in self._others:
+            raise FileExistsError(f"{self._folder / name} is a file of yours; give the run a folder of its own")
 
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
-
-
-def _node(info: NodeInfo) -> RunNode:
-    counts: dict[str, int] = {}
-    for item in info.accelerators:
-        model = item.model or str(item.type)
-        counts[model] = counts.get(model, 0) + 1
-    return RunNode(rank=info.rank, name=info.name, address=info.address, accelerators=tuple(counts.items()))

@@ -1,4 +1,4 @@
-"""What a driver finds around itself that may matter later: versions, variables, the checkout that it was started in."""
+"""A snapshot of the driver's surroundings: versions, environment variables, the git checkout."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NAMES = {
 }
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
-    # An address with a password or a token in it; settings, as in JSON, of which one is called like a secret.
+    # A URL with a password or a token in it, or settings, as in JSON, one of which is named like a secret.
     r"://[^\s/]+@|://[^\s@/]*:[^\s@]*@|(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?|CREDENTIALS?)([\"']\s*:|:\s|\s*=)",
     re.IGNORECASE,
 )
-# What `ray job submit` was given, with the variables of the job and their values.
+# The options of `ray job submit`, with the job's variables and their values.
 _ALWAYS_SECRET = {"RAY_JOB_CONFIG_JSON_ENV_VAR"}
 _SET_BY_RAY = {"RAY_CLIENT_MODE"}
 _NOT_SECRET = {"TOKENIZERS_PARALLELISM"}
@@ -39,7 +39,7 @@ _GIT_SECONDS = 10.0
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """The variables that matter to a run; of one that looks like a secret only the name.
+    """Return the variables that matter to a run, with None for a value that looks like a secret.
 
     >>> environment_of({"NCCL_DEBUG": "INFO", "RAY_AUTH_TOKEN": "abc", "HOME": "/home/me"})
     {'NCCL_DEBUG': 'INFO', 'RAY_AUTH_TOKEN': None}
@@ -50,15 +50,15 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    is_named_so = name in _ALWAYS_SECRET or (name not in _NOT_SECRET and _SECRET.search(name))
-    return bool(is_named_so or _SECRET_VALUE.search(value))
+    has_secret_name = name in _ALWAYS_SECRET or (name not in _NOT_SECRET and _SECRET.search(name))
+    return bool(has_secret_name or _SECRET_VALUE.search(value))
 
 
 def loaded_versions() -> dict[str, str]:
-    """The versions of Roost, Python and of what this process has loaded of the usual packages."""
+    """Return the versions of Python, of Roost, and of the well-known packages that this process has loaded."""
     found = {"python": platform.python_version()}
     for name in _MODULES:
-        # Only what is there: a record must not be the reason to load torch.
+        # Recording a run must not load torch.
         version = getattr(sys.modules.get(name), "__version__", None)
         if isinstance(version, str):
             found[name] = version
@@ -66,42 +66,38 @@ def loaded_versions() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> GitState | None:
-    """The commit and branch that are checked out around a folder, read from the files of git; None where none is."""
+    """Read the commit and the branch that are checked out around a folder from the files of git, or return None."""
     try:
         dot_git = next(found for parent in (folder, *folder.parents) if (found := parent / ".git").exists())
         git_dir = dot_git
         if dot_git.is_file():
-            # A worktree, or a submodule.
+            # A worktree or a submodule.
             git_dir = dot_git.parent / dot_git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
         head = (git_dir / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return _checked(GitState(commit=head))
-        name = head.removeprefix("ref: ")
-        common = git_dir
-        if (git_dir / "commondir").is_file():
-            common = git_dir / (git_dir / "commondir").read_text(encoding="utf-8").strip()
-        return _checked(GitState(commit=_commit_of(common, name), branch=name.removeprefix("refs/heads/")))
+        commit, branch = head, ""
+        if head.startswith("ref: "):
+            name = head.removeprefix("ref: ")
+            common = git_dir
+            if (git_dir / "commondir").is_file():
+                common = git_dir / (git_dir / "commondir").read_text(encoding="utf-8").strip()
+            commit, branch = _commit_of(common, name), name.removeprefix("refs/heads/")
     except (OSError, UnicodeDecodeError, StopIteration):
         return None
+    return GitState(commit=commit, branch=branch) if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
 
 
 def with_changes(state: GitState, folder: Path) -> GitState:
-    """The same, and whether tracked files differ from the commit; takes as long as git does, within limits."""
-    # No lock is taken and no helper of the checkout is started.
+    """Ask git whether tracked files differ from the commit, and wait for its answer for a while."""
+    # Git takes no lock and starts no helper that the checkout configures.
     command = ["git", "-c", "core.fsmonitor=false", "status", "--porcelain", "--untracked-files=no"]
+    environ = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(  # noqa: S603 - words of our own
-            command,
-            cwd=folder,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=True,
+        changes = subprocess.check_output(  # noqa: S603 - a fixed command
+            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_GIT_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return state
-    return replace(state, changed=bool(done.stdout.strip()))
+    return replace(state, changed=bool(changes.strip()))
 
 
 def _commit_of(common: Path, name: str) -> str:
@@ -110,7 +106,3 @@ def _commit_of(common: Path, name: str) -> str:
         return loose.read_text(encoding="utf-8").strip()
     packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
     return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
-
-
-def _checked(state: GitState) -> GitState | None:
-    return state if re.fullmatch(r"[0-9a-f]{40,64}", state.commit) else None
