@@ -57,8 +57,10 @@ def plan_project(path: Path) -> Project:
     """What `roost new PATH` would make; ConfigError where the name or the folder cannot be used."""
     try:
         folder = path.resolve()
+        if any(part.is_symlink() for part in (folder, *folder.parents)):
+            raise OSError("its links form a circle")
     except (OSError, RuntimeError) as error:
-        # Links in a circle, which Python tells in either way.
+        # Up to 3.12 Python raises one of them for links in a circle; later it returns such a path as it is.
         raise ConfigError(f"{path}: {error}") from None
     name = folder.name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name) or len(name) > _MAX_NAME:

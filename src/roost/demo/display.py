@@ -119,7 +119,9 @@ class WithoutRemarks(io.TextIOBase):
         return len(text) if is_end or self._is_remark else self._stream.write(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        # Python also flushes when it deletes the object, and from 3.13 on reports what that raises.
+        if not self._stream.closed:
+            self._stream.flush()
 
     def fileno(self) -> int:
         return self._stream.fileno()
