@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from roost.cli.completion import join_words
 from roost.cli.main import main
+from roost.cli.shell import join_split_words
 
 JOB = """
 cluster:
@@ -163,4 +163,4 @@ def test_the_script_for_bash_works_in_bash(place):
     ],
 )
 def test_words_that_bash_cut_are_joined(words, current, joined):
-    assert join_words(words.split(), current) == joined
+    assert join_split_words(words.split(), current) == joined

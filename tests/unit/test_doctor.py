@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roost.cli.doctor import report_text
+from roost.cli.text.doctor import report_text
 from roost.doctor import child, machine_look
 from roost.doctor.child import cannot_join, finding_of
 from roost.doctor.cluster_rules import (

@@ -85,7 +85,7 @@ def test_a_project_in_this_folder_needs_no_cd(roost, tmp_path, monkeypatch):
 
 def test_pytest_is_named_where_it_is_missing(roost, monkeypatch):
     assert "pip install pytest" not in roost("new", "with-it")[1]
-    monkeypatch.setattr("roost.cli.starting.find_spec", lambda _: None)
+    monkeypatch.setattr("roost.cli.commands.new.find_spec", lambda _: None)
     assert "  cd without-it\n  pip install pytest\n" in roost("new", "without-it")[1]
 
 

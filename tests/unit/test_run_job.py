@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from roost import ConfigError
 from roost.cli.main import app
-from roost.cli.users_error import users_part, users_report
+from roost.cli.user_traceback import user_frames, user_report
 from roost.config.job import read_job_draft
 from roost.runtime.failures.failure import attach_failures
 from roost.runtime.job import load, run_job
@@ -70,23 +70,23 @@ def test_what_the_users_code_raises_is_shown_from_where_it_begins(tmp_path, code
 
 
 def test_an_error_of_ours_is_shown_whole_wherever_it_was_raised():
-    ours = {"__name__": "roost.cli.load", "json": json}
+    ours = {"__name__": "roost.cli.plans", "json": json}
     exec("def load(): json.loads('{')", ours)  # noqa: S102 - a module of ours that has a mistake in it
     with pytest.raises(ValueError, match="Expecting") as raised:
         ours["load"]()
     # Down from the command, as the command line sees it.
     error = raised.value.with_traceback(raised.value.__traceback__.tb_next)
-    assert users_part(error) is None
-    assert users_report(error) is None
+    assert user_frames(error) is None
+    assert user_report(error) is None
 
 
 def test_what_a_worker_raised_in_its_constructor_is_told_by_its_notes():
     error = FileNotFoundError(2, "No such file or directory", "model.bin")
     error.add_note("in actor:0 on node 1")
-    assert users_report(error) is None, "so far it is an error of ours"
+    assert user_report(error) is None, "so far it is an error of ours"
     attach_failures(error, ())
     shown = "FileNotFoundError: [Errno 2] No such file or directory: 'model.bin'\nin actor:0 on node 1\n"
-    assert users_report(error) == shown
+    assert user_report(error) == shown
 
 
 def test_a_dry_run_is_the_plan():

@@ -28,6 +28,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util import list_named_actors
 
+from roost.config.job import ClusterConfig
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, NameTaken
@@ -45,7 +46,7 @@ from roost.runtime.managers.watch import Watch
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import name_of_job
-from roost.runtime.options import TIMEOUT_SECONDS, Wish
+from roost.runtime.options import TIMEOUT_SECONDS, ClusterOptions
 from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
 from roost.runtime.runs.folder import own_run_dir
@@ -68,7 +69,7 @@ class _OnePerProcess(type):
             current = Cluster._current
             # A fork has the object of its parent, and not its connection.
             if current is not None and current._pid == os.getpid():
-                current._check_same(Wish(*args, **kwargs))
+                current._check_same(ClusterOptions.check(*args, **kwargs))
                 return current
             return super().__call__(*args, **kwargs)
 
@@ -96,7 +97,7 @@ class Cluster(metaclass=_OnePerProcess):
     """A job's presence on Ray: connection, nodes in order, node groups, managers.
 
     - `num_nodes`: how many nodes to wait for; the first of them are used where there are more.
-    - `cluster_cfg`: the section `cluster` of a config, for num_nodes and node groups.
+    - `cluster_cfg`: the section `cluster` of a config, or a `ClusterConfig`, for num_nodes and node groups.
     - neither: attach to the job that this process belongs to, or to the only one that is there.
     - `address`: where Ray is; else RAY_ADDRESS, else the practice cluster, else the cluster of this machine.
     - `namespace`: the job's own namespace; a second job on the same Ray gets one by itself.
@@ -104,7 +105,7 @@ class Cluster(metaclass=_OnePerProcess):
     - `port_range`: first and last port to lease from, on every node.
     - `run_dir`: the run's folder, for the workers' logs; else a new one in ROOST_RUNS_DIR or this user's own folder.
     - `quiet`: do not show launches and what workers print; else as ROOST_QUIET says.
-    - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`.
+    - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`, unless it is False.
     """
 
     NAMESPACE = "roost"
@@ -115,7 +116,7 @@ class Cluster(metaclass=_OnePerProcess):
     def __init__(
         self,
         num_nodes: int | None = None,
-        cluster_cfg: Mapping[str, Any] | None = None,
+        cluster_cfg: Mapping[str, Any] | ClusterConfig | None = None,
         *,
         address: str | None = None,
         namespace: str | None = None,
@@ -123,9 +124,9 @@ class Cluster(metaclass=_OnePerProcess):
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
-        record: bool = True,
+        record: bool | None = None,
     ) -> None:
-        wish = Wish(
+        wish = ClusterOptions.check(
             num_nodes,
             cluster_cfg,
             address=address,
@@ -139,6 +140,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._pid = os.getpid()
         self._is_open = False
         self._is_own_job = False
+        self._keeps_record = wish.record is not False
         self._asked_address = wish.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
         self._watch: Watch | None = None
@@ -168,7 +170,7 @@ class Cluster(metaclass=_OnePerProcess):
             self.close()
             raise
 
-    def _open(self, wish: Wish, deadline: float) -> None:
+    def _open(self, wish: ClusterOptions, deadline: float) -> None:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = wish.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
@@ -191,7 +193,7 @@ class Cluster(metaclass=_OnePerProcess):
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
-    def _connect(self, wish: Wish, namespace: str, *, may_start: bool) -> None:
+    def _connect(self, wish: ClusterOptions, namespace: str, *, may_start: bool) -> None:
         made = connection.connect(wish.address, namespace, may_start=may_start)
         self._undo.callback(connection.disconnect, made)
         self._connection = made
@@ -199,7 +201,7 @@ class Cluster(metaclass=_OnePerProcess):
         if made.started_ray:
             self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
 
-    def _find_nodes(self, wish: Wish, deadline: float) -> None:
+    def _find_nodes(self, wish: ClusterOptions, deadline: float) -> None:
         found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
         nodes, notice = discover.first_nodes(discover.discover(found, deadline), wish.num_nodes)
         if notice:
@@ -210,7 +212,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._groups = wish.groups
         self._port_range = wish.port_range
 
-    def _start_managers(self, namespace: str, wish: Wish, deadline: float) -> None:
+    def _start_managers(self, namespace: str, wish: ClusterOptions, deadline: float) -> None:
         self._job = JobInfo(
             cluster=self._address,
             namespace=namespace,
@@ -225,7 +227,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._undo.callback(self._recorder.end)
         managers = start_managers(namespace, self._nodes, self._groups, self._job, wish.port_range)
         self._undo.callback(self._end_job)
-        if wish.record:
+        if self._keeps_record:
             self._recorder.begin(self._job, self._nodes, self._topology)
         self._node_manager, self._worker_manager, self._collective_manager = managers
         self._watch = Watch(self._nodes, managers, self._connection)
@@ -237,7 +239,7 @@ class Cluster(metaclass=_OnePerProcess):
         connection.prepare_disconnect()
         self._master_port = self._node_manager.get_view(_seconds_until(deadline)).master_port
 
-    def _connect_and_attach(self, wish: Wish, deadline: float) -> None:
+    def _connect_and_attach(self, wish: ClusterOptions, deadline: float) -> None:
         # A look around first, from a namespace of nobody: which jobs are there?
         self._connect(wish, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
         namespace = find_job(wish.namespace)
@@ -259,7 +261,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._logs = LogShow(self._job.run_dir, self._screen, None)
         self._undo.callback(self._close_groups)
 
-    def _check_same(self, wish: Wish) -> None:
+    def _check_same(self, wish: ClusterOptions) -> None:
         """Refuse a wish that this Cluster does not fulfil."""
         contradictions = []
         if wish.num_nodes is not None and wish.num_nodes != self.num_nodes:
@@ -276,6 +278,8 @@ class Cluster(metaclass=_OnePerProcess):
             contradictions.append(f"run_dir is {self.run_dir}, not {wish.run_dir}")
         if wish.quiet is not None and wish.quiet != self._screen.quiet:
             contradictions.append(f"quiet is {self._screen.quiet}, not {wish.quiet}")
+        if wish.record is not None and self._is_own_job and wish.record != self._keeps_record:
+            contradictions.append(f"record is {self._keeps_record}, not {wish.record}")
         if contradictions:
             raise ConfigError(
                 f"this process has a Cluster, and {join_words(contradictions)}",

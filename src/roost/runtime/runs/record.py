@@ -122,16 +122,6 @@ class RunJob:
         return "job.json" if self.file.endswith(".json") else "job.yaml"
 
     @property
-    def placement(self) -> Any:
-        """The rules that place the components, by their name."""
-        return self.text_of("--placement") or "auto"
-
-    def text_of(self, flag: str) -> str | None:
-        """What a flag was given, if it was."""
-        value = dict(self.flags).get(flag)
-        return value if isinstance(value, str) else None
-
-    @property
     def arguments(self) -> list[str]:
         """The flags as they are typed."""
         return [part for name, value in self.flags for part in ([name] if value is True else [name, str(value)])]

@@ -1,13 +1,19 @@
-"""`roost logs`: what the workers of a run printed, whole or as it comes."""
+"""`roost logs`: what the workers of a run printed, whole or while they print it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from roost.cli.out import write_text
+from roost.cli.runs import complete_run
+from roost.cli.shell import offer
 from roost.errors import ConfigError
 from roost.runtime.runs.folder import latest_run
 from roost.runtime.runs.index import find_run
@@ -19,49 +25,72 @@ _CHUNK = 2**20
 _FOLLOWED_LINES = 10
 
 
-def list_logs(run: str | None) -> str:
-    """Which workers a run has logs of."""
-    folder = _logs(run)
-    found = [(_address(folder, path), f"{path.stat().st_size:,} bytes", str(path)) for path in _files(folder, "")]
+def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the groups and workers that the run on the line, or the newest, has logs of."""
+
+    def find() -> list[str]:
+        names = _names(_log_folder(context.params.get("run")))
+        return [*dict.fromkeys(name.rpartition(":")[0] for name in names), *names]
+
+    return offer(find, incomplete)
+
+
+def logs(
+    worker: Annotated[
+        str | None,
+        typer.Argument(metavar="WORKER", help="actor:3, or actor for the whole group.", autocompletion=_complete_log),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            help="The id of a run or its folder; default: your newest run.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+) -> None:
+    folder = _log_folder(run)
+    if worker is None:
+        write_text(_list_logs(folder))
+    else:
+        _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow)
+
+
+def _list_logs(folder: Path) -> str:
+    found = [(_address(folder, path), f"{path.stat().st_size:,} bytes", str(path)) for path in _files(folder)]
     first, second = (max((len(row[column]) for row in found), default=0) for column in (0, 1))
-    rows = [f"{address:{first}}  {size:>{second}}  {path}" for address, size, path in found]
-    return "\n".join([f"logs of the run {folder.parent}", *rows])
+    rows = [f"{address:{first}}  {size:>{second}}  {path}\n" for address, size, path in found]
+    return "".join([f"logs of the run {folder.parent}\n", *rows])
 
 
-def log_names(run: str | None) -> list[str]:
-    """The workers that a run has logs of."""
-    folder = _logs(run)
-    return [_address(folder, path) for path in _files(folder, "")]
-
-
-def show_logs(worker: str, run: str | None, lines: int | None, follow: bool, write: Callable[[str], None]) -> None:
-    """Print the log of a worker (`actor:3`) or of all workers of a group (`actor`), and go on if that is wanted."""
-    folder = _logs(run)
+def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool) -> None:
+    """Print the logs of a worker (`actor:3`) or of a group (`actor`), and with `follow` what is added to them."""
     files = _files(folder, worker)
     if not files:
-        there = join_words(sorted(set(log_names(run))), most=12)
-        raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {there or 'none'}")
-    if lines is None and follow:
-        lines = _FOLLOWED_LINES
+        has = join_words(sorted(set(_names(folder))), most=12) or "none"
+        raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {has}")
     tails = {path: _Tail(path, lines) for path in files}
     is_many = len(files) > 1
     while True:
         for path, tail in tails.items():
             start = f"{_address(folder, path)} | " if is_many else ""
             for line in tail.lines(is_last=not follow):
-                write(start + line)
+                write_text(f"{start}{line}\n")
         if not follow:
             return
         time.sleep(_EVERY_SECONDS)
         for path in _files(folder, worker):
-            # One that is put aside just now is gone by the time that it is looked at.
+            # One that is being put aside may be gone before it is opened.
             with contextlib.suppress(FileNotFoundError):
                 if path not in tails:
                     tails[path] = _Tail(path, None)
 
 
 class _Tail:
-    """One log, read on from where it was read to."""
+    """One log, and how far it has been read."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
         self._path = path
@@ -70,11 +99,11 @@ class _Tail:
         self._begun = b""
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
-        """The whole lines that came since; at the end also what has no end of line."""
+        """Yield the lines added since the last call; with `is_last` also one without a line end."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
-            # Put aside just now, for another group of that name.
+            # Put aside for another group of the same name.
             return
         with file:
             found = os.fstat(file.fileno())
@@ -94,7 +123,7 @@ def _text(line: bytes) -> str:
 
 
 def _start_of_last(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin, found from its end."""
+    """Find where the last lines of a file begin, reading from its end."""
     with path.open("rb") as file:
         position = file.seek(0, 2)
         end = position
@@ -112,23 +141,26 @@ def _start_of_last(path: Path, lines: int) -> int:
     return 0 if lines else end
 
 
-def _logs(run: str | None) -> Path:
+def _log_folder(run: str | None) -> Path:
     is_path = run is not None and "/" in run
     folder = (latest_run() if run is None else Path(run) if is_path else find_run(run)) / "logs"
     if not folder.is_dir():
-        raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once a group was launched")
+        raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once it has launched a group")
     return folder
 
 
-def _files(folder: Path, worker: str) -> list[Path]:
-    """The log of a worker, or those of a group's workers, by rank."""
+def _files(folder: Path, worker: str = "") -> list[Path]:
+    """List the log of a worker, those of a group's workers, or all, by rank."""
     if worker and not all(part and part not in (".", "..") and "/" not in part for part in worker.split(":")):
-        raise ConfigError(f"{worker!r} names no worker", hint="write actor:3, or actor for the whole group")
-    one = log_file(folder, worker) if worker else folder
-    if worker and one.is_file():
+        raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
+    if worker and (one := log_file(folder, worker)).is_file():
         return [one]
-    below = folder.joinpath(*worker.split(":")) if worker else folder
+    below = folder.joinpath(*worker.split(":"))
     return sorted(below.rglob("*.log"), key=lambda path: [_rank_key(part) for part in path.relative_to(folder).parts])
+
+
+def _names(folder: Path) -> list[str]:
+    return [_address(folder, path) for path in _files(folder)]
 
 
 def _rank_key(part: str) -> tuple[int, int, str]:

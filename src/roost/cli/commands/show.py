@@ -1,0 +1,51 @@
+"""`roost show`: all that is known about a run, and the map of its plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.options import TextForm, TextFormat
+from roost.cli.out import write_text
+from roost.cli.plans import read_saved_plan
+from roost.cli.runs import complete_run, plan_file
+from roost.cli.terminal import draw_map, print_answer
+from roost.cli.text.runs import run_text
+from roost.render.grid import make_grid
+from roost.render.svg import draw_svg
+from roost.runtime.runs.index import find_id, find_run, read_run
+from roost.text import printable
+
+
+def show(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Its id, the first characters of that, or its folder; default: your newest run.",
+            autocompletion=complete_run,
+        ),
+    ] = "latest",
+    form: TextForm = TextFormat.TEXT,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the map of its plan to this file instead.")
+    ] = None,
+) -> None:
+    folder = find_run(run)
+    record = read_run(folder)
+    title = printable(record.what)
+    if svg is not None:
+        plan = read_saved_plan(plan_file(folder))
+        write_text(draw_svg(plan, make_grid(plan, title=title)), svg)
+        return
+    print_answer(
+        form,
+        lambda: {"folder": str(folder), **record.to_dict()},
+        lambda: run_text(record, folder, find_id(folder)),
+    )
+    if form is TextFormat.TEXT and record.plan is not None:
+        grid = make_grid(read_saved_plan(plan_file(folder)), title=title)
+        write_text("\n")
+        draw_map(grid)
