@@ -198,9 +198,9 @@ def test_where_tells_the_seat_and_the_environment(roost):
 @pytest.mark.parametrize(
     ("worker", "said"),
     [
-        ("rollout", "is no worker"),
-        ("rollout:x", "is no worker"),
-        ("rollout:-1", "is no worker"),
+        ("rollout", "is not a worker"),
+        ("rollout:x", "is not a worker"),
+        ("rollout:-1", "is not a worker"),
         ("rollout:4", "has no rank 4: it has ranks 0-3"),
         ("rolout:1", "no component 'rolout'"),
     ],
@@ -230,9 +230,9 @@ def test_who_tells_the_workers(roost):
         ("7:0", "there is no node 7"),
         ("0:8", "node 0 has no accelerator 8"),
         ("0:Franka:0", "no hardware of kind 'Franka'"),
-        ("a:b", "is no piece of hardware"),
-        ("0:1:2:3", "is no piece of hardware"),
-        ("", "is no piece of hardware"),
+        ("a:b", "is not a piece of hardware"),
+        ("0:1:2:3", "is not a piece of hardware"),
+        ("", "is not a piece of hardware"),
     ],
 )
 def test_who_explains_hardware_that_is_not_there(roost, hardware, said):

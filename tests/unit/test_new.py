@@ -94,14 +94,14 @@ def test_a_folder_whose_own_name_will_not_do_is_named(roost, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path / "2 jobs")
     code, out, err = roost("new", ".")
     assert (code, out) == (2, "")
-    assert err.startswith("'2 jobs' is no name for a project")
+    assert err.startswith("'2 jobs' cannot name a project")
 
 
 def test_a_project_below_a_folder_whose_name_is_no_text(tmp_path):
     command = [sys.executable, "-m", "roost", "new", b"caf\xe9/my-job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"made caf\xe9/my-job\n")
+    assert done.stdout.startswith(b"created caf\xe9/my-job\n")
     assert "my_job.py" in names(tmp_path / "caf\udce9" / "my-job")
 
 
@@ -112,17 +112,17 @@ def test_a_project_below_a_folder_whose_name_is_no_text(tmp_path):
         ("file", "file is a file"),
         ("file/my-job", "Not a directory"),
         ("/proc/my-job", "/proc/my-job: "),
-        ("1job", "'1job' is no name for a project"),
-        ("my job", "'my job' is no name for a project"),
+        ("1job", "'1job' cannot name a project"),
+        ("my job", "'my job' cannot name a project"),
         ("-job", "No such option"),
-        ("/", "'/' is no name for a project"),
-        ("jöb", "is no name for a project"),
+        ("/", "'/' cannot name a project"),
+        ("jöb", "cannot name a project"),
         ("a" * 65, "64 at most"),
-        ("x\ny", "is no name for a project"),
-        ("class", "'class' is a word of Python"),
-        ("json", "'json' is a module that is installed here"),
+        ("x\ny", "cannot name a project"),
+        ("class", "'class' is a keyword of Python"),
+        ("json", "'json' is an installed module"),
         ("ray", "hint: try my-ray"),
-        ("roost", "'roost' is a module"),
+        ("roost", "'roost' is an installed module"),
     ],
 )
 def test_what_cannot_be_made_is_told_and_nothing_is_written(roost, tmp_path, name, said):

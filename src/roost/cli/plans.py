@@ -137,7 +137,8 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
 
 def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> tuple[Topology, LiveHardware | None]:
     if len(flags.hardware) > 1:
-        raise ConfigError(f"{join_words(flags.hardware)} all describe the hardware", hint="give one of them")
+        many = "both" if len(flags.hardware) == 2 else "all"
+        raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
     if flags.live:
         live = live_hardware(num_nodes)
         if live.note:
