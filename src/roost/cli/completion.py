@@ -7,7 +7,6 @@ from pathlib import Path
 
 import typer
 
-from roost.cli.options import Kind
 from roost.cli.plans import Flags, load_plan
 from roost.cli.shell import offer
 from roost.config.job import read_job_draft
@@ -42,14 +41,10 @@ def _workers(context: typer.Context) -> dict[str, int]:
     # Do not wait for a pipe, nor for a file that takes long to read.
     if job.exists() and (not job.is_file() or job.stat().st_size > _LARGEST_FILE):
         return {}
-    flags = Flags(
-        cluster=given.get("cluster"),
-        inventory=given.get("inventory"),
-        placement=Kind(given.get("placement") or Kind.AUTO).value,
-        no_isolate=bool(given.get("no_isolate")),
-    )
+    names = ("cluster", "inventory", "placement", "no_isolate")
+    flags = Flags(**{name: given[name] for name in names if given.get(name)})
     try:
-        return {part.name: part.world_size for part in load_plan(job, flags).components}
+        return {part.name: part.world_size for part in load_plan(job, flags)[0].components}
     except RoostError:
         # The flag with the right hardware may still be to come.
         parts = read_job_draft(job).job.cluster.components

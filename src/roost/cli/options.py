@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from roost.placement.planner import PlacementKind
 
-class TextFormat(StrEnum):
-    """The formats of an answer in words."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class Kind(StrEnum):
-    """The rules that place the components."""
-
-    AUTO = "auto"
-    HYBRID = "hybrid"
-    MODEL_PARALLEL = "model-parallel"
-
-
+TextFormat = Literal["text", "json"]
 Job = Annotated[
     Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON; - is standard input.")
 ]
@@ -44,7 +30,7 @@ Address = Annotated[
     typer.Option("--address", metavar="HOST:PORT", help="Where Ray is; default: RAY_ADDRESS, or this machine's Ray."),
 ]
 Rules = Annotated[
-    Kind,
+    PlacementKind,
     typer.Option(
         "--placement",
         metavar="RULES",

@@ -48,12 +48,7 @@ class Flags:
             raise ConfigError(message, hint=f"leave out {', '.join(given)}")
 
 
-def load_plan(path: Path, flags: Flags) -> Plan:
-    """Plan a job, or read a saved plan."""
-    return load_live_plan(path, flags)[0]
-
-
-def load_live_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
+def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
     """Plan a job, or read a saved plan; with --live also return the cluster that the job is planned on."""
     path = _plan_file(path)
     text = load_text(path, limit=PLAN_FILE_LIMIT)
@@ -130,26 +125,21 @@ def _parse_plan(path: Path, text: str) -> Plan:
 def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
     draft = read_job_draft(parse_text(text, name=str(path)))
-    topology, live = _topology(flags, draft.job.cluster.num_nodes, hardware)
-    plan = make_plan(draft, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
-    return plan, live
-
-
-def _topology(flags: Flags, num_nodes: int | None, hardware: Topology | None) -> tuple[Topology, LiveHardware | None]:
+    num_nodes = draft.job.cluster.num_nodes
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
-    if flags.live:
-        live = live_hardware(num_nodes)
+    live = live_hardware(num_nodes) if flags.live else None
+    if live is not None:
+        hardware = live.topology
         if live.note:
             tell(live.note)
-        return live.topology, live
-    if flags.cluster is not None:
-        return Topology.from_shorthand(flags.cluster), None
-    if flags.inventory is not None:
-        return Topology.from_file(flags.inventory), None
-    if hardware is not None:
-        return hardware, None
-    assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
-    tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
-    return Topology.from_shorthand(assumed), None
+    elif flags.cluster is not None:
+        hardware = Topology.from_shorthand(flags.cluster)
+    elif flags.inventory is not None:
+        hardware = Topology.from_file(flags.inventory)
+    elif hardware is None:
+        assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+        tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
+        hardware = Topology.from_shorthand(assumed)
+    return make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate), live

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from roost.cli.shell import offer
 from roost.errors import ConfigError
@@ -14,6 +17,14 @@ from roost.runtime.runs.record import PLAN_FILE, read_record
 def complete_run(incomplete: str) -> list[str]:
     """Offer the ids of this user's runs, newest first."""
     return offer(lambda: [name for name, _ in runs_by_age(all_runs())], incomplete)
+
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Its id, the first characters of that, its folder, or latest.", autocompletion=complete_run
+    ),
+]
 
 
 def find_folder(path: Path) -> Path:

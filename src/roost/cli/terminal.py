@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_answer(form: TextFormat, to_json: Callable[[], object], to_text: Callable[[], Text]) -> None:
+def print_answer(form: TextFormat, answer: object, to_text: Callable[[], Text]) -> None:
     """Print an answer as JSON or as text."""
-    if form is TextFormat.JSON:
-        write_text(as_json(to_json()))
+    if form == "json":
+        write_text(as_json(answer))
     else:
         print_text(to_text())
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,18 +17,11 @@ from roost.demo.show import DemoOptions, run_demo
 from roost.errors import ConfigError
 
 
-class DemoMode(StrEnum):
-    """How learner and rollout share the accelerators."""
-
-    COLOCATE = "colocate"
-    DISAGG = "disagg"
-    BOTH = "both"
-
-
 def demo(
     mode: Annotated[
-        DemoMode, typer.Option("--mode", help="Share the accelerators in turns, split them, or one after the other.")
-    ] = DemoMode.BOTH,
+        Literal["colocate", "disagg", "both"],
+        typer.Option("--mode", help="Share the accelerators in turns, split them, or one after the other."),
+    ] = "both",
     minutes: Annotated[
         float | None,
         typer.Option("--minutes", metavar="M", help="How long to train; default: until the return is high."),
@@ -41,7 +33,7 @@ def demo(
 ) -> None:
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
         raise ConfigError(f"--minutes is {minutes:g}: it is a number above 0")
-    modes = tuple(Mode) if mode is DemoMode.BOTH else (Mode(mode.value),)
+    modes = tuple(Mode) if mode == "both" else (Mode(mode),)
     speak_ascii()
     # The stream itself: the demo filters what other code writes to standard output. FORCE_COLOR makes no terminal.
     console = DemoConsole(file=sys.stdout, highlight=False, force_interactive=None if sys.stdout.isatty() else False)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Inventory, Kind, Live, Rules, Shared, TextForm, TextFormat
+from roost.cli.options import Cluster, Inventory, Live, Rules, Shared, TextForm
 from roost.cli.plans import Flags, is_run, load_plans
 from roost.cli.runs import find_folder
 from roost.cli.terminal import print_answer, print_text
@@ -23,18 +23,18 @@ def diff(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: TextForm = TextFormat.TEXT,
-    placement: Rules = Kind.AUTO,
+    form: TextForm = "text",
+    placement: Rules = "auto",
     no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement.value, no_isolate=no_isolate)
+    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     one, other = load_plans(before, after, flags)
     difference = one.diff(other)
     runs = None
     if is_run(before) and is_run(after):
         runs = diff_records(*(read_run(find_folder(path)) for path in (before, after)))
     facts = {} if runs is None else {"runs": {what: [a, b] for what, a, b in runs}}
-    print_answer(form, lambda: {**difference.to_dict(), **facts}, lambda: diff_text(difference))
-    if runs and form is TextFormat.TEXT:
+    print_answer(form, {**difference.to_dict(), **facts}, lambda: diff_text(difference))
+    if runs and form == "text":
         print_text(run_diff_text(runs))
     raise typer.Exit(1 if difference else 0)

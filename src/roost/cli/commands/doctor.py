@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Address, TextForm, TextFormat
+from roost.cli.options import Address, TextForm
 from roost.cli.out import tell
 from roost.cli.terminal import print_answer
 from roost.cli.text.doctor import report_text
@@ -15,7 +15,7 @@ from roost.doctor.examine import examine
 
 
 def doctor(
-    form: TextForm = TextFormat.TEXT,
+    form: TextForm = "text",
     address: Address = None,
     run_dir: Annotated[
         str | None, typer.Option("--run-dir", metavar="DIR", help="The folder that all nodes should share.")
@@ -25,7 +25,7 @@ def doctor(
     ] = 30,
 ) -> None:
     report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=_tell_terminal)
-    print_answer(form, report.to_dict, lambda: report_text(report))
+    print_answer(form, report.to_dict(), lambda: report_text(report))
     if report.has_problem:
         raise typer.Exit(1)
 

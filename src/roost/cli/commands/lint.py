@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Inventory, Job, Kind, Live, Rules, Shared, TextForm, TextFormat
+from roost.cli.options import Cluster, Inventory, Job, Live, Rules, Shared, TextForm
 from roost.cli.plans import Flags, load_plan
 from roost.cli.terminal import print_answer
 from roost.cli.text.plans import findings_text
@@ -18,17 +18,15 @@ def lint(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: TextForm = TextFormat.TEXT,
+    form: TextForm = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
-    placement: Rules = Kind.AUTO,
+    placement: Rules = "auto",
     no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement.value, no_isolate=no_isolate)
-    found = find_all(load_plan(job, flags))
-    print_answer(
-        form,
-        lambda: [{"code": item.code, "level": item.level, "message": item.message} for item in found],
-        lambda: findings_text(found),
-    )
+    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
+    plan, _ = load_plan(job, flags)
+    found = find_all(plan)
+    answer = [{"code": item.code, "level": item.level, "message": item.message} for item in found]
+    print_answer(form, answer, lambda: findings_text(found))
     if strict and any(item.level == "warning" for item in found):
         raise typer.Exit(1)

@@ -100,12 +100,8 @@ class _Tail:
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """Yield the lines added since the last call; with `is_last` also one without a line end."""
-        try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
-            # Put aside for another group of the same name.
-            return
-        with file:
+        # It is missing while it is put aside for another group of the same name.
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or self._offset > found.st_size:
                 self._inode, self._offset, self._begun = found.st_ino, 0, b""
@@ -125,20 +121,19 @@ def _text(line: bytes) -> str:
 def _start_of_last(path: Path, lines: int) -> int:
     """Find where the last lines of a file begin, reading from its end."""
     with path.open("rb") as file:
-        position = file.seek(0, 2)
-        end = position
-        seen = 0
-        while position > 0:
-            step = min(_CHUNK, position)
-            position -= step
-            file.seek(position)
-            data = file.read(step)
-            for index in range(len(data) - 1, -1, -1):
-                if data[index] == 0x0A and position + index != end - 1:
-                    seen += 1
-                    if seen == lines:
-                        return position + index + 1
-    return 0 if lines else end
+        position = end = file.seek(0, 2)
+        while lines and position > 0:
+            first = max(0, position - _CHUNK)
+            file.seek(first)
+            data = file.read(position - first)
+            # The line end of the last line does not count.
+            found = min(len(data), end - 1 - first)
+            while (found := data.rfind(b"\n", 0, found)) >= 0:
+                lines -= 1
+                if not lines:
+                    return first + found + 1
+            position = first
+        return 0 if lines else end
 
 
 def _log_folder(run: str | None) -> Path:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,28 +17,20 @@ from roost.runtime.nodes.discover import make_topology
 from roost.runtime.status import get_nodes
 
 
-class Format(StrEnum):
-    """The formats of a list of nodes."""
-
-    TABLE = "table"
-    MAP = "map"
-    JSON = "json"
-    INVENTORY = "inventory"
-
-
 def nodes(
     form: Annotated[
-        Format, typer.Option("--format", "-f", metavar="FORMAT", help="Output format: table, map, json or inventory.")
-    ] = Format.TABLE,
+        Literal["table", "map", "json", "inventory"],
+        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: table, map, json or inventory."),
+    ] = "table",
     out: Out = None,
     address: Address = None,
 ) -> None:
     found = get_nodes(address)
-    if form is Format.JSON:
+    if form == "json":
         write_text(as_json([node.to_dict() for node in found]), out)
-    elif form is Format.INVENTORY:
+    elif form == "inventory":
         write_text(inventory_text(make_topology(found)), out)
-    elif form is Format.MAP:
+    elif form == "map":
         draw_map(make_grid(Plan(topology=make_topology(found), components=()), title="the live cluster"), out)
     else:
         print_text(nodes_table(found), out)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from roost.cli.completion import complete_component
-from roost.cli.options import Cluster, Inventory, Job, Kind, Live, Out, Rules, Shared
+from roost.cli.options import Cluster, Inventory, Job, Live, Out, Rules, Shared
 from roost.cli.out import tell, write_text
-from roost.cli.plans import Flags, load_live_plan
+from roost.cli.plans import Flags, load_plan
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.plans import plan_table, start_text
 from roost.placement.lint import lint
@@ -23,24 +22,15 @@ from roost.text import plural
 _MOST_WARNINGS = 3
 
 
-class Format(StrEnum):
-    """The formats of a plan."""
-
-    MAP = "map"
-    TABLE = "table"
-    JSON = "json"
-    SVG = "svg"
-    HTML = "html"
-
-
 def plan(
     job: Job,
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
     form: Annotated[
-        Format, typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, table, json, svg or html.")
-    ] = Format.MAP,
+        Literal["map", "table", "json", "svg", "html"],
+        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, table, json, svg or html."),
+    ] = "map",
     out: Out = None,
     component: Annotated[
         list[str] | None,
@@ -49,22 +39,22 @@ def plan(
         ),
     ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
-    placement: Rules = Kind.AUTO,
+    placement: Rules = "auto",
     no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement.value, no_isolate=no_isolate)
-    found, hardware = load_live_plan(job, flags)
+    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
+    found, hardware = load_plan(job, flags)
     names = component or found.names
-    if form is Format.JSON:
+    if form == "json":
         write_text(found.to_json(only=component) + "\n", out)
-    elif form is Format.TABLE:
+    elif form == "table":
         print_text(plan_table(found.only(names)), out)
     else:
         taken = hardware.taken if hardware else ()
         grid = make_grid(found, title=job.name, fold=not all_nodes, only=names, taken=taken)
-        if form is Format.SVG:
+        if form == "svg":
             write_text(draw_svg(found, grid), out)
-        elif form is Format.HTML:
+        elif form == "html":
             write_text(draw_html(found, grid), out)
         else:
             draw_map(grid, out)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +16,7 @@ from roost.cli.commands.run import start_job
 from roost.cli.options import Address
 from roost.cli.out import tell
 from roost.cli.plans import live_hardware, read_saved_plan
-from roost.cli.runs import complete_run, plan_file
+from roost.cli.runs import Run, plan_file
 from roost.cli.text.diff import diff_text
 from roost.config.job import read_job_draft
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
@@ -38,14 +38,7 @@ class PlanDiffers(ConfigError):  # noqa: N818 - what happened
 
 
 def rerun(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Its id, the first characters of that, its folder, or latest.",
-            autocompletion=complete_run,
-        ),
-    ],
+    run: Run,
     same: Annotated[
         bool, typer.Option("--same", help="Refuse, and exit with 1, unless every worker would sit and see as before.")
     ] = False,
@@ -100,7 +93,7 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
     how = "with the file as it was" if again.hash == job.hash else "with a file that has changed since"
     tell(printable(f"  in {record.cwd}, {how}: {path}"))
     _tell_environment(record)
-    check = _make_check(record, _earlier_plan(folder, record), same)
+    check = partial(_check_plan, record, _earlier_plan(folder, record), same)
     if not dry_run:
         _enter_folder(record)
         start_job(text, str(path), again, options, check)
@@ -133,24 +126,20 @@ def _enter_folder(record: RunRecord) -> None:
         raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
 
 
-def _make_check(record: RunRecord, before: Plan | None, same: bool) -> Callable[[Plan], None]:
-    def check(plan: Plan) -> None:
-        """Say how the plan compares with the earlier one; with --same, refuse one whose workers sit elsewhere."""
-        if before is None:
-            tell(f"run {record.id} has no plan to compare with")
-        elif plan.hash == before.hash:
-            tell(f"the plan is the same: {plan.hash[:8]}")
-            return
-        else:
-            is_alike = _without_node_names(plan) == _without_node_names(before)
-            tell("every worker sits as before, but on other nodes:" if is_alike else "the plan differs:")
-            tell("\n".join(f"  {line}" for line in diff_text(before.diff(plan)).plain.splitlines()))
-            if is_alike:
-                return
-        if same:
-            raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
-
-    return check
+def _check_plan(record: RunRecord, before: Plan | None, same: bool, plan: Plan) -> None:
+    """Say how the plan compares with the earlier one; with --same, refuse one whose workers sit elsewhere."""
+    is_alike = False
+    if before is None:
+        tell(f"run {record.id} has no plan to compare with")
+    elif plan.hash == before.hash:
+        is_alike = True
+        tell(f"the plan is the same: {plan.hash[:8]}")
+    else:
+        is_alike = _without_node_names(plan) == _without_node_names(before)
+        tell("every worker sits as before, but on other nodes:" if is_alike else "the plan differs:")
+        tell("\n".join(f"  {line}" for line in diff_text(before.diff(plan)).plain.splitlines()))
+    if same and not is_alike:
+        raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
 
 
 def _without_node_names(plan: Plan) -> Plan:

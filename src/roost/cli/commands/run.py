@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from roost.cli.commands.plan import plan
-from roost.cli.options import Address, Cluster, Inventory, Kind, Live, Rules, Shared
+from roost.cli.options import Address, Cluster, Inventory, Live, Rules, Shared
 from roost.config.job import read_job_draft
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
 from roost.errors import ConfigError
@@ -31,7 +31,7 @@ def run(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show what workers print.")] = False,
     no_reserve: Annotated[bool, typer.Option("--no-reserve", help="Do not reserve the accelerators in Ray.")] = False,
-    placement: Rules = Kind.AUTO,
+    placement: Rules = "auto",
     no_isolate: Shared = False,
 ) -> None:
     if dry_run:
@@ -40,7 +40,7 @@ def run(
     if cluster or inventory or live:
         raise ConfigError("a job runs on the live Ray cluster", hint="--cluster and the like are for --dry-run")
     options = RunOptions(
-        placement=placement.value,
+        placement=placement,
         isolate_accelerator=not no_isolate,
         reserve=not no_reserve,
         quiet=quiet,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roost.cli.options import TextForm, TextFormat
+from roost.cli.options import TextForm
 from roost.cli.terminal import print_answer
 from roost.cli.text.runs import runs_table
 from roost.errors import ConfigError
@@ -16,16 +16,13 @@ from roost.runtime.runs.record import RunRecord
 
 
 def runs(
-    form: TextForm = TextFormat.TEXT,
+    form: TextForm = "text",
     number: Annotated[int, typer.Option("--number", "-n", metavar="N", min=1, help="List at most this many.")] = 20,
 ) -> None:
     folders = all_runs()
     found = runs_by_age(folders)
-    print_answer(
-        form,
-        lambda: [_summary(name, folders[name], record) for name, record in found[:number]],
-        lambda: runs_table(found, number),
-    )
+    answer = [_summary(name, folders[name], record) for name, record in found[:number]]
+    print_answer(form, answer, lambda: runs_table(found, number))
 
 
 def _summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,20 +11,12 @@ from roost.cli.out import as_json, write_text
 from roost.config.schema import cluster_schema, inventory_schema, job_schema
 
 
-class SchemaOf(StrEnum):
-    """The files that have a schema."""
-
-    JOB = "job"
-    CLUSTER = "cluster"
-    INVENTORY = "inventory"
-
-
 def schema(
     kind: Annotated[
-        SchemaOf,
+        Literal["job", "cluster", "inventory"],
         typer.Option("--for", metavar="KIND", help="job, cluster (that section in its own file) or inventory."),
-    ] = SchemaOf.JOB,
+    ] = "job",
     out: Out = None,
 ) -> None:
-    make = {SchemaOf.JOB: job_schema, SchemaOf.CLUSTER: cluster_schema, SchemaOf.INVENTORY: inventory_schema}
+    make = {"job": job_schema, "cluster": cluster_schema, "inventory": inventory_schema}
     write_text(as_json(make[kind]()), out)

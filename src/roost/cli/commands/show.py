@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import TextForm, TextFormat
+from roost.cli.options import TextForm
 from roost.cli.out import write_text
 from roost.cli.plans import read_saved_plan
-from roost.cli.runs import complete_run, plan_file
+from roost.cli.runs import Run, plan_file
 from roost.cli.terminal import draw_map, print_answer
 from roost.cli.text.runs import run_text
 from roost.render.grid import make_grid
@@ -20,15 +20,8 @@ from roost.text import printable
 
 
 def show(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Its id, the first characters of that, or its folder; default: your newest run.",
-            autocompletion=complete_run,
-        ),
-    ] = "latest",
-    form: TextForm = TextFormat.TEXT,
+    run: Run = "latest",
+    form: TextForm = "text",
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Write the map of its plan to this file instead.")
     ] = None,
@@ -40,12 +33,9 @@ def show(
         plan = read_saved_plan(plan_file(folder))
         write_text(draw_svg(plan, make_grid(plan, title=title)), svg)
         return
-    print_answer(
-        form,
-        lambda: {"folder": str(folder), **record.to_dict()},
-        lambda: run_text(record, folder, find_id(folder)),
-    )
-    if form is TextFormat.TEXT and record.plan is not None:
+    answer = {"folder": str(folder), **record.to_dict()}
+    print_answer(form, answer, lambda: run_text(record, folder, find_id(folder)))
+    if form == "text" and record.plan is not None:
         grid = make_grid(read_saved_plan(plan_file(folder)), title=title)
         write_text("\n")
         draw_map(grid)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from roost.cli.terminal import print_text
+from roost.cli.out import write_text
 from roost.errors import ConfigError
 from roost.runtime.connect.local_cluster import keep_practice, one_at_a_time, read_practice
 from roost.testing.local import LocalCluster, local_nodes
@@ -34,12 +33,10 @@ def up(
         except BaseException:
             local.stop()
             raise
-    text = Text()
-    text.append(f"local cluster {kept.spec} is up at {kept.address}\n", style="bold")
-    joins = f"Cluster(num_nodes={len(local.nodes)}) on this machine joins it"
-    text.append(f"  {joins}; so do roost nodes, status and plan --live\n")
-    text.append("  other programs that use Ray join it with\n")
-    for name, value in kept.environment.items():
-        text.append(f"    export {name}={value}\n")
-    text.append("  roost down ends it")
-    print_text(text)
+    write_text(
+        f"local cluster {kept.spec} is up at {kept.address}\n"
+        f"  Cluster(num_nodes={len(local.nodes)}) on this machine joins it; so do roost nodes, status and plan --live\n"
+        "  other programs that use Ray join it with\n"
+        + "".join(f"    export {name}={value}\n" for name, value in kept.environment.items())
+        + "  roost down ends it\n"
+    )

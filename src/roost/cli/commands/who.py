@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from roost.cli.options import Cluster, Inventory, Job, Kind, Live, Rules, Shared, TextForm, TextFormat
+from roost.cli.options import Cluster, Inventory, Job, Live, Rules, Shared, TextForm
 from roost.cli.plans import Flags, load_plan
 from roost.cli.terminal import print_answer
 from roost.cli.text.layout import facts
@@ -30,35 +29,33 @@ def who(
     cluster: Cluster = None,
     inventory: Inventory = None,
     live: Live = False,
-    form: TextForm = TextFormat.TEXT,
-    placement: Rules = Kind.AUTO,
+    form: TextForm = "text",
+    placement: Rules = "auto",
     no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement.value, no_isolate=no_isolate)
-    plan = load_plan(job, flags)
+    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
+    plan, _ = load_plan(job, flags)
     node_rank, pieces = _find_pieces(plan, hardware)
     occupants = plan.occupants()
     found = {piece: occupants.get(piece, []) for piece in pieces if piece.kind != BARE_NODE or piece in occupants}
 
-    def to_json() -> dict[str, object]:
-        pieces = [
-            {
-                "hardware_type": piece.kind,
-                "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
-                "workers": [str(worker) for worker in workers],
-            }
-            for piece, workers in found.items()
-        ]
-        return {"node_rank": node_rank, "hardware": pieces}
-
-    def to_text() -> Text:
-        lines = [("node", str(node_rank))]
-        for piece, workers in found.items():
-            name = "the node itself" if piece.kind == BARE_NODE else f"{piece.kind} {piece.local_rank}"
-            lines.append((name, ", ".join(worker_names(workers)) or "nobody"))
-        return facts(lines if found else [*lines, ("workers", "nobody")])
-
-    print_answer(form, to_json, to_text)
+    hardware_json = [
+        {
+            "hardware_type": piece.kind,
+            "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
+            "workers": [str(worker) for worker in workers],
+        }
+        for piece, workers in found.items()
+    ]
+    lines = [
+        (
+            "the node itself" if piece.kind == BARE_NODE else f"{piece.kind} {piece.local_rank}",
+            ", ".join(worker_names(workers)) or "nobody",
+        )
+        for piece, workers in found.items()
+    ]
+    answer = {"node_rank": node_rank, "hardware": hardware_json}
+    print_answer(form, answer, lambda: facts([("node", str(node_rank)), *(lines or [("workers", "nobody")])]))
 
 
 def _find_pieces(plan: Plan, text: str) -> tuple[int, list[Piece]]:

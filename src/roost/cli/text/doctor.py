@@ -21,12 +21,9 @@ def report_text(report: Report) -> Text:
     _append(text, report.machine, width)
     text.append(f"the cluster, Ray at {report.address}\n" if report.address else "the cluster\n", style="bold")
     _append(text, report.cluster, width)
-    counts = [
-        plural(report.count(level), level.value)
-        for level in reversed(Level)
-        if level != Level.OK and report.count(level)
-    ]
-    text.append(", ".join(counts) if counts else "all is well", style="bold")
+    levels = [level for level in reversed(Level) if level != Level.OK and report.count(level)]
+    counts = [plural(report.count(level), level.value) for level in levels]
+    text.append(", ".join(counts) or "all is well", style="bold")
     return text
 
 

@@ -65,21 +65,14 @@ def start_text(plan: Plan, live: LiveHardware) -> Text:
     unsure = sorted({piece.node_rank for piece in wanted} & set(live.holdings.somewhere))
     if not held and not unsure:
         return Text("this plan would start now: its accelerators are free", style="green")
-    text = Text()
-    if held:
-        text.append(f"this plan would not start now: {plural(len(held), 'accelerator')} of it taken\n", "red")
-    else:
-        text.append("this plan may not start now\n", style="yellow")
-    for piece in held[:_MOST_HELD]:
-        text.append(f"  {piece}  {join_words(live.holdings.of(piece))}\n")
-    if len(held) > _MOST_HELD:
-        text.append(f"  and {len(held) - _MOST_HELD} more\n")
+    count = plural(len(held), "accelerator")
+    first = f"this plan would not start now: {count} of it taken" if held else "this plan may not start now"
+    lines = [f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held[:_MOST_HELD]]
+    lines += [f"and {len(held) - _MOST_HELD} more"] if len(held) > _MOST_HELD else []
     for rank in unsure:
         holders = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
-        text.append(f"  node {rank}: {holders}; which is not known\n")
+        lines.append(f"node {rank}: {holders}; which is not known")
     components = {component.name: component.placements for component in plan.components}
     fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
-    if fit:
-        text.append("  this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items()))
-    text.rstrip()
-    return text
+    lines += ["this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items())] if fit else []
+    return Text.assemble((first, "red" if held else "yellow"), *(f"\n  {line}" for line in lines))

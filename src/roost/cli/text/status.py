@@ -94,15 +94,11 @@ def _driver(item: JobStatus) -> str:
 def _accelerators(accelerators: Sequence[AcceleratorInfo]) -> str:
     if not accelerators:
         return "-"
-    models = dict.fromkeys(item.model or str(item.type) for item in accelerators)
-    memory = accelerators[0].memory
+    models = "/".join(dict.fromkeys(item.model or str(item.type) for item in accelerators))
+    memory = f" {_size(accelerators[0].memory)}" if accelerators[0].memory else ""
     devices = [item.device for item in accelerators]
-    out = f"{len(accelerators)} x {'/'.join(models)}"
-    if memory:
-        out += f" {_size(memory)}"
-    if devices != [str(index) for index in range(len(devices))]:
-        out += f" (devices {','.join(devices)})"
-    return out
+    are_in_order = devices == [str(index) for index in range(len(devices))]
+    return f"{len(accelerators)} x {models}{memory}" + ("" if are_in_order else f" (devices {','.join(devices)})")
 
 
 def _size(count: int) -> str:
