@@ -108,11 +108,11 @@ def test_zsh_and_fish_are_offered_the_same(ask):
     assert offered.split() == ["env:0", "env:1", "env:2"]
 
 
-@pytest.mark.parametrize("line", ["where job.yaml a", "logs --run ./run a", "show 2"])
+@pytest.mark.parametrize("line", ["", "r", "where job.yaml a", "logs --run ./run a", "show 2"])
 def test_neither_ray_nor_torch_is_loaded_for_it(place, tmp_path, line):
     for name in ("ray", "torch"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
-    words = ["roost", *line.split()]
+    words = ["roost", *(line.split() or [""])]
     asked = {
         "_ROOST_COMPLETE": "complete_bash",
         "COMP_WORDS": "\n".join(words),

@@ -1,8 +1,9 @@
-"""The help of every command: complete, in 80 columns, and described in the docs."""
+"""The help of every command: complete, in 80 columns, described in the docs, and there without loading the others."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -72,3 +73,26 @@ def test_an_example_of_the_help_names_its_own_command_and_real_options(help_of):
             assert found[1] == name
             for option in re.findall(r"--[\w-]+", found[2]):
                 assert option in text[: found.start()]
+
+
+def test_every_file_of_a_command_is_in_the_table():
+    files = (ROOT / "src" / "roost" / "cli" / "commands").glob("[!_]*.py")
+    assert sorted(COMMANDS) == sorted(path.stem for path in files)
+
+
+@pytest.mark.parametrize(("words", "loaded"), [([], []), (["plan"], ["plan"]), (["run"], ["plan", "run"])])
+def test_help_loads_only_the_command_that_is_asked_for_and_no_ray(words, loaded):
+    code = (
+        "import sys; from roost.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(*(name for name in sys.modules if name.startswith(('roost.cli.commands.', 'ray'))), file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.split()) == [f"roost.cli.commands.{name}" for name in loaded]
+
+
+def test_a_mistyped_command_gets_a_suggestion(roost):
+    code, _, err = roost("plam")
+    assert (code, "No such command 'plam'. Did you mean 'plan'" in err) == (2, True)
