@@ -85,7 +85,9 @@ def test_help_loads_only_the_command_that_is_asked_for_and_no_ray(words, loaded)
     code = (
         "import sys; from roost.cli.main import main\n"
         "try: main()\n"
-        "finally: print(*(name for name in sys.modules if name.startswith(('roost.cli.commands.', 'ray'))), file=sys.stderr)"
+        "finally:\n"
+        "    found = [name for name in sys.modules if name.startswith(('roost.cli.commands.', 'ray'))]\n"
+        "    print(*found, file=sys.stderr)"
     )
     command = [sys.executable, "-c", code, *words, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
