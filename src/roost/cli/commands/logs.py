@@ -29,7 +29,7 @@ def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the groups and workers that the run on the line, or the newest, has logs of."""
 
     def find() -> list[str]:
-        names = _names(_log_folder(context.params.get("run")))
+        names = list(_find_logs(_log_folder(context.params.get("run"))))
         return [*dict.fromkeys(name.rpartition(":")[0] for name in names), *names]
 
     return offer(find, incomplete)
@@ -45,10 +45,7 @@ def logs(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run",
-            metavar="RUN",
-            help="The id of a run or its folder; default: your newest run.",
-            autocompletion=complete_run,
+            "--run", metavar="RUN", help="A run's id or folder; default: the newest.", autocompletion=complete_run
         ),
     ] = None,
 ) -> None:
@@ -60,33 +57,31 @@ def logs(
 
 
 def _list_logs(folder: Path) -> str:
-    found = [(_address(folder, path), f"{path.stat().st_size:,} bytes", str(path)) for path in _files(folder)]
-    first, second = (max((len(row[column]) for row in found), default=0) for column in (0, 1))
-    rows = [f"{address:{first}}  {size:>{second}}  {path}\n" for address, size, path in found]
-    return "".join([f"logs of the run {folder.parent}\n", *rows])
+    rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
+    first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
+    return "".join([f"logs of the run {folder.parent}\n", *lines])
 
 
 def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool) -> None:
     """Print the logs of a worker (`actor:3`) or of a group (`actor`), and with `follow` what is added to them."""
-    files = _files(folder, worker)
-    if not files:
-        has = join_words(sorted(set(_names(folder))), most=12) or "none"
+    tails = {name: _Tail(path, lines) for name, path in _find_logs(folder, worker).items()}
+    if not tails:
+        has = join_words(sorted(_find_logs(folder)), most=12) or "none"
         raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {has}")
-    tails = {path: _Tail(path, lines) for path in files}
-    is_many = len(files) > 1
+    is_many = len(tails) > 1
     while True:
-        for path, tail in tails.items():
-            start = f"{_address(folder, path)} | " if is_many else ""
+        for name, tail in tails.items():
             for line in tail.lines(is_last=not follow):
-                write_text(f"{start}{line}\n")
+                write_text(f"{name} | {line}\n" if is_many else f"{line}\n")
         if not follow:
             return
         time.sleep(_EVERY_SECONDS)
-        for path in _files(folder, worker):
+        for name, path in _find_logs(folder, worker).items():
             # One that is being put aside may be gone before it is opened.
             with contextlib.suppress(FileNotFoundError):
-                if path not in tails:
-                    tails[path] = _Tail(path, None)
+                if name not in tails:
+                    tails[name] = _Tail(path, None)
 
 
 class _Tail:
@@ -144,24 +139,16 @@ def _log_folder(run: str | None) -> Path:
     return folder
 
 
-def _files(folder: Path, worker: str = "") -> list[Path]:
-    """List the log of a worker, those of a group's workers, or all, by rank."""
+def _find_logs(folder: Path, worker: str = "") -> dict[str, Path]:
+    """Find the log of a worker, those of a group's workers, or all; by name, in the order of ranks."""
     if worker and not all(part and part not in (".", "..") and "/" not in part for part in worker.split(":")):
         raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
     if worker and (one := log_file(folder, worker)).is_file():
-        return [one]
-    below = folder.joinpath(*worker.split(":"))
-    return sorted(below.rglob("*.log"), key=lambda path: [_rank_key(part) for part in path.relative_to(folder).parts])
-
-
-def _names(folder: Path) -> list[str]:
-    return [_address(folder, path) for path in _files(folder)]
+        return {worker: one}
+    found = {path.relative_to(folder): path for path in folder.joinpath(*worker.split(":")).rglob("*.log")}
+    ordered = sorted(found, key=lambda path: [_rank_key(part) for part in path.with_suffix("").parts])
+    return {":".join(path.with_suffix("").parts): found[path] for path in ordered}
 
 
 def _rank_key(part: str) -> tuple[int, int, str]:
-    stem = part.removesuffix(".log")
-    return (0, int(stem), "") if stem.isdigit() else (1, 0, stem)
-
-
-def _address(folder: Path, path: Path) -> str:
-    return ":".join(path.relative_to(folder).with_suffix("").parts)
+    return (0, int(part), "") if part.isdigit() else (1, 0, part)

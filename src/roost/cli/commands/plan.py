@@ -35,7 +35,7 @@ def plan(
     component: Annotated[
         list[str] | None,
         typer.Option(
-            "--component", metavar="NAME", help="Show only this one; repeatable.", autocompletion=complete_component
+            "--component", metavar="NAME", help="Show only this; repeatable.", autocompletion=complete_component
         ),
     ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,

@@ -22,9 +22,7 @@ def where(
     job: Job,
     worker: Annotated[
         str,
-        typer.Argument(
-            metavar="WORKER", help="A worker: component and rank, as in actor:3.", autocompletion=complete_worker
-        ),
+        typer.Argument(metavar="WORKER", help="Component and rank, as in actor:3.", autocompletion=complete_worker),
     ],
     cluster: Cluster = None,
     inventory: Inventory = None,

@@ -20,11 +20,7 @@ from roost.text import join_words, plural
 def who(
     job: Job,
     hardware: Annotated[
-        str,
-        typer.Argument(
-            metavar="HARDWARE",
-            help="Node and accelerator, as in 1:4; 1:Franka:0 for other hardware, 1 for a node.",
-        ),
+        str, typer.Argument(metavar="HARDWARE", help="An accelerator (1:4), other hardware (1:Franka:0) or a node (1).")
     ],
     cluster: Cluster = None,
     inventory: Inventory = None,

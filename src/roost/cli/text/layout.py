@@ -17,13 +17,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> Text:
 
 def facts(lines: Sequence[tuple[str, str]]) -> Text:
     """Lay out names and values in two columns."""
-    text = Text()
-    size = max(cell_len(name) for name, _ in lines)
-    for name, value in lines:
-        text.append(set_cell_size(name, size + 2), style="bold")
-        text.append(f"{value}\n")
-    text.rstrip()
-    return text
+    size = max(cell_len(name) for name, _ in lines) + 2
+    return Text("\n").join(Text.assemble((set_cell_size(name, size), "bold"), value) for name, value in lines)
 
 
 def titled(title: str, items: Sequence[str], most: int | None = None) -> list[tuple[str, str]]:

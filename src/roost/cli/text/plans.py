@@ -49,13 +49,9 @@ def worker_names(workers: Sequence[WorkerId]) -> list[str]:
 
 def findings_text(found: Sequence[Finding]) -> Text:
     """List findings, one line each."""
-    text = Text()
-    for item in found:
-        text.append(f"{item.level}: ", style="bold yellow" if item.level == "warning" else "bold cyan")
-        text.append(f"{item.message} [{item.code}]\n")
-    text.append("" if found else "nothing to say")
-    text.rstrip()
-    return text
+    styles = {"warning": "bold yellow", "info": "bold cyan"}
+    lines = [Text.assemble((f"{item.level}: ", styles[item.level]), f"{item.message} [{item.code}]") for item in found]
+    return Text("\n").join(lines) if lines else Text("nothing to say")
 
 
 def start_text(plan: Plan, live: LiveHardware) -> Text:
