@@ -105,7 +105,7 @@ def test_all_mistakes_are_reported_before_anything_starts(roost_local_cluster, j
     assert "job.yaml:" in done.stderr
 
 
-def test_an_exception_in_the_entry_point_is_shown_as_the_users_and_leaves_nothing(shared_cluster, roost_local_cluster, job):
+def test_an_exception_in_the_entry_point_is_the_users_and_leaves_nothing(shared_cluster, roost_local_cluster, job):
     module = job / "two_components.py"
     module.write_text(module.read_text() + "\n\ndef bad(job):\n    job.groups['actor'].train([]).wait()\n")
     edit(job, "entry: two_components.main", "entry: two_components.bad")

@@ -117,7 +117,7 @@ def test_completion_loads_neither_ray_nor_torch(place, tmp_path, line):
         "_ROOST_COMPLETE": "complete_bash",
         "COMP_WORDS": "\n".join(words),
         "COMP_CWORD": str(len(words) - 1),
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
         "TMPDIR": str(place),
     }
     code = "import sys; sys.argv = ['roost']; from roost.cli.main import main; main()"
