@@ -214,8 +214,8 @@ def test_where_explains_a_worker_that_does_not_exist(roost, worker, said):
 def test_who_shows_the_workers(roost):
     assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
     assert roost("who", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
-    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  nobody"
-    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  nobody"
+    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  none"
+    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  none"
     _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
     piece = {"hardware_type": "node", "local_rank": None, "workers": [f"env:{rank}" for rank in range(8)]}
     assert json.loads(out) == {"node_rank": 2, "hardware": [piece]}

@@ -34,7 +34,6 @@ def who(
     node_rank, pieces = _find_pieces(plan, hardware)
     occupants = plan.occupants()
     found = {piece: occupants.get(piece, []) for piece in pieces if piece.kind != BARE_NODE or piece in occupants}
-
     hardware_json = [
         {
             "hardware_type": piece.kind,
@@ -46,12 +45,12 @@ def who(
     lines = [
         (
             "the node itself" if piece.kind == BARE_NODE else f"{piece.kind} {piece.local_rank}",
-            ", ".join(worker_names(workers)) or "nobody",
+            ", ".join(worker_names(workers)) or "none",
         )
         for piece, workers in found.items()
     ]
     answer = {"node_rank": node_rank, "hardware": hardware_json}
-    print_answer(form, answer, lambda: facts([("node", str(node_rank)), *(lines or [("workers", "nobody")])]))
+    print_answer(form, answer, lambda: facts([("node", str(node_rank)), *(lines or [("workers", "none")])]))
 
 
 def _find_pieces(plan: Plan, text: str) -> tuple[int, list[Piece]]:
