@@ -85,7 +85,7 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
     return params
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="roost",
     cls=_LazyGroup,
     help="Say which worker process sits on which hardware, and see it before you pay for it.",
