@@ -83,6 +83,9 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         Cluster(namespace="other")
     with pytest.raises(ConfigError, match="port_range is"):
         Cluster(num_nodes=4, port_range=(1, 9))
+    assert Cluster(record=True) is cluster
+    with pytest.raises(ConfigError, match="record is True, not False"):
+        Cluster(num_nodes=4, record=False)
     with pytest.raises(ConfigError, match="the node groups differ"):
         Cluster(cluster_cfg={"num_nodes": 4, "node_groups": [{"label": "a", "node_ranks": 0}]})
     cluster.close()
@@ -94,8 +97,11 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         with pytest.raises(ClusterError, match="this Cluster is closed"):
             use()
     assert not ray.is_initialized(), "and nothing starts Ray again"
-    with Cluster(num_nodes=4, namespace="mine") as again:
+    with Cluster(num_nodes=4, namespace="mine", record=False) as again:
         assert again is not cluster
+        assert Cluster() is Cluster(record=False) is again
+        with pytest.raises(ConfigError, match="record is False, not True"):
+            Cluster(record=True)
         assert again.namespace == "mine"
 
 

@@ -1,4 +1,4 @@
-"""The commands that meet a live cluster."""
+"""The commands for a live cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nodes_as_table_map_json_and_inventory(tmp_path):
 
 
 @pytest.mark.usefixtures("roost_local_cluster")
-def test_plan_live_takes_the_first_nodes_and_says_so(tmp_path):
+def test_plan_live_uses_the_first_nodes_and_says_so(tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text(JOB)
     done = roost("plan", str(job), "--live")
@@ -77,12 +77,12 @@ def test_plan_live_takes_the_first_nodes_and_says_so(tmp_path):
     assert "num_nodes is 9, but the cluster has 4 nodes now: node 0 (" in done.stderr
     done = roost("plan", str(job), "--live", "--cluster", "2x8")
     assert done.returncode == 2
-    assert "--cluster and --live describe the hardware, each in its way" in done.stderr
+    assert "--cluster and --live both describe the hardware" in done.stderr
     done = roost("where", str(job), "actor:0", "--live")
     assert done.returncode == 3
 
 
-def test_status_tells_jobs_and_workers(roost_cluster, roost_local_cluster):
+def test_status_shows_jobs_and_workers(roost_cluster, roost_local_cluster):
     roost_cluster.allocate(dict, "one", 0, 0, {})
     done = roost("status")
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_status_tells_jobs_and_workers(roost_cluster, roost_local_cluster):
     assert answer["leftovers"] == []
 
 
-def test_an_address_can_be_given_and_a_wrong_one_is_told():
+def test_an_address_can_be_given_and_a_wrong_one_is_an_error():
     with local_cluster("1x2") as other:
         done = roost("nodes", "--address", other.address)
         assert done.returncode == 0, done.stderr
@@ -109,24 +109,24 @@ def test_an_address_can_be_given_and_a_wrong_one_is_told():
 
 @pytest.fixture
 def own_folder() -> Iterator[Path]:
-    """A short folder for sockets, so that a practice cluster of the developer is not in the way."""
+    """A short folder for sockets, so that a local cluster of the developer is not in the way."""
     with tempfile.TemporaryDirectory(prefix="rt-", dir="/tmp") as folder:
         yield Path(folder)
 
 
-def test_a_practice_cluster_comes_up_is_found_and_goes_down(own_folder):
+def test_a_local_cluster_comes_up_is_found_and_goes_down(own_folder):
     env = {"TMPDIR": str(own_folder), "RAY_ADDRESS": ""}
     done = roost("up", "2x3:A100", "--cpus", "2", env=env)
     try:
         assert done.returncode == 0, done.stderr
-        assert "practice cluster 2x3:A100 is up at 127." in done.stdout
+        assert "local cluster 2x3:A100 is up at 127." in done.stdout
         assert "export RAY_ADDRESS=127." in done.stdout
         keeper = json.loads((own_folder / f"roost-{os.getuid()}" / "practice.json").read_text())["keeper_pid"]
         processes = psutil.Process(keeper).children(recursive=True)
         assert len(processes) >= 4
         again = roost("up", "1x1", env=env)
         assert again.returncode == 2
-        assert "a practice cluster 2x3:A100 is up already" in again.stderr
+        assert "a local cluster 2x3:A100 is up already" in again.stderr
         nodes = roost("nodes", env=env)
         assert nodes.stdout.count("3 x A100") == 2, nodes.stderr
         address = nodes.stdout.splitlines()[1].split()[2]
@@ -141,14 +141,14 @@ def test_a_practice_cluster_comes_up_is_found_and_goes_down(own_folder):
         assert job.stdout == "6\n", job.stderr
     finally:
         down = roost("down", env=env)
-    assert down.stdout == "the practice cluster 2x3:A100 is down\n"
+    assert down.stdout == "the local cluster 2x3:A100 is down\n"
     assert all(is_gone(process.pid) for process in processes)
     assert is_gone(keeper)
-    assert roost("down", env=env).stdout == "no practice cluster is up\n"
+    assert roost("down", env=env).stdout == "no local cluster is up\n"
 
 
 @pytest.mark.parametrize("after", [0.3, 0.6, 0.9])
-def test_a_start_that_is_killed_leaves_no_practice_cluster(own_folder, after):
+def test_a_start_that_is_killed_leaves_no_local_cluster(own_folder, after):
     env = os.environ | {"TMPDIR": str(own_folder), "RAY_ADDRESS": ""}
     starting = subprocess.Popen([sys.executable, "-m", "roost", "up", "2x1"], env=env, stdout=subprocess.DEVNULL)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -157,11 +157,11 @@ def test_a_start_that_is_killed_leaves_no_practice_cluster(own_folder, after):
     keepers = [child.pid for child in psutil.Process(started).children()]
     starting.kill()
     starting.wait(30)
-    wait_until(lambda: all(is_gone(pid) for pid in keepers), "the keeper went with whoever started it")
-    assert roost("down", env={"TMPDIR": str(own_folder)}).stdout == "no practice cluster is up\n"
+    wait_until(lambda: all(is_gone(pid) for pid in keepers), "the keeper ended with the process that started it")
+    assert roost("down", env={"TMPDIR": str(own_folder)}).stdout == "no local cluster is up\n"
 
 
-def test_a_practice_cluster_that_cannot_be_is_told():
+def test_a_wrong_size_of_a_local_cluster_is_an_error():
     done = roost("up", "two")
     assert done.returncode == 2
     assert "not nodes x accelerators" in done.stderr

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError, NameTaken, NodeManager
-from roost.runtime.status import look_at_jobs
+from roost.runtime.status import get_status
 from roost.testing import LocalCluster, local_cluster
 from waiting import is_gone, wait_until
 
@@ -135,7 +135,7 @@ def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_
         found = mine.end(number)
     assert found == code
     wait_until(lambda: is_gone(int(pid)), "its worker is gone")
-    wait_until(lambda: look_at_jobs().jobs == (), "nor are its managers")
+    wait_until(lambda: get_status().jobs == (), "nor are its managers")
 
 
 def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, roost_local_cluster):
@@ -147,8 +147,8 @@ def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, 
     mine.end(signal.SIGKILL)
     with Cluster(num_nodes=2) as cluster:
         assert cluster.allocate(dict, "worker", 1, 0, {}) is not None, "the name is free"
-    wait_until(lambda: look_at_jobs().leftovers, "the leftover is found")
-    left = look_at_jobs().leftovers
+    wait_until(lambda: get_status().leftovers, "the leftover is found")
+    left = get_status().leftovers
     try:
         assert len(left) == 1
         assert left[0].job.startswith("roost:")
@@ -168,7 +168,7 @@ def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, 
     finally:
         for item in left:
             os.kill(item.pid, signal.SIGKILL)
-    assert look_at_jobs().leftovers == ()
+    assert get_status().leftovers == ()
 
 
 def test_ctrl_c_in_the_middle_of_start_leaves_nothing(driver):
@@ -180,8 +180,8 @@ def test_ctrl_c_in_the_middle_of_start_leaves_nothing(driver):
         mine.process.wait(3)
     assert mine.end(signal.SIGINT) == -signal.SIGINT
     assert "KeyboardInterrupt" in mine.finish()[1]
-    assert look_at_jobs().jobs == ()
-    status = json.loads(json.dumps(look_at_jobs().to_dict()))
+    assert get_status().jobs == ()
+    status = json.loads(json.dumps(get_status().to_dict()))
     assert status["jobs"] == []
     assert len(status["nodes"]) == 2
 
@@ -212,10 +212,10 @@ def test_status_names_a_job_that_lost_its_manager(driver, roost_local_cluster):
     mine = driver(job("ray.kill(NodeManager.get_proxy().handle)\nprint('done', flush=True)\n" + WAIT))
     mine.line()
     mine.line()
-    wait_until(lambda: "NodeManager" not in look_at_jobs().jobs[0].managers, "the manager is gone")
-    found = look_at_jobs().jobs
+    wait_until(lambda: "NodeManager" not in get_status().jobs[0].managers, "the manager is gone")
+    found = get_status().jobs
     assert [item.namespace for item in found] == ["roost"]
     assert found[0].missing_managers == ("NodeManager",)
     assert found[0].job is None
     assert sum(count for _, count in found[0].workers) == 1
-    assert roost_local_cluster.address == look_at_jobs().address
+    assert roost_local_cluster.address == get_status().address

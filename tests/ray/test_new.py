@@ -1,4 +1,4 @@
-"""`roost new` as a new user goes on with it: every line of the README that it writes."""
+"""`roost new` as a new user continues: every line of the README that it writes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @pytest.fixture
 def environment():
-    """A user of their own: no cluster, no tests around, and a folder for practice clusters."""
+    """The environment of a new user: no cluster, no running tests, and a folder for local clusters."""
     # pytest's own folder is too long for the sockets below it.
     own = tempfile.mkdtemp(prefix="roost-new-")
     not_theirs = ("RAY_", "PYTEST_", "PYTHONPATH", "ROOST_")
@@ -38,7 +38,7 @@ def test_every_line_of_the_readme_works(tmp_path, environment):
     folder = tmp_path / "my-job"
     blocks = re.findall(r"^```sh\n(.*?)^```$", (folder / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     lines = "".join(blocks).splitlines()
-    # The tests from elsewhere, which is more than the README says.
+    # The tests from another folder, which is more than the README says.
     said = {line: run("pytest my-job", tmp_path) if line == "pytest" else run(line, folder) for line in lines}
     assert lines == [
         "roost plan job.yaml --cluster 2x4",

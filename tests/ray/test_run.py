@@ -1,4 +1,4 @@
-"""`roost run`: a job from its file, as a user types it; and the script of the documents with Hydra."""
+"""`roost run` as a user types it, and the script of the documents with Hydra."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_job_is_placed_launched_and_run(roost_local_cluster, job):
     assert "the weight is 10.50" in (job / "out" / "logs" / "actor" / "0.log").read_text()
 
 
-def test_all_mistakes_are_told_before_anything_is_started(roost_local_cluster, job):
+def test_all_mistakes_are_reported_before_anything_starts(roost_local_cluster, job):
     edit(job, "class: two_components.Rollout", "clas: two_components.Rollout")
     edit(job, "entry: two_components.main", "entry: main")
     edit(job, "  actor:\n    class", "  actr:\n    class")

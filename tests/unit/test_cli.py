@@ -37,7 +37,7 @@ def test_plan_without_hardware_assumes_and_says_so(roost):
     assert "warning: 8 of 24 accelerators idle" in err
 
 
-def test_plan_as_json_is_the_plan_and_nothing_else(roost):
+def test_plan_as_json_is_pure_json(roost):
     code, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json")
     assert code == 0
     data = json.loads(out)
@@ -95,13 +95,13 @@ def test_plan_writes_files(roost, tmp_path, form, start):
     assert out.read_text().startswith(start)
 
 
-def test_a_file_that_cannot_be_written_is_told(roost, tmp_path):
+def test_a_file_that_cannot_be_written_is_an_error(roost, tmp_path):
     code, _, err = roost("plan", JOB, *HARDWARE, "--format", "svg", "--out", str(tmp_path / "no" / "such"))
     assert code == 2
     assert "No such file or directory" in err
 
 
-def test_a_saved_plan_is_as_good_as_its_job(roost, tmp_path):
+def test_a_saved_plan_can_be_given_for_its_job(roost, tmp_path):
     saved = tmp_path / "saved.json"
     roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
     assert roost("diff", str(saved), str(saved)) == (0, "the plans are alike\n", "")
@@ -115,7 +115,7 @@ def test_a_saved_plan_is_as_good_as_its_job(roost, tmp_path):
         assert roost("diff", str(saved), str(saved), *flags)[0] == 2
 
 
-def test_a_job_beside_a_saved_plan_is_planned_on_its_hardware(roost, tmp_path):
+def test_a_job_compared_with_a_saved_plan_is_planned_on_its_hardware(roost, tmp_path):
     saved = tmp_path / "saved.json"
     roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
     assert roost("diff", str(saved), JOB) == (0, "the plans are alike\n", "")
@@ -133,14 +133,14 @@ def test_a_saved_plan_that_was_edited_is_refused(roost, tmp_path):
     assert (code, err.startswith(f"{saved}: this plan's hash does not fit")) == (2, True)
 
 
-def test_a_saved_plan_is_known_whatever_the_order_of_its_keys(roost, tmp_path):
+def test_a_saved_plan_is_recognised_in_any_order_of_its_keys(roost, tmp_path):
     saved = tmp_path / "saved.json"
     _, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json")
     saved.write_text(json.dumps(json.loads(out), sort_keys=True))
     assert roost("diff", str(saved), JOB)[0] == 0
 
 
-def test_a_part_of_a_plan_says_so_and_is_not_taken_for_one(roost, tmp_path):
+def test_a_part_of_a_plan_says_so_and_is_not_read_as_a_plan(roost, tmp_path):
     part = tmp_path / "part.json"
     _, out, _ = roost("plan", JOB, *HARDWARE, "--format", "json", "--component", "env")
     part.write_text(out)
@@ -151,7 +151,7 @@ def test_a_part_of_a_plan_says_so_and_is_not_taken_for_one(roost, tmp_path):
     assert (code, "a part of a plan" in err) == (2, True)
 
 
-def test_diff_tells_what_differs_in_the_hardware(roost, tmp_path):
+def test_diff_shows_what_differs_in_the_hardware(roost, tmp_path):
     saved = tmp_path / "saved.json"
     roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))
     code, out, _ = roost("diff", str(saved), JOB, "--cluster", "1x8:H100,1x8:A100,1x0")
@@ -164,7 +164,7 @@ def test_diff_tells_what_differs_in_the_hardware(roost, tmp_path):
     assert out == '~ node group \'a\': none -> {"label": "a", "node_ranks": [0]}\n'
 
 
-def test_diff_ends_with_1_where_plans_differ(roost):
+def test_diff_exits_with_1_if_plans_differ(roost):
     code, out, _ = roost("diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8")
     assert code == 1
     assert "~ mode: collocated -> disaggregated" in out
@@ -181,7 +181,7 @@ def test_diff_as_json(roost):
     assert json.loads(out)["facts"]["mode"] == ["collocated", "disaggregated"]
 
 
-def test_where_tells_the_seat_and_the_environment(roost):
+def test_where_shows_the_seat_and_the_environment(roost):
     code, out, _ = roost("where", JOB, "rollout:2", *HARDWARE)
     assert code == 0
     assert "accelerator 4,5" in out
@@ -198,24 +198,24 @@ def test_where_tells_the_seat_and_the_environment(roost):
 @pytest.mark.parametrize(
     ("worker", "said"),
     [
-        ("rollout", "is no worker"),
-        ("rollout:x", "is no worker"),
-        ("rollout:-1", "is no worker"),
+        ("rollout", "is not a worker"),
+        ("rollout:x", "is not a worker"),
+        ("rollout:-1", "is not a worker"),
         ("rollout:4", "has no rank 4: it has ranks 0-3"),
         ("rolout:1", "no component 'rolout'"),
     ],
 )
-def test_where_explains_a_worker_that_is_not_there(roost, worker, said):
+def test_where_explains_a_worker_that_does_not_exist(roost, worker, said):
     code, out, err = roost("where", JOB, worker, *HARDWARE)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_who_tells_the_workers(roost):
+def test_who_shows_the_workers(roost):
     assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
     assert roost("who", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
-    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  nobody"
-    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  nobody"
+    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  none"
+    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  none"
     _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
     piece = {"hardware_type": "node", "local_rank": None, "workers": [f"env:{rank}" for rank in range(8)]}
     assert json.loads(out) == {"node_rank": 2, "hardware": [piece]}
@@ -230,18 +230,18 @@ def test_who_tells_the_workers(roost):
         ("7:0", "there is no node 7"),
         ("0:8", "node 0 has no accelerator 8"),
         ("0:Franka:0", "no hardware of kind 'Franka'"),
-        ("a:b", "is no piece of hardware"),
-        ("0:1:2:3", "is no piece of hardware"),
-        ("", "is no piece of hardware"),
+        ("a:b", "is not a piece of hardware"),
+        ("0:1:2:3", "is not a piece of hardware"),
+        ("", "is not a piece of hardware"),
     ],
 )
-def test_who_explains_hardware_that_is_not_there(roost, hardware, said):
+def test_who_explains_hardware_that_does_not_exist(roost, hardware, said):
     code, out, err = roost("who", JOB, hardware, *HARDWARE)
     assert (code, out) == (2, "")
     assert said in err
 
 
-def test_lint_tells_and_can_be_strict(roost):
+def test_lint_reports_and_can_be_strict(roost):
     code, out, _ = roost("lint", JOB, "--cluster", "4x8")
     assert code == 0
     assert "warning: cluster.num_nodes is 3" in out
@@ -251,7 +251,7 @@ def test_lint_tells_and_can_be_strict(roost):
     assert json.loads(out)[0]["code"] == "shared"
 
 
-def test_mistakes_end_with_2_and_say_all(roost):
+def test_mistakes_exit_with_2_and_are_all_reported(roost):
     code, out, err = roost("plan", "examples/broken.yaml", "--cluster", "2x8")
     assert (code, out) == (2, "")
     assert err.count("hint:") == 3
@@ -271,7 +271,7 @@ def test_mistakes_end_with_2_and_say_all(roost):
         ["nonsense"],
     ],
 )
-def test_wrong_arguments_end_with_2(roost, arguments):
+def test_wrong_arguments_exit_with_2(roost, arguments):
     code, _, err = roost(*arguments)
     assert code == 2
     assert err
@@ -301,7 +301,7 @@ def test_no_color_wins_over_a_terminal():
     assert b"48;" not in plain
 
 
-def test_a_terminal_of_16_colours_gives_each_component_its_own():
+def test_each_component_has_its_own_colour_on_a_terminal_with_16():
     text = run("plan", JOB, *HARDWARE, FORCE_COLOR="1", TERM="xterm", COLORTERM="").stdout
     for background in (b"44m", b"43m", b"42m", b"45m"):
         assert background in text
@@ -314,14 +314,14 @@ def test_the_map_keeps_to_the_width_of_the_terminal():
         assert max(map(len, text.splitlines())) <= int(columns)
 
 
-def test_a_terminal_that_knows_only_ascii_gets_ascii():
+def test_a_terminal_without_unicode_gets_ascii():
     done = run("plan", "examples/collocated.yaml", "--cluster", "2x8", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert b"[roll 0]" in done.stdout
     done.stdout.decode("ascii")
 
 
-def test_a_reader_that_goes_away_gets_no_traceback():
+def test_a_reader_that_closes_the_pipe_gets_no_traceback():
     command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan {JOB} -c 3x8 -f json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=60)  # noqa: S607
     assert done.stdout == b"{\n"
@@ -350,7 +350,7 @@ def test_a_job_that_is_too_large_is_refused(roost, tmp_path):
     assert (code, "at most 4 MiB are read" in err) == (2, True)
 
 
-def test_an_answer_that_cannot_be_written_is_told():
+def test_an_answer_that_cannot_be_written_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Path("/dev/full").open("wb") as full:

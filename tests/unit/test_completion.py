@@ -1,4 +1,4 @@
-"""What the shells offer after TAB, asked as their scripts ask."""
+"""Completion, requested as the scripts of the shells do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from roost.cli.completion import join_words
 from roost.cli.main import main
+from roost.cli.shell import join_split_words
 
 JOB = """
 cluster:
@@ -26,7 +26,7 @@ cluster:
 
 @pytest.fixture(scope="module")
 def place():
-    """A folder with a job, and a run with logs; its name is short enough for this user's runs to be below it."""
+    """A folder with a job, and a run with logs; with a name short enough for this user's runs below it."""
     folder = Path(tempfile.mkdtemp(prefix="roost-tab-"))
     (folder / "job.yaml").write_text(JOB)
     (folder / "broken.yaml").write_text("cluster: [")
@@ -40,7 +40,7 @@ def place():
 
 @pytest.fixture
 def ask(place, monkeypatch, capsys):
-    """Ask as the scripts of the shells do: with variables; gives what is offered, and nothing else may be said."""
+    """Ask as the scripts of the shells do, with variables; return what is offered, and nothing else may be printed."""
     monkeypatch.chdir(place)
     monkeypatch.setattr(tempfile, "tempdir", str(place))
 
@@ -59,7 +59,7 @@ def ask(place, monkeypatch, capsys):
 
 @pytest.fixture
 def bash(ask):
-    """What bash is offered for these words."""
+    """Return what bash is offered for these words."""
     return lambda *words: ask("bash", COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1)).split()
 
 
@@ -75,14 +75,14 @@ def bash(ask):
         (["plan", "job.yaml", "--inventory", ""], []),
         (["where", "job.yaml", "a"], ["actor:0", "actor:1"]),
         (["where", "job.yaml", "rollout:2"], ["rollout:2"]),
-        # Bash has cut these at the colon, and wants only what comes after it.
+        # Bash splits these at the colon, and wants only what comes after it.
         (["where", "job.yaml", "env", ":"], ["0", "1", "2"]),
         (["where", "job.yaml", "env", ":", "1"], ["1"]),
         (["where", "job.yaml", "--cluster", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
         (["where", "job.yaml", "--cluster", "=", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
         (["plan", "job.yaml", "--format", "="], ["map", "table", "json", "svg", "html"]),
         (["plan", "job.yaml", "--format", "=", "js"], ["json"]),
-        # On hardware that does not fit, which another flag may still set right.
+        # On hardware that does not fit: another flag may still correct it.
         (["where", "job.yaml", "--cluster", "1x1", "r"], ["rollout:0", "rollout:1", "rollout:2", "rollout:3"]),
         (["where", "nothing.yaml", ""], []),
         (["where", "broken.yaml", ""], []),
@@ -108,16 +108,16 @@ def test_zsh_and_fish_are_offered_the_same(ask):
     assert offered.split() == ["env:0", "env:1", "env:2"]
 
 
-@pytest.mark.parametrize("line", ["where job.yaml a", "logs --run ./run a", "show 2"])
-def test_neither_ray_nor_torch_is_loaded_for_it(place, tmp_path, line):
+@pytest.mark.parametrize("line", ["", "r", "where job.yaml a", "logs --run ./run a", "show 2"])
+def test_completion_loads_neither_ray_nor_torch(place, tmp_path, line):
     for name in ("ray", "torch"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
-    words = ["roost", *line.split()]
+    words = ["roost", *(line.split() or [""])]
     asked = {
         "_ROOST_COMPLETE": "complete_bash",
         "COMP_WORDS": "\n".join(words),
         "COMP_CWORD": str(len(words) - 1),
-        "PYTHONPATH": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
         "TMPDIR": str(place),
     }
     code = "import sys; sys.argv = ['roost']; from roost.cli.main import main; main()"
@@ -162,5 +162,5 @@ def test_the_script_for_bash_works_in_bash(place):
         ("roost logs a : 1", 9, (["roost", "logs", "a:1"], 3, "")),
     ],
 )
-def test_words_that_bash_cut_are_joined(words, current, joined):
-    assert join_words(words.split(), current) == joined
+def test_words_that_bash_split_are_joined(words, current, joined):
+    assert join_split_words(words.split(), current) == joined

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from roost import CallTimedOut, ConfigError, Topology, WorkerDied, lint, make_plan
 from roost.cli.main import app
-from roost.cli.out import speak_ascii
+from roost.cli.terminal import speak_ascii
 from roost.demo import learning
 from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job

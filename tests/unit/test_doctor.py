@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roost.cli.doctor import report_text
+from roost.cli.text.doctor import report_text
 from roost.doctor import child, machine_facts
 from roost.doctor.child import cannot_join, finding_of
 from roost.doctor.cluster_rules import (

@@ -1,20 +1,20 @@
-"""The help of every command: complete, in 80 columns, and described in the docs."""
+"""The help of every command: complete, in 80 columns, described in the docs, and there without loading the others."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
 
-from roost.cli.main import app, main
+from roost.cli.main import app, load_command, main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-GROUP = typer.main.get_command(app)
-COMMANDS = GROUP.commands
+COMMANDS = list(typer.main.get_command(app).commands)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def help_of(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_reads_well(name, help_of):
-    command = COMMANDS[name]
+    command = load_command(name)
     text = help_of(name)
     assert f"roost {name}" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -73,3 +73,28 @@ def test_an_example_of_the_help_names_its_own_command_and_real_options(help_of):
             assert found[1] == name
             for option in re.findall(r"--[\w-]+", found[2]):
                 assert option in text[: found.start()]
+
+
+def test_every_file_of_a_command_is_in_the_table():
+    files = (ROOT / "src" / "roost" / "cli" / "commands").glob("[!_]*.py")
+    assert sorted(COMMANDS) == sorted(path.stem for path in files)
+
+
+@pytest.mark.parametrize(("words", "loaded"), [([], []), (["plan"], ["plan"]), (["run"], ["plan", "run"])])
+def test_help_loads_only_the_command_that_is_asked_for_and_no_ray(words, loaded):
+    code = (
+        "import sys; from roost.cli.main import main\n"
+        "try: main()\n"
+        "finally:\n"
+        "    found = [name for name in sys.modules if name.startswith(('roost.cli.commands.', 'ray'))]\n"
+        "    print(*found, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *words, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.split()) == [f"roost.cli.commands.{name}" for name in loaded]
+
+
+def test_a_mistyped_command_gets_a_suggestion(roost):
+    code, _, err = roost("plam")
+    assert (code, "No such command 'plam'. Did you mean 'plan'" in err) == (2, True)

@@ -1,4 +1,4 @@
-"""`roost new` and `roost schema`: what they make, and what they refuse."""
+"""`roost new` and `roost schema`: what they create, and what they refuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_new_project_is_a_job_that_can_be_planned_and_run(roost, tmp_path):
+def test_a_new_project_can_be_planned_and_run(roost, tmp_path):
     code, out, err = roost("new", "my-job")
     assert (code, err) == (0, "")
     folder = tmp_path / "my-job"
@@ -58,7 +58,7 @@ def test_a_new_project_is_a_job_that_can_be_planned_and_run(roost, tmp_path):
     assert "pytest" in tomllib.loads((folder / "pyproject.toml").read_text())["tool"]
 
 
-def test_what_is_made_is_as_tidy_as_what_we_write_ourselves(roost, tmp_path):
+def test_the_files_of_a_project_are_tidy(roost, tmp_path):
     roost("new", "my-job")
     for path in (tmp_path / "my-job").glob("[!.]*"):
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -66,7 +66,7 @@ def test_what_is_made_is_as_tidy_as_what_we_write_ourselves(roost, tmp_path):
         assert all(line == line.rstrip() for line in lines), path.name
 
 
-def test_a_project_can_be_made_elsewhere_and_in_an_empty_folder(roost, tmp_path):
+def test_a_project_can_be_created_elsewhere_and_in_an_empty_folder(roost, tmp_path):
     assert roost("new", "some/where/my.job")[0] == 0
     assert "my_job.py" in names(tmp_path / "some" / "where" / "my.job")
     (tmp_path / "here").mkdir()
@@ -83,25 +83,25 @@ def test_a_project_in_this_folder_needs_no_cd(roost, tmp_path, monkeypatch):
     assert "own_job.py" in names(tmp_path / "own-job")
 
 
-def test_pytest_is_named_where_it_is_missing(roost, monkeypatch):
+def test_a_missing_pytest_is_to_be_installed(roost, monkeypatch):
     assert "pip install pytest" not in roost("new", "with-it")[1]
-    monkeypatch.setattr("roost.cli.starting.find_spec", lambda _: None)
+    monkeypatch.setattr("roost.cli.commands.new.find_spec", lambda _: None)
     assert "  cd without-it\n  pip install pytest\n" in roost("new", "without-it")[1]
 
 
-def test_a_folder_whose_own_name_will_not_do_is_named(roost, tmp_path, monkeypatch):
+def test_a_current_folder_with_an_unusable_name_is_named(roost, tmp_path, monkeypatch):
     (tmp_path / "2 jobs").mkdir()
     monkeypatch.chdir(tmp_path / "2 jobs")
     code, out, err = roost("new", ".")
     assert (code, out) == (2, "")
-    assert err.startswith("'2 jobs' is no name for a project")
+    assert err.startswith("'2 jobs' cannot name a project")
 
 
-def test_a_project_below_a_folder_whose_name_is_no_text(tmp_path):
+def test_a_project_below_a_folder_whose_name_is_not_valid_text(tmp_path):
     command = [sys.executable, "-m", "roost", "new", b"caf\xe9/my-job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.startswith(b"made caf\xe9/my-job\n")
+    assert done.stdout.startswith(b"created caf\xe9/my-job\n")
     assert "my_job.py" in names(tmp_path / "caf\udce9" / "my-job")
 
 
@@ -112,20 +112,20 @@ def test_a_project_below_a_folder_whose_name_is_no_text(tmp_path):
         ("file", "file is a file"),
         ("file/my-job", "Not a directory"),
         ("/proc/my-job", "/proc/my-job: "),
-        ("1job", "'1job' is no name for a project"),
-        ("my job", "'my job' is no name for a project"),
+        ("1job", "'1job' cannot name a project"),
+        ("my job", "'my job' cannot name a project"),
         ("-job", "No such option"),
-        ("/", "'/' is no name for a project"),
-        ("jöb", "is no name for a project"),
+        ("/", "'/' cannot name a project"),
+        ("jöb", "cannot name a project"),
         ("a" * 65, "64 at most"),
-        ("x\ny", "is no name for a project"),
-        ("class", "'class' is a word of Python"),
-        ("json", "'json' is a module that is installed here"),
+        ("x\ny", "cannot name a project"),
+        ("class", "'class' is a keyword of Python"),
+        ("json", "'json' is an installed module"),
         ("ray", "hint: try my-ray"),
-        ("roost", "'roost' is a module"),
+        ("roost", "'roost' is an installed module"),
     ],
 )
-def test_what_cannot_be_made_is_told_and_nothing_is_written(roost, tmp_path, name, said):
+def test_a_project_that_cannot_be_created_is_reported_and_nothing_is_written(roost, tmp_path, name, said):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "precious").write_text("mine")
     (tmp_path / "file").write_text("mine too")
@@ -136,14 +136,14 @@ def test_what_cannot_be_made_is_told_and_nothing_is_written(roost, tmp_path, nam
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full"]
 
 
-def test_links_in_a_circle_lead_nowhere(roost, tmp_path):
+def test_links_in_a_circle_are_an_error(roost, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     code, out, err = roost("new", "loop/my-job")
     assert (code, out) == (2, "")
     assert "loop/my-job: " in err
 
 
-def test_what_was_begun_is_taken_back(tmp_path):
+def test_a_project_that_cannot_be_completed_is_removed(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("empty", "some/where/my-job"):
         done = subprocess.run(

@@ -801,7 +801,7 @@ def test_a_run_can_stand_where_a_plan_can(tmp_path, roost, monkeypatch):
     assert "CUDA_VISIBLE_DEVICES=2" in roost("where", "two", "group0:2")[1]
     assert roost("diff", "one", "empty")[2].startswith("run empty has no plan")
     code, _, err = roost("diff", "one", "tow")
-    assert (code, err) == (2, "there is no file 'tow', and no run of that name\n  hint: did you mean two?\n")
+    assert (code, err) == (2, "there is no file 'tow', and no run with that name\n  hint: did you mean two?\n")
     assert "No such file" in roost("plan", "nowhere.yaml")[2]
 
 
@@ -824,10 +824,10 @@ def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, 
     assert (code, out) == (0, "")
     assert err == (
         f"{sys.executable} 'my script.py' --lr 1\n  in {tmp_path}\n"
-        "the environment is not as it was:\n  ~ NCCL_DEBUG: unset -> INFO\n"
+        "the environment has changed:\n  ~ NCCL_DEBUG: unset -> INFO\n"
     )
     for changed, options, said in (
-        (replace(script, cwd="/no/such/place"), [], "which is not there any more"),
+        (replace(script, cwd="/no/such/place"), [], "which no longer exists"),
         (replace(script, command=("python", "-")), [], "what was typed is not kept"),
         (replace(script, command=("python", "-u", "-", "--lr", "1")), [], "what was typed is not kept"),
         (replace(script, command=("python", "-u")), [], "what was typed is not kept"),
@@ -852,7 +852,7 @@ def test_rerun_says_if_the_kept_file_is_not_as_it_was(tmp_path, roost):
     written(tmp_path / "run", replace(read_record(tmp_path / "run"), plan="ff"))
     code, _, err = roost("rerun", "run", *nowhere)
     assert "run run has no plan" in err, "it goes on without"
-    assert (code, f"with a file that was changed since: {path}\n" in err) == (0, True), err
+    assert (code, f"with a file that has changed since: {path}\n" in err) == (0, True), err
 
 
 def test_a_run_that_came_from_elsewhere_is_shown_with_a_way_to_its_logs_and_upsets_no_terminal(tmp_path, roost):

@@ -1,4 +1,4 @@
-"""Mistakes in a job that is to be run: told before anything is started, and without a Ray cluster."""
+"""Jobs before they start: their options, and mistakes reported without a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from roost import ConfigError
+from roost import ConfigError, JobConfig
 from roost.cli.main import app
-from roost.cli.users_error import users_part, users_report
+from roost.cli.user_traceback import user_frames, user_report
 from roost.config.job import read_job_draft
 from roost.runtime.failures.failure import attach_failures
 from roost.runtime.job import load, run_job
+from roost.runtime.options import ClusterOptions, RunOptions
+from roost.runtime.runs.record import RunJob
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
 
@@ -31,7 +33,7 @@ JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
         ("num_nodes: 2", "num_nodes: 2\n  node_group: 1", "node_group"),
     ],
 )
-def test_a_mistake_in_the_job_is_told(monkeypatch, tmp_path, before, after, message):
+def test_a_mistake_in_the_job_is_an_error(monkeypatch, tmp_path, before, after, message):
     monkeypatch.syspath_prepend(str(JOB))
     text = (JOB / "job.yaml").read_text()
     assert before in text
@@ -42,7 +44,7 @@ def test_a_mistake_in_the_job_is_told(monkeypatch, tmp_path, before, after, mess
     assert message in str(caught.value)
 
 
-def test_a_module_that_fails_by_itself_is_not_called_missing(monkeypatch, tmp_path):
+def test_a_module_with_a_failing_import_is_not_called_missing(monkeypatch, tmp_path):
     (tmp_path / "needs_more.py").write_text("import something_that_is_not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
@@ -57,7 +59,7 @@ def test_a_module_that_fails_by_itself_is_not_called_missing(monkeypatch, tmp_pa
         ("def low(:\n", 1, "SyntaxError: invalid syntax"),
     ],
 )
-def test_what_the_users_code_raises_is_shown_from_where_it_begins(tmp_path, code, frames, end):
+def test_a_traceback_of_user_code_begins_where_that_code_begins(tmp_path, code, frames, end):
     (tmp_path / "mine.py").write_text(code)
     text = (JOB / "job.yaml").read_text().replace("two_components.Actor", "mine.Actor")
     (tmp_path / "job.yaml").write_text(text)
@@ -69,24 +71,24 @@ def test_what_the_users_code_raises_is_shown_from_where_it_begins(tmp_path, code
     assert done.stderr.splitlines()[-1].startswith(end)
 
 
-def test_an_error_of_ours_is_shown_whole_wherever_it_was_raised():
-    ours = {"__name__": "roost.cli.load", "json": json}
-    exec("def load(): json.loads('{')", ours)  # noqa: S102 - a module of ours that has a mistake in it
+def test_a_traceback_of_roost_itself_is_shown_whole():
+    ours = {"__name__": "roost.cli.plans", "json": json}
+    exec("def load(): json.loads('{')", ours)  # noqa: S102 - stands for a module with a bug
     with pytest.raises(ValueError, match="Expecting") as raised:
         ours["load"]()
-    # Down from the command, as the command line sees it.
+    # From the command down, as the command line sees it.
     error = raised.value.with_traceback(raised.value.__traceback__.tb_next)
-    assert users_part(error) is None
-    assert users_report(error) is None
+    assert user_frames(error) is None
+    assert user_report(error) is None
 
 
-def test_what_a_worker_raised_in_its_constructor_is_told_by_its_notes():
+def test_an_exception_from_a_workers_constructor_is_shown_with_its_notes():
     error = FileNotFoundError(2, "No such file or directory", "model.bin")
     error.add_note("in actor:0 on node 1")
-    assert users_report(error) is None, "so far it is an error of ours"
+    assert user_report(error) is None, "so far it is an error of Roost"
     attach_failures(error, ())
     shown = "FileNotFoundError: [Errno 2] No such file or directory: 'model.bin'\nin actor:0 on node 1\n"
-    assert users_report(error) == shown
+    assert user_report(error) == shown
 
 
 def test_a_dry_run_is_the_plan():
@@ -97,3 +99,34 @@ def test_a_dry_run_is_the_plan():
     assert "rollout" in dry.stdout
     refused = CliRunner().invoke(app, ["run", job, "--cluster", "2x4"])
     assert isinstance(refused.exception, ConfigError)
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        (RunOptions(), {}),
+        (RunOptions(placement="hybrid", isolate_accelerator=False), {"--placement": "hybrid", "--no-isolate": True}),
+        (RunOptions(reserve=False, quiet=True), {"--no-reserve": True, "--quiet": True}),
+        (RunOptions(address="10.0.0.1:6379", run_dir="out"), {"--address": "10.0.0.1:6379", "--run-dir": "out"}),
+    ],
+)
+def test_the_options_of_a_run_are_kept_as_flags_and_read_back(options, flags):
+    job = RunJob(file="job.yaml", hash="ff", flags=options.to_flags())
+    assert dict(job.flags) == flags
+    assert RunOptions.from_flags(job.flags) == options
+
+
+def test_a_cluster_config_that_was_read_is_not_read_again():
+    groups = [{"label": "train", "node_ranks": "0-1"}]
+    section = {"num_nodes": 2, "component_placement": {"actor": "0-7"}, "node_groups": groups}
+    config = JobConfig.from_dict({"cluster": section}).cluster
+    options = ClusterOptions.check(cluster_cfg=config, quiet=True)
+    assert options == ClusterOptions.check(cluster_cfg=section, quiet=True)
+    assert (options.num_nodes, options.groups is config.node_groups, options.attaches) == (2, True, False)
+    assert ClusterOptions.check(namespace="mine").attaches
+    with pytest.raises(AttributeError):
+        options.num_nodes = 3
+    with pytest.raises(ConfigError, match="num_nodes is 3, and cluster_cfg says 2"):
+        ClusterOptions.check(3, config)
+    with pytest.raises(ConfigError, match="record is 1: it is True or False"):
+        ClusterOptions.check(record=1)

@@ -1,43 +1,111 @@
-"""The command line: parsing, exit codes, and the one place where a RoostError becomes text.
+"""The command line: the table of commands, exit codes, and the one place where a RoostError becomes text.
 
-Exit codes: 0 all is well, 1 two plans differ, lint was told to be strict, doctor found a problem or the demo did not
-learn, 2 a mistake by the user, 3 a failure of the world, such as no Ray cluster.
+A command is the function in `commands/` with the name of its file. The table has all that `roost --help` and the
+shells need, so that only the command that runs is imported.
+
+Exit codes: 0 success; 1 two plans differ, lint --strict has a warning, doctor found a problem or the demo did not
+learn; 2 a mistake by the user; 3 a failure of the world, such as no Ray cluster.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from roost import __version__
-from roost.cli import clusters, demo, doctor, planning, running, runs, starting
-from roost.cli.completion import complete_in_bash
-from roost.cli.help import Command, Group, epilog
 from roost.cli.out import drop_output
+from roost.cli.shell import complete_in_bash
+from roost.cli.user_traceback import user_report
 from roost.errors import ClusterError, RoostError
+
+_COMMANDS = {
+    "Start here": {
+        "demo": ("Train a policy on a cluster started on this machine, and watch it.", "--mode colocate"),
+        "new": ("Create a folder with a small working job and its test.", "my-job"),
+        "schema": ("Print the JSON Schema that an editor checks a job with.", "--out job.schema.json"),
+    },
+    "Plan, with no cluster": {
+        "plan": ("Show which worker sits on which hardware.", "job.yaml --cluster 2x8"),
+        "diff": (
+            "Compare two plans or two runs: exit 0 if the plans are the same, 1 if they differ.",
+            "job.yaml other.yaml --cluster 2x8",
+        ),
+        "where": ("Show where a worker sits and which environment it gets.", "job.yaml actor:3 --cluster 2x8"),
+        "who": ("Show which workers sit on a piece of hardware.", "job.yaml 1:4 --cluster 2x8"),
+        "lint": ("Warn about what is valid in a plan but may be a mistake.", "job.yaml --cluster 2x8 --strict"),
+    },
+    "Run": {
+        "run": ("Place a job, launch its workers and call its entry point.", "job.yaml"),
+        "logs": ("Show what the workers of a run printed, or list the logs.", "actor:3 --follow"),
+        "runs": ("List your runs on this machine, newest first.", ""),
+        "show": ("Show all that is known about a run: what ran where and how it ended.", "20261115-2242"),
+        "rerun": ("Run a job with the file of an earlier run, or its script, again.", "20261115-2242 --dry-run"),
+    },
+    "Inspect the cluster": {
+        "nodes": ("Show the nodes of the live cluster with their ranks.", "--format inventory --out live.yaml"),
+        "status": ("Show the jobs on the live cluster and who holds which accelerator.", ""),
+        "doctor": ("Check this machine and the cluster for problems, and say how to fix them.", "--run-dir /shared"),
+        "up": ("Start a local cluster: real Ray nodes on this machine, fake accelerators.", "2x4"),
+        "down": ("Stop the local cluster.", ""),
+    },
+}
+"""By panel of the help and by name: the summary, and the arguments of an example."""
+
+
+class _Command(TyperCommand):
+    """A command whose usage names the arguments as users type them."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_flag_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
+
+
+class _LazyGroup(TyperGroup):
+    """The commands as `--help` lists them; the one on the command line is imported."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_flag_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: Any) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        return name, listed and load_command(str(name)), rest
+
+
+def _without_flag_types(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
 
 app: typer.Typer = typer.Typer(
     name="roost",
-    cls=Group,
+    cls=_LazyGroup,
     help="Say which worker process sits on which hardware, and see it before you pay for it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+for _panel, _entries in _COMMANDS.items():
+    for _name, (_summary, _) in _entries.items():
+        app.command(_name, help=_summary, rich_help_panel=_panel)(lambda: None)
 
-_PANELS = {
-    "Start here": (demo.demo, starting.new, starting.schema),
-    "Plan, with no cluster": (planning.plan, planning.diff, planning.where, planning.who, planning.lint),
-    "Run": (running.run, running.logs, runs.runs, runs.show, runs.rerun),
-    "Look at the cluster": (clusters.nodes, clusters.status, doctor.doctor, clusters.up, clusters.down),
-}
-for _panel, _commands in _PANELS.items():
-    for _command in _commands:
-        _name = _command.__name__
-        app.command(_name, cls=Command, epilog=epilog(_name), rich_help_panel=_panel)(_command)
+
+def load_command(name: str) -> Any:
+    """Import a command."""
+    summary, example = next(entries[name] for entries in _COMMANDS.values() if name in entries)
+    alone = typer.Typer(add_completion=False)
+    epilog = f"For example: roost {name} {example}" if example else None
+    function = getattr(import_module(f"roost.cli.commands.{name}"), name)
+    alone.command(name, cls=_Command, help=summary, epilog=epilog)(function)
+    return typer.main.get_command(alone)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +126,7 @@ def _options(
 def main() -> NoReturn:
     """Run the command line."""
     if sys.stdout is None:
-        # Closed, as by `>&-`: nobody wants to see it.
+        # Closed, as by `>&-`.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
     try:
         complete_in_bash(app)
@@ -70,9 +138,7 @@ def main() -> NoReturn:
         print(error, file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        from roost.cli.users_error import users_report
-
-        report = users_report(error)
+        report = user_report(error)
         if report is not None:
             print(report, end="", file=sys.stderr)
             sys.exit(1)

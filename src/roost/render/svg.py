@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
+from html import escape
 from itertools import pairwise
-from xml.sax.saxutils import escape, quoteattr
 
 from roost.config.hardware import BARE_NODE
 from roost.placement.plan import Plan, seat
@@ -64,7 +64,7 @@ class _Drawing:
         text += [_LABEL + _width(_folded_text(row, self._names)) for row in self._grid.rows if row.folded is not None]
         width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
         height = round(self._y + _MARGIN)
-        label = quoteattr(f"Placement map: {self._grid.title} {self._grid.summary}".strip())
+        label = f'"{escape(f"Placement map: {self._grid.title} {self._grid.summary}".strip())}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="roost" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" aria-label={label}>\n<style>{STYLE}</style>\n'
@@ -72,7 +72,9 @@ class _Drawing:
         )
 
     def _text(self, x: float, text: str, kind: str = "", y: float | None = None) -> None:
-        self._out.append(f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text)}</text>')
+        self._out.append(
+            f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text, quote=False)}</text>'
+        )
 
     def _head(self) -> None:
         if self._grid.title:
@@ -129,7 +131,7 @@ class _Drawing:
             return
         entry = self._grid.legend[block.component]
         tip = "\n".join(_details(self._plan, self._names[block.component], row, strip, block))
-        parts = [f'<g class="block" tabindex="0"><title>{escape(tip)}</title>']
+        parts = [f'<g class="block" tabindex="0"><title>{escape(tip, quote=False)}</title>']
         middle = top + (_LANE - 2) / 2
         for (_, before), (after, _) in pairwise(runs):
             parts.append(
@@ -144,7 +146,7 @@ class _Drawing:
             parts.append(
                 f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{_LANE - 2}" rx="4" fill="{entry.colour}"/>'
                 f'<text x="{x + 7:g}" y="{top + 16:g}" style="fill:{ink(entry.colour)}">'
-                f"{escape(self._label(block, width - 12))}</text>"
+                f"{escape(self._label(block, width - 12), quote=False)}</text>"
             )
         self._out.append("".join(parts) + "</g>")
 

@@ -27,6 +27,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from roost.config.job import ClusterConfig
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, NameTaken
@@ -52,7 +53,7 @@ from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.log_forwarder import FoundLog, LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
-from roost.runtime.options import TIMEOUT_SECONDS, Wish
+from roost.runtime.options import TIMEOUT_SECONDS, ClusterOptions
 from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.console import Console
@@ -77,7 +78,7 @@ class _OnePerProcess(type):
             current = Cluster._current
             # A fork has the object of its parent, but not its connection.
             if current is not None and current._pid == os.getpid():
-                current._check_same(Wish(*args, **kwargs))
+                current._check_same(ClusterOptions.check(*args, **kwargs))
                 return current
             return super().__call__(*args, **kwargs)
 
@@ -105,7 +106,7 @@ class Cluster(metaclass=_OnePerProcess):
     """A job's presence on Ray: connection, nodes in order, node groups, managers.
 
     - `num_nodes`: how many nodes to wait for; if there are more, the first ones are used.
-    - `cluster_cfg`: the `cluster` section of a config, for num_nodes and node groups.
+    - `cluster_cfg`: the `cluster` section of a config, or a `ClusterConfig`, for num_nodes and node groups.
     - neither: attach to the job that this process belongs to, or to the only one that is running.
     - `address`: Ray's address; by default RAY_ADDRESS, else the local cluster, else the cluster of this machine.
     - `namespace`: the job's namespace; a second job on the same Ray gets one automatically.
@@ -113,7 +114,7 @@ class Cluster(metaclass=_OnePerProcess):
     - `port_range`: first and last port to lease from, on every node.
     - `run_dir`: the run's folder, for the workers' logs; by default a new one in ROOST_RUNS_DIR or the user's folder.
     - `quiet`: do not show launches and what workers print; by default as ROOST_QUIET says.
-    - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`.
+    - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`, unless it is False.
     """
 
     NAMESPACE = "roost"
@@ -124,7 +125,7 @@ class Cluster(metaclass=_OnePerProcess):
     def __init__(
         self,
         num_nodes: int | None = None,
-        cluster_cfg: Mapping[str, Any] | None = None,
+        cluster_cfg: Mapping[str, Any] | ClusterConfig | None = None,
         *,
         address: str | None = None,
         namespace: str | None = None,
@@ -132,9 +133,9 @@ class Cluster(metaclass=_OnePerProcess):
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
-        record: bool = True,
+        record: bool | None = None,
     ) -> None:
-        wish = Wish(
+        options = ClusterOptions.check(
             num_nodes,
             cluster_cfg,
             address=address,
@@ -146,22 +147,23 @@ class Cluster(metaclass=_OnePerProcess):
             record=record,
         )
         self._pid = os.getpid()
-        self._asked_address = wish.address
+        self._keeps_record = options.record is not False
+        self._asked_address = options.address
         self._allocated: dict[str, ActorHandle[Any]] = {}
         self._recorder = Recorder()
         # What was done and must be undone, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
-        deadline = time.monotonic() + wish.timeout
+        deadline = time.monotonic() + options.timeout
         try:
             if connection.is_worker():
-                self._context = self._attach(ray.get_runtime_context().namespace, None, wish, deadline)
-                self._check_same(wish)
-            elif wish.attaches:
+                self._context = self._attach(ray.get_runtime_context().namespace, None, options, deadline)
+                self._check_same(options)
+            elif options.attaches:
                 connection.check_can_connect()
-                self._context = self._connect_and_attach(wish, deadline)
+                self._context = self._connect_and_attach(options, deadline)
             else:
                 connection.check_can_connect()
-                self._context = self._open(wish, deadline)
+                self._context = self._open(options, deadline)
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
@@ -169,46 +171,51 @@ class Cluster(metaclass=_OnePerProcess):
             self.close()
             raise
 
-    def _open(self, wish: Wish, deadline: float) -> JobContext:
+    def _open(self, options: ClusterOptions, deadline: float) -> JobContext:
         """Make a job: connect, find the nodes, start the managers."""
-        namespace = wish.namespace or Cluster.NAMESPACE
+        namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
-            made = self._connect(wish, namespace, may_start=True)
+            made = self._connect(options, namespace, may_start=True)
             free = choose_namespace(namespace, used_namespaces())
             if free == namespace:
-                nodes, topology = self._find_nodes(wish, deadline)
+                nodes, topology = self._find_nodes(options, deadline)
                 try:
-                    return self._start_job(made, nodes, topology, wish, deadline)
+                    return self._start_job(made, nodes, topology, options, deadline)
                 except NameTaken:
                     # Two drivers began together, and the other one was faster.
                     free = choose_namespace(namespace, {*used_namespaces(), namespace})
-            if wish.namespace is not None:
+            if options.namespace is not None:
                 raise NameTaken(
-                    f"another job has namespace {wish.namespace!r}",
-                    hint=f"attach to it with Cluster(namespace={wish.namespace!r}), or choose another name",
+                    f"another job has namespace {options.namespace!r}",
+                    hint=f"attach to it with Cluster(namespace={options.namespace!r}), or choose another name",
                 )
             self._undo.close()
             namespace = free
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
-    def _connect(self, wish: Wish, namespace: str, *, may_start: bool) -> Connection:
-        made = connection.connect(wish.address, namespace, may_start=may_start)
+    def _connect(self, options: ClusterOptions, namespace: str, *, may_start: bool) -> Connection:
+        made = connection.connect(options.address, namespace, may_start=may_start)
         self._undo.callback(connection.disconnect, made)
         if made.started_ray:
             self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
         return made
 
-    def _find_nodes(self, wish: Wish, deadline: float) -> tuple[tuple[NodeInfo, ...], Topology]:
-        found = discover.wait_for_nodes(wish.num_nodes or 1, deadline)
-        nodes, notice = discover.first_nodes(discover.discover(found, deadline, wish.groups), wish.num_nodes)
+    def _find_nodes(self, options: ClusterOptions, deadline: float) -> tuple[tuple[NodeInfo, ...], Topology]:
+        found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
+        nodes, notice = discover.first_nodes(discover.discover(found, deadline, options.groups), options.num_nodes)
         if notice:
             log.warning("%s", notice)
-        topology = discover.make_topology(nodes, wish.groups)
-        discover.check_groups(nodes, wish.groups, deadline)
+        topology = discover.make_topology(nodes, options.groups)
+        discover.check_groups(nodes, options.groups, deadline)
         return nodes, topology
 
     def _start_job(
-        self, made: Connection, nodes: tuple[NodeInfo, ...], topology: Topology, wish: Wish, deadline: float
+        self,
+        made: Connection,
+        nodes: tuple[NodeInfo, ...],
+        topology: Topology,
+        options: ClusterOptions,
+        deadline: float,
     ) -> JobContext:
         job = JobInfo(
             cluster=made.address,
@@ -218,12 +225,12 @@ class Cluster(metaclass=_OnePerProcess):
             user=_user(),
             command=" ".join(sys.argv)[:200],
             since=time.time(),
-            run_dir=self._undo.enter_context(own_run_dir(wish.run_dir)),
+            run_dir=self._undo.enter_context(own_run_dir(options.run_dir)),
         )
         self._undo.callback(self._recorder.end)
-        managers = start_managers(job, nodes, wish.groups, wish.port_range)
+        managers = start_managers(job, nodes, options.groups, options.port_range)
         self._undo.callback(_end_managers, made, managers)
-        if wish.record:
+        if self._keeps_record:
             self._recorder.begin(
                 job.run_dir,
                 user=job.user,
@@ -232,7 +239,7 @@ class Cluster(metaclass=_OnePerProcess):
                 nodes=[_run_node(node) for node in nodes],
                 topology=topology,
             )
-        console = Console(quiet=wish.quiet)
+        console = Console(quiet=options.quiet)
         watch = Watch(nodes, made)
         self._undo.callback(watch.stop)
         watch.add_managers(managers)
@@ -250,7 +257,7 @@ class Cluster(metaclass=_OnePerProcess):
             job=job,
             nodes=nodes,
             topology=topology,
-            port_range=wish.port_range,
+            port_range=options.port_range,
             master_port=node_manager.within(_seconds_until(deadline)).get_master_port(),
             node_manager=node_manager,
             worker_manager=worker_manager,
@@ -265,20 +272,20 @@ class Cluster(metaclass=_OnePerProcess):
         self._undo.callback(_close_groups, context)
         return context
 
-    def _connect_and_attach(self, wish: Wish, deadline: float) -> JobContext:
+    def _connect_and_attach(self, options: ClusterOptions, deadline: float) -> JobContext:
         # Connect to a namespace without a job first, to see which jobs there are.
-        self._connect(wish, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
-        namespace = find_job(wish.namespace)
+        self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
+        namespace = find_job(options.namespace)
         self._undo.close()
-        made = self._connect(wish, namespace, may_start=False)
+        made = self._connect(options, namespace, may_start=False)
         connection.prepare_disconnect()
-        return self._attach(namespace, made, wish, deadline)
+        return self._attach(namespace, made, options, deadline)
 
-    def _attach(self, namespace: str, made: Connection | None, wish: Wish, deadline: float) -> JobContext:
+    def _attach(self, namespace: str, made: Connection | None, options: ClusterOptions, deadline: float) -> JobContext:
         """Take the shared state from the job's managers; `made` is None in a worker, which Ray connected."""
         node_manager, worker_manager, collective_manager = find_managers(namespace)
         view = node_manager.within(_seconds_until(deadline)).get_view()
-        console = Console(quiet=wish.quiet)
+        console = Console(quiet=options.quiet)
         watch = Watch(view.nodes, made)
         self._undo.callback(watch.stop)
         ray_context = ray.get_runtime_context()
@@ -302,24 +309,26 @@ class Cluster(metaclass=_OnePerProcess):
         self._undo.callback(_close_groups, context)
         return context
 
-    def _check_same(self, wish: Wish) -> None:
+    def _check_same(self, options: ClusterOptions) -> None:
         """Raise ConfigError if the arguments contradict this Cluster."""
         context = self._context
         contradictions = []
-        if wish.num_nodes is not None and wish.num_nodes != self.num_nodes:
-            contradictions.append(f"num_nodes is {self.num_nodes}, not {wish.num_nodes}")
-        if wish.namespace is not None and wish.namespace != self.namespace:
-            contradictions.append(f"the namespace is {self.namespace!r}, not {wish.namespace!r}")
-        if wish.address not in (None, "auto", self.address, self._asked_address):
-            contradictions.append(f"the address is {self.address}, not {wish.address}")
-        if wish.port_range is not None and wish.port_range != context.port_range:
-            contradictions.append(f"port_range is {context.port_range}, not {wish.port_range}")
-        if wish.groups and wish.groups != context.topology.groups:
+        if options.num_nodes is not None and options.num_nodes != self.num_nodes:
+            contradictions.append(f"num_nodes is {self.num_nodes}, not {options.num_nodes}")
+        if options.namespace is not None and options.namespace != self.namespace:
+            contradictions.append(f"the namespace is {self.namespace!r}, not {options.namespace!r}")
+        if options.address not in (None, "auto", self.address, self._asked_address):
+            contradictions.append(f"the address is {self.address}, not {options.address}")
+        if options.port_range is not None and options.port_range != context.port_range:
+            contradictions.append(f"port_range is {context.port_range}, not {options.port_range}")
+        if options.groups and options.groups != context.topology.groups:
             contradictions.append("the node groups differ")
-        if wish.run_dir is not None and os.path.abspath(wish.run_dir) != self.run_dir:
-            contradictions.append(f"run_dir is {self.run_dir}, not {wish.run_dir}")
-        if wish.quiet is not None and wish.quiet != context.console.quiet:
-            contradictions.append(f"quiet is {context.console.quiet}, not {wish.quiet}")
+        if options.run_dir is not None and os.path.abspath(options.run_dir) != self.run_dir:
+            contradictions.append(f"run_dir is {self.run_dir}, not {options.run_dir}")
+        if options.quiet is not None and options.quiet != context.console.quiet:
+            contradictions.append(f"quiet is {context.console.quiet}, not {options.quiet}")
+        if options.record is not None and context.owner is None and options.record != self._keeps_record:
+            contradictions.append(f"record is {self._keeps_record}, not {options.record}")
         if contradictions:
             raise ConfigError(
                 f"this process has a Cluster, and {join_words(contradictions)}",

@@ -1,4 +1,4 @@
-"""Running a whole job from its file: place it, launch every component, call its entry point."""
+"""Run a whole job from its file: place it, launch every component, call its entry point."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from roost.config.job import JobDraft
 from roost.config.run import WorkerConfig, read_run_config
 from roost.errors import ConfigError
 from roost.placement.plan import Plan
-from roost.placement.planner import PlacementKind, make_plan
+from roost.placement.planner import make_plan
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import GroupDraft, WorkerGroup
 from roost.runtime.groups.worker import Worker
+from roost.runtime.options import RunOptions
 from roost.runtime.runs.recorder import JobSource
 from roost.text import did_you_mean, shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job that is running, as its entry point gets it."""
+    """A running job, as its entry point gets it."""
 
     config: Mapping[str, Any]
     """The whole file."""
@@ -34,20 +35,15 @@ class Job:
 
 def run_job(
     draft: JobDraft,
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     *,
-    placement: PlacementKind = "auto",
-    isolate_accelerator: bool = True,
-    address: str | None = None,
-    run_dir: str | None = None,
-    quiet: bool | None = None,
-    reserve: bool = True,
     source: JobSource | None = None,
     check_plan: Callable[[Plan], None] | None = None,
 ) -> Any:
-    """Launch what a job's file says and call its entry point with a `Job`; gives what that gives.
+    """Launch the workers of a job and call its entry point with a `Job`; return what that returns.
 
-    Everything is read and imported before anything is started, and all that was started is ended afterwards. `source`
-    is for the run's record; `check_plan` sees the plan before anything is launched, and may refuse it by raising.
+    Everything is read and imported before anything starts, and everything started is stopped afterwards. `source` goes
+    into the run's record; `check_plan` gets the plan before the launch and may refuse it by raising.
     """
     run = read_run_config(draft)
     drafts = [(worker, _draft(worker)) for worker in run.workers]
@@ -57,16 +53,22 @@ def run_job(
     config = draft.job.document.plain()
     with contextlib.ExitStack() as undo:
         cluster = undo.enter_context(
-            Cluster(cluster_cfg=config["cluster"], address=address, run_dir=run_dir, quiet=quiet)
+            Cluster(
+                cluster_cfg=draft.job.cluster,
+                address=options.address,
+                run_dir=options.run_dir,
+                quiet=options.quiet or None,
+            )
         )
         if source is not None:
             cluster.recorder.note_job(source)
-        plan = make_plan(draft, cluster, placement=placement, isolate_accelerator=isolate_accelerator)
+        isolate = options.isolate_accelerator
+        plan = make_plan(draft, cluster, placement=options.placement, isolate_accelerator=isolate)
         cluster.recorder.note_plan(plan)
         if check_plan is not None:
             check_plan(plan)
-        if reserve:
-            # All that the job needs, before any of it is started.
+        if options.reserve:
+            # All that the job needs, before any of it starts.
             shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
             undo.enter_context(cluster.reserve(plan, shares=shares))
         groups = {
@@ -78,8 +80,8 @@ def run_job(
                     env_vars=worker.env_vars,
                     max_concurrency=worker.max_concurrency,
                     restarts=worker.restarts,
-                    reserve=reserve,
-                    share=worker.share if reserve else None,
+                    reserve=options.reserve,
+                    share=worker.share if options.reserve else None,
                 )
             )
             for worker, group in drafts
@@ -88,16 +90,16 @@ def run_job(
 
 
 def load(target: str) -> Any:
-    """What `module.Name` stands for; ConfigError where the module or the name is not there."""
+    """Import `module.Name`; ConfigError if the module or the name does not exist."""
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # Only where it is this module that is missing, and not one that it imports.
+        # Only if this module is missing, and not one that it imports.
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise
         raise ConfigError(
-            f"{target}: there is no module {error.name!r}", hint="run from the folder that it is in, or set PYTHONPATH"
+            f"{target}: there is no module {error.name!r}", hint="run from its folder, or set PYTHONPATH"
         ) from None
     if not hasattr(module, name):
         close = did_you_mean(name, dir(module))
@@ -110,7 +112,7 @@ def _draft(worker: WorkerConfig) -> GroupDraft:
     cls = load(worker.target)
     if not isinstance(cls, type) or not issubclass(cls, Worker):
         hint = "derive the class from roost.Worker"
-        raise ConfigError(f"{worker.target} is no worker: {shorten(repr(cls))}", hint=hint)
+        raise ConfigError(f"{worker.target} is not a worker: {shorten(repr(cls))}", hint=hint)
     try:
         return cls.create_group(*worker.args, **worker.kwargs)
     except TypeError as error:

@@ -1,27 +1,44 @@
-"""What a caller of `Cluster(…)` asks for: read and checked before anything is done."""
+"""What the callers of `Cluster(…)` and of `roost run` ask for, checked before anything starts."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 from roost.config.job import ClusterConfig, read_cluster_section
 from roost.config.node_groups import MAX_NODES, NodeGroup
 from roost.errors import ConfigError
 from roost.machine.ports import check_port_range
+from roost.placement.planner import PlacementKind
 
 TIMEOUT_SECONDS = 180.0
 
 
-class Wish:
-    """What a caller of `Cluster(…)` asks for, checked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The arguments of `Cluster(…)`, checked."""
 
-    def __init__(
-        self,
+    num_nodes: int | None
+    groups: tuple[NodeGroup, ...]
+    attaches: bool
+    """Whether the caller joins a job that is running instead of starting one."""
+    address: str | None
+    namespace: str | None
+    timeout: float
+    port_range: tuple[int, int] | None
+    run_dir: str | os.PathLike[str] | None
+    quiet: bool | None
+    record: bool | None
+    """Whether to keep a record; None if the caller does not say, which means yes for a new job."""
+
+    @classmethod
+    def check(
+        cls,
         num_nodes: int | None = None,
-        cluster_cfg: Mapping[str, Any] | None = None,
+        cluster_cfg: Mapping[str, Any] | ClusterConfig | None = None,
         *,
         address: str | None = None,
         namespace: str | None = None,
@@ -29,27 +46,30 @@ class Wish:
         port_range: tuple[int, int] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
-        record: bool = True,
-    ) -> None:
-        self.run_dir = run_dir
-        self.quiet = quiet
-        if not isinstance(record, bool):
+        record: bool | None = None,
+    ) -> ClusterOptions:
+        """Check the arguments of `Cluster(…)`; ConfigError if one is wrong."""
+        if not isinstance(record, bool | None):
             raise ConfigError(f"record is {record!r}: it is True or False")
-        self.record = record
-        self.config: ClusterConfig | None = None if cluster_cfg is None else read_cluster_section(cluster_cfg)
-        self.num_nodes: int | None = _check_num_nodes(num_nodes, self.config)
-        self.groups: tuple[NodeGroup, ...] = self.config.node_groups if self.config else ()
-        self.address = address
-        self.namespace = namespace
+        if cluster_cfg is None or isinstance(cluster_cfg, ClusterConfig):
+            config = cluster_cfg
+        else:
+            config = read_cluster_section(cluster_cfg)
+        num_nodes = _check_num_nodes(num_nodes, config)
         if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-        self.timeout: float = float(timeout)
-        self.port_range: tuple[int, int] | None = check_port_range(port_range)
-
-    @property
-    def attaches(self) -> bool:
-        """Whether the caller wants a job that is there, and not one of its own."""
-        return self.num_nodes is None and self.config is None
+        return cls(
+            num_nodes=num_nodes,
+            groups=config.node_groups if config else (),
+            attaches=num_nodes is None and config is None,
+            address=address,
+            namespace=namespace,
+            timeout=float(timeout),
+            port_range=check_port_range(port_range),
+            run_dir=run_dir,
+            quiet=quiet,
+            record=record,
+        )
 
 
 def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
@@ -59,3 +79,45 @@ def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int
     if num_nodes is not None and configured is not None and num_nodes != configured:
         raise ConfigError(f"num_nodes is {num_nodes}, and cluster_cfg says {configured}", hint="give it in one place")
     return num_nodes if num_nodes is not None else configured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How `roost run` runs a job: all that its flags say."""
+
+    placement: PlacementKind = "auto"
+    isolate_accelerator: bool = True
+    reserve: bool = True
+    quiet: bool = False
+    address: str | None = None
+    run_dir: str | None = None
+
+    def to_flags(self) -> tuple[tuple[str, str | bool], ...]:
+        """Return the flags of `roost run` that ask for this, as the run's record keeps them, without defaults.
+
+        >>> RunOptions(placement="hybrid", reserve=False).to_flags()
+        (('--placement', 'hybrid'), ('--no-reserve', True))
+        """
+        flags: dict[str, str | bool | None] = {
+            "--placement": self.placement if self.placement != "auto" else None,
+            "--no-isolate": not self.isolate_accelerator,
+            "--no-reserve": not self.reserve,
+            "--quiet": self.quiet,
+            "--address": self.address,
+            "--run-dir": self.run_dir,
+        }
+        return tuple((name, value) for name, value in flags.items() if value)
+
+    @classmethod
+    def from_flags(cls, flags: Iterable[tuple[str, str | bool]]) -> RunOptions:
+        """Read the flags of a run's record."""
+        given = dict(flags)
+        texts = {name: value for name, value in given.items() if isinstance(value, str)}
+        return cls(
+            placement=cast(PlacementKind, texts.get("--placement", "auto")),  # make_plan checks it
+            isolate_accelerator="--no-isolate" not in given,
+            reserve="--no-reserve" not in given,
+            quiet="--quiet" in given,
+            address=texts.get("--address"),
+            run_dir=texts.get("--run-dir"),
+        )

@@ -1,4 +1,4 @@
-"""A look at a Ray cluster from outside any job: its nodes, the jobs on it, what earlier ones left behind."""
+"""A Ray cluster seen from outside any job: its nodes, the jobs on it, and what earlier jobs left behind."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 from ray.util import list_named_actors
 
-from roost.errors import RoostError
+from roost.config.topology import Topology
+from roost.errors import ClusterError, RoostError
 from roost.machine.processes import find_processes
+from roost.placement.plan import Piece
 from roost.runtime.connect import connection
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
 from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo
@@ -21,6 +23,9 @@ from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
+from roost.text import join_words, plural
+
+_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +34,21 @@ class JobStatus:
 
     namespace: str
     job: JobInfo | None
-    """Who runs it; None where its manager does not answer."""
+    """The driver; None if the job's manager does not answer."""
     managers: tuple[str, ...]
-    """Those that are alive."""
+    """The managers that are alive."""
     workers: tuple[tuple[str, int], ...]
     """How many workers are in each state."""
 
     @property
     def missing_managers(self) -> tuple[str, ...]:
-        """Those that should be there and are not."""
+        """The managers that have died."""
         return tuple(name for name in MANAGER_NAMES if name not in self.managers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A process that a worker of a job started, and that outlived the job."""
+    """A process that a worker started and that outlived its job."""
 
     node: str
     pid: int
@@ -54,7 +59,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """What is on a cluster now."""
+    """The state of a cluster."""
 
     address: str
     nodes: tuple[NodeInfo, ...]
@@ -63,7 +68,7 @@ class ClusterStatus:
     holdings: Holdings
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as JSON can say it."""
+        """Return the status in types that JSON has."""
         return {
             "address": self.address,
             "nodes": [node.to_dict() for node in self.nodes],
@@ -92,51 +97,71 @@ class ClusterStatus:
         }
 
 
-def look_at_holdings(address: str | None = None, timeout: float = 60) -> tuple[tuple[NodeInfo, ...], Holdings]:
-    """The nodes of a cluster, and who has which accelerator now."""
-    deadline = time.monotonic() + timeout
-    with _guest(address):
-        nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
-        return nodes, find_holdings(nodes)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveHardware:
+    """The part of a cluster that a job would get, and who holds what of it."""
+
+    topology: Topology
+    nodes: tuple[NodeInfo, ...]
+    holdings: Holdings
+    note: str = ""
+
+    @property
+    def taken(self) -> list[Piece]:
+        """The accelerators that are held, wholly or in part."""
+        return sorted(self.holdings.by_piece)
 
 
-def look_at_nodes(address: str | None = None, timeout: float = 60) -> tuple[NodeInfo, ...]:
-    """The nodes of a cluster in the order that a job would give them."""
-    deadline = time.monotonic() + timeout
-    with _guest(address):
-        return discover.discover(discover.wait_for_nodes(1, deadline), deadline)
+def get_nodes(address: str | None = None) -> tuple[NodeInfo, ...]:
+    """Return the nodes of a cluster in the order that a job gives them."""
+    with _visit(address) as (_, nodes, _):
+        return nodes
 
 
-def look_at_jobs(address: str | None = None, timeout: float = 60) -> ClusterStatus:
-    """Nodes, jobs and leftovers of a cluster."""
-    deadline = time.monotonic() + timeout
-    with _guest(address) as found:
-        nodes = discover.discover(discover.wait_for_nodes(1, deadline), deadline)
+def get_hardware(num_nodes: int | None, address: str | None = None) -> LiveHardware:
+    """Return the hardware that a job with `num_nodes` would get; ClusterError if there are fewer nodes."""
+    with _visit(address) as (_, nodes, _):
+        holdings = find_holdings(nodes)
+    if num_nodes is not None and len(nodes) < num_nodes:
+        raise ClusterError(
+            f"num_nodes is {num_nodes}, but the cluster has {plural(len(nodes), 'node')} now: "
+            f"{join_words([str(node) for node in nodes])}",
+            hint="wait for the others, or plan on --cluster or --inventory",
+        )
+    used, notice = discover.first_nodes(nodes, num_nodes)
+    note = f"note: {notice}" if notice else ""
+    return LiveHardware(topology=discover.make_topology(used), nodes=used, holdings=holdings, note=note)
+
+
+def get_status(address: str | None = None) -> ClusterStatus:
+    """Return the nodes, the jobs and the leftovers of a cluster."""
+    with _visit(address) as (found, nodes, deadline):
         jobs = _jobs()
         # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
-        alive = {f"{found.address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
+        alive = {f"{found}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
         return ClusterStatus(
-            address=found.address,
+            address=found,
             nodes=nodes,
             jobs=jobs,
-            leftovers=_leftovers(nodes, found.address, alive, deadline),
+            leftovers=_leftovers(nodes, found, alive, deadline),
             holdings=find_holdings(nodes),
         )
 
 
 @contextlib.contextmanager
-def _guest(address: str | None) -> Iterator[connection.Connection]:
-    """A connection in a namespace of nobody, which leaves nothing behind."""
+def _visit(address: str | None) -> Iterator[tuple[str, tuple[NodeInfo, ...], float]]:
+    """Connect in an unused namespace that nothing is left in; yield the address, the nodes, and the deadline."""
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     connection.check_can_connect()
     made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False)
     try:
-        yield made
+        yield made.address, discover.discover(discover.wait_for_nodes(1, deadline), deadline), deadline
     finally:
         connection.disconnect(made)
 
 
 def _jobs() -> tuple[JobStatus, ...]:
-    """The jobs of every namespace with a manager of ours, also where the node manager is lost."""
+    """Find the jobs of all namespaces that have a manager of Roost, even if the node manager has died."""
     managers: dict[str, set[str]] = {}
     for entry in list_named_actors(all_namespaces=True):
         if entry["name"] in MANAGER_NAMES:
@@ -157,8 +182,8 @@ def _job_status(namespace: str, managers: set[str]) -> JobStatus:
 
 
 def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadline: float) -> tuple[Leftover, ...]:
-    """Processes marked by a job of this cluster whose mark begins like that of no job that is alive."""
-    # One look for each machine: nodes that share one share its processes.
+    """Find processes marked by jobs of this cluster that are no longer alive."""
+    # Nodes on one machine share its processes.
     machines = {node.network: node for node in nodes}
     names = {node.ray_id: str(node) for node in machines.values()}
     found = discover.on_nodes(names, find_processes, JOB_VARIABLE, deadline=deadline)

@@ -143,16 +143,6 @@ class RunJob:
         return "job.json" if self.file.endswith(".json") else "job.yaml"
 
     @property
-    def placement(self) -> Any:
-        """The name of the rules that place the components."""
-        return self.text_of("--placement") or "auto"
-
-    def text_of(self, flag: str) -> str | None:
-        """Return the value of a flag, or None if it was not given."""
-        value = dict(self.flags).get(flag)
-        return value if isinstance(value, str) else None
-
-    @property
     def arguments(self) -> list[str]:
         """The flags as a user types them."""
         return [part for name, value in self.flags for part in ([name] if value is True else [name, str(value)])]

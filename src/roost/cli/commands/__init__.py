@@ -1,0 +1,1 @@
+"""One file for each command, each with a function of the same name; `roost.cli.main` lists them."""

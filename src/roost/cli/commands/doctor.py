@@ -1,0 +1,36 @@
+"""`roost doctor`: problems of this machine and of the cluster, and how to fix them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from roost.cli.options import Address, TextForm
+from roost.cli.out import tell
+from roost.cli.terminal import print_answer
+from roost.cli.text.doctor import report_text
+from roost.doctor.examine import examine
+
+
+def doctor(
+    form: TextForm = "text",
+    address: Address = None,
+    run_dir: Annotated[
+        str | None, typer.Option("--run-dir", metavar="DIR", help="The folder that all nodes should share.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="How long nodes may take to answer.")
+    ] = 30,
+) -> None:
+    report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=_tell_terminal)
+    print_answer(form, report.to_dict(), lambda: report_text(report))
+    if report.has_problem:
+        raise typer.Exit(1)
+
+
+def _tell_terminal(text: str) -> None:
+    """Say what the doctor waits for; only a person at a terminal needs it before the findings."""
+    if sys.stderr.isatty():
+        tell(text)

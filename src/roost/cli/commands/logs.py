@@ -1,0 +1,152 @@
+"""`roost logs`: what the workers of a run printed, whole or while they print it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.out import write_text
+from roost.cli.runs import complete_run
+from roost.cli.shell import offer
+from roost.errors import ConfigError
+from roost.runtime.runs.folder import log_file
+from roost.runtime.runs.index import LATEST, find_run
+from roost.text import join_words, printable
+
+_EVERY_SECONDS = 0.2
+_CHUNK = 2**20
+_FOLLOWED_LINES = 10
+
+
+def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
+    """Offer the groups and workers that the run on the line, or the newest, has logs of."""
+
+    def find() -> list[str]:
+        names = list(_find_logs(_log_folder(context.params.get("run"))))
+        return [*dict.fromkeys(name.rpartition(":")[0] for name in names), *names]
+
+    return offer(find, incomplete)
+
+
+def logs(
+    worker: Annotated[
+        str | None,
+        typer.Argument(metavar="WORKER", help="actor:3, or actor for the whole group.", autocompletion=_complete_log),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="RUN", help="A run's id or folder; default: the newest.", autocompletion=complete_run
+        ),
+    ] = None,
+) -> None:
+    folder = _log_folder(run)
+    if worker is None:
+        write_text(_list_logs(folder))
+    else:
+        _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow)
+
+
+def _list_logs(folder: Path) -> str:
+    rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
+    first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
+    return "".join([f"logs of the run {folder.parent}\n", *lines])
+
+
+def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool) -> None:
+    """Print the logs of a worker (`actor:3`) or of a group (`actor`), and with `follow` what is added to them."""
+    tails = {name: _Tail(path, lines) for name, path in _find_logs(folder, worker).items()}
+    if not tails:
+        has = join_words(sorted(_find_logs(folder)), most=12) or "none"
+        raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {has}")
+    is_many = len(tails) > 1
+    while True:
+        for name, tail in tails.items():
+            for line in tail.lines(is_last=not follow):
+                write_text(f"{name} | {line}\n" if is_many else f"{line}\n")
+        if not follow:
+            return
+        time.sleep(_EVERY_SECONDS)
+        for name, path in _find_logs(folder, worker).items():
+            # One that is being put aside may be gone before it is opened.
+            with contextlib.suppress(FileNotFoundError):
+                if name not in tails:
+                    tails[name] = _Tail(path, None)
+
+
+class _Tail:
+    """One log, and how far it has been read."""
+
+    def __init__(self, path: Path, lines: int | None) -> None:
+        self._path = path
+        self._inode = path.stat().st_ino
+        self._offset = 0 if lines is None else _start_of_last(path, lines)
+        self._begun = b""
+
+    def lines(self, *, is_last: bool) -> Iterator[str]:
+        """Yield the lines added since the last call; with `is_last` also one without a line end."""
+        # It is missing while it is put aside for another group of the same name.
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or self._offset > found.st_size:
+                self._inode, self._offset, self._begun = found.st_ino, 0, b""
+            file.seek(self._offset)
+            while data := file.read(_CHUNK):
+                self._offset += len(data)
+                *lines, self._begun = (self._begun + data).split(b"\n")
+                yield from map(_text, lines)
+        if is_last and self._begun:
+            yield _text(self._begun)
+
+
+def _text(line: bytes) -> str:
+    return printable(line.decode(errors="replace").rstrip("\r"))
+
+
+def _start_of_last(path: Path, lines: int) -> int:
+    """Find where the last lines of a file begin, reading from its end."""
+    with path.open("rb") as file:
+        position = end = file.seek(0, 2)
+        while lines and position > 0:
+            first = max(0, position - _CHUNK)
+            file.seek(first)
+            data = file.read(position - first)
+            # The line end of the last line does not count.
+            found = min(len(data), end - 1 - first)
+            while (found := data.rfind(b"\n", 0, found)) >= 0:
+                lines -= 1
+                if not lines:
+                    return first + found + 1
+            position = first
+        return 0 if lines else end
+
+
+def _log_folder(run: str | None) -> Path:
+    folder = find_run(LATEST if run is None else run) / "logs"
+    if not folder.is_dir():
+        raise ConfigError(f"there are no logs in {folder.parent}", hint="a run has logs once it has launched a group")
+    return folder
+
+
+def _find_logs(folder: Path, worker: str = "") -> dict[str, Path]:
+    """Find the log of a worker, those of a group's workers, or all; by name, in the order of ranks."""
+    if worker and not all(part and part not in (".", "..") and "/" not in part for part in worker.split(":")):
+        raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
+    if worker and (one := log_file(folder, worker)).is_file():
+        return {worker: one}
+    found = {path.relative_to(folder): path for path in folder.joinpath(*worker.split(":")).rglob("*.log")}
+    ordered = sorted(found, key=lambda path: [_rank_key(part) for part in path.with_suffix("").parts])
+    return {":".join(path.with_suffix("").parts): found[path] for path in ordered}
+
+
+def _rank_key(part: str) -> tuple[int, int, str]:
+    return (0, int(part), "") if part.isdigit() else (1, 0, part)

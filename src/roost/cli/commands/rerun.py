@@ -1,0 +1,161 @@
+"""`roost rerun`: run a job or a script of an earlier run again, after saying what has changed since."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roost.cli.commands.run import start_job
+from roost.cli.options import Address
+from roost.cli.out import tell
+from roost.cli.plans import live_hardware, read_saved_plan
+from roost.cli.runs import Run, plan_file
+from roost.cli.text.diff import diff_text
+from roost.config.job import read_job_draft
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
+from roost.errors import ClusterError, ConfigError
+from roost.placement.plan import Plan
+from roost.placement.planner import make_plan
+from roost.runtime.options import RunOptions
+from roost.runtime.runs.diff import diff_environments
+from roost.runtime.runs.index import find_run, read_run
+from roost.runtime.runs.record import RunJob, RunRecord, text_hash, what_of
+from roost.runtime.runs.snapshot import environment_of
+from roost.text import printable, shorten
+
+_MOST_VARIABLES = 12
+
+
+class PlanDiffers(ConfigError):  # noqa: N818 - what happened
+    """The plan is not that of the earlier run, and --same was given."""
+
+
+def rerun(
+    run: Run,
+    same: Annotated[
+        bool, typer.Option("--same", help="Refuse, and exit with 1, unless every worker would sit and see as before.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    address: Address = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="The folder of the new run; default: a new one.")
+    ] = None,
+) -> None:
+    folder = find_run(run)
+    record = read_run(folder)
+    if not os.path.isdir(record.cwd):
+        raise ConfigError(f"run {record.id} was started in {printable(record.cwd)}, which no longer exists")
+    if record.job is not None:
+        # A new folder, on the cluster of today: the earlier run's record stays as it is.
+        new_folder = str(run_dir.absolute()) if run_dir is not None else None
+        options = replace(RunOptions.from_flags(record.job.flags), address=address, run_dir=new_folder)
+        try:
+            _rerun_job(folder, record, record.job, options, same, dry_run)
+        except PlanDiffers as error:
+            tell(str(error))
+            raise typer.Exit(1) from None
+    elif same or address or run_dir:
+        raise ConfigError(
+            f"run {record.id} was a script, which makes its own Cluster",
+            hint="leave out --same, --address and --run-dir; RAY_ADDRESS says where Ray is",
+        )
+    else:
+        _rerun_script(record, dry_run)
+
+
+def _rerun_script(record: RunRecord, dry_run: bool) -> None:
+    words = [sys.executable, *record.command[1:]]
+    if what_of(record.command) in ("python", "standard input"):
+        raise ConfigError(f"run {record.id} was typed into Python, and what was typed is not kept")
+    tell(printable(shlex.join(words)))
+    tell(f"  in {printable(record.cwd)}")
+    _tell_environment(record)
+    if not dry_run:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _enter_folder(record)
+        # No shell: exactly these words. Signals and the exit code are those of the script.
+        os.execv(words[0], words)  # noqa: S606
+
+
+def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool, dry_run: bool) -> None:
+    path = folder / job.stored
+    text = load_text(path, limit=JOB_FILE_LIMIT)
+    again = replace(job, hash=text_hash(text), flags=options.to_flags(), rerun_of=record.id)
+    tell(printable(shlex.join(["roost", "run", job.file, *again.arguments])))
+    how = "with the file as it was" if again.hash == job.hash else "with a file that has changed since"
+    tell(printable(f"  in {record.cwd}, {how}: {path}"))
+    _tell_environment(record)
+    check = partial(_check_plan, record, _earlier_plan(folder, record), same)
+    if not dry_run:
+        _enter_folder(record)
+        start_job(text, str(path), again, options, check)
+        return
+    draft = read_job_draft(parse_text(text, name=str(path)))
+    try:
+        live = live_hardware(draft.job.cluster.num_nodes, options.address)
+    except ClusterError as error:
+        tell(f"where its workers would sit is not known now: {error}")
+        return
+    isolate = options.isolate_accelerator
+    check(make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate))
+
+
+def _earlier_plan(folder: Path, record: RunRecord) -> Plan | None:
+    if record.plan is None:
+        return None
+    try:
+        return read_saved_plan(plan_file(folder))
+    except ConfigError as error:
+        # Removed, or from another version of Roost: the job can run without it.
+        tell(str(error))
+        return None
+
+
+def _enter_folder(record: RunRecord) -> None:
+    try:
+        os.chdir(record.cwd)
+    except OSError as error:
+        raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
+
+
+def _check_plan(record: RunRecord, before: Plan | None, same: bool, plan: Plan) -> None:
+    """Say how the plan compares with the earlier one; with --same, refuse one whose workers sit elsewhere."""
+    is_alike = False
+    if before is None:
+        tell(f"run {record.id} has no plan to compare with")
+    elif plan.hash == before.hash:
+        is_alike = True
+        tell(f"the plan is the same: {plan.hash[:8]}")
+    else:
+        is_alike = _without_node_names(plan) == _without_node_names(before)
+        tell("every worker sits as before, but on other nodes:" if is_alike else "the plan differs:")
+        tell("\n".join(f"  {line}" for line in diff_text(before.diff(plan)).plain.splitlines()))
+    if same and not is_alike:
+        raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
+
+
+def _without_node_names(plan: Plan) -> Plan:
+    """Remove what differs between clusters: names, addresses and memory of the nodes."""
+    nodes = tuple(
+        replace(node, name=None, address=None, labels=(), cpus=None, memory=None) for node in plan.topology.nodes
+    )
+    return replace(plan, topology=replace(plan.topology, nodes=nodes))
+
+
+def _tell_environment(record: RunRecord) -> None:
+    """Say which variables differ from those of the earlier run; they are not set."""
+    found = diff_environments(record.environment, environment_of(os.environ))
+    if found:
+        tell("the environment has changed:")
+    for name, before, after in found[:_MOST_VARIABLES]:
+        tell(printable(f"  ~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}"))
+    if len(found) > _MOST_VARIABLES:
+        tell(f"  and {len(found) - _MOST_VARIABLES} more")

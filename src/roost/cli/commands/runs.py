@@ -1,0 +1,33 @@
+"""`roost runs`: your runs on this machine, newest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roost.cli.options import TextForm
+from roost.cli.terminal import print_answer
+from roost.cli.text.runs import runs_table
+from roost.errors import ConfigError
+from roost.runtime.runs.index import list_runs
+from roost.runtime.runs.record import RunRecord
+
+
+def runs(
+    form: TextForm = "text",
+    number: Annotated[int, typer.Option("--number", "-n", metavar="N", min=1, help="List at most this many.")] = 20,
+) -> None:
+    found = list_runs()
+    answer = [_summary(run.id, run.folder, run.record) for run in found[:number]]
+    print_answer(form, answer, lambda: runs_table([(run.id, run.record) for run in found], number))
+
+
+def _summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[str, Any]:
+    summary = {"id": name, "folder": str(folder)}
+    if isinstance(record, ConfigError):
+        return {**summary, "unreadable": str(record)}
+    whole = record.to_dict()
+    kept = {key: whole[key] for key in ("began", "ended", "seconds", "command", "plan", "outcome")}
+    return {**summary, "what": record.what, "workers": record.num_workers, **kept}

@@ -1,0 +1,42 @@
+"""`roost up`: start a local cluster that stays until `roost down`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from roost.cli.out import write_text
+from roost.errors import ConfigError
+from roost.runtime.connect.local_cluster import keep_practice, one_at_a_time, read_practice
+from roost.testing.local import LocalCluster, local_nodes
+
+
+def up(
+    spec: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="Nodes x accelerators [: model]: 2x4, or 2x8:H100,1x0.")
+    ],
+    cpus: Annotated[
+        int, typer.Option("--cpus", metavar="N", help="How many CPUs each node claims to have.", min=1)
+    ] = 8,
+) -> None:
+    local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
+    with one_at_a_time():
+        before = read_practice()
+        if before is not None:
+            hint = "roost down ends it"
+            raise ConfigError(f"a local cluster {before.spec} is up already, at {before.address}", hint=hint)
+        local.start()
+        try:
+            kept = keep_practice(spec, local.address, local.environment, local.keeper_pid)
+            local.leave_running()
+        except BaseException:
+            local.stop()
+            raise
+    write_text(
+        f"local cluster {kept.spec} is up at {kept.address}\n"
+        f"  Cluster(num_nodes={len(local.nodes)}) on this machine joins it; so do roost nodes, status and plan --live\n"
+        "  other programs that use Ray join it with\n"
+        + "".join(f"    export {name}={value}\n" for name, value in kept.environment.items())
+        + "  roost down ends it\n"
+    )

@@ -1,0 +1,145 @@
+"""From the command line to a plan: a job planned on the hardware of the flags, a saved plan, or the plan of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roost.cli.out import tell
+from roost.config.job import read_job_draft
+from roost.config.topology import Topology
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.errors import ConfigError, RoostError
+from roost.placement.plan import Plan
+from roost.placement.planner import PlacementKind, make_plan
+from roost.text import join_words
+
+if TYPE_CHECKING:
+    from roost.runtime.status import LiveHardware
+
+_DEFAULT_ACCELERATORS = 8
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """How to plan a job: on which hardware, by which rules."""
+
+    cluster: str | None = None
+    inventory: Path | None = None
+    live: bool = False
+    placement: PlacementKind = "auto"
+    no_isolate: bool = False
+
+    @property
+    def hardware(self) -> list[str]:
+        """The names of the flags given that describe the hardware."""
+        given = {"--cluster": self.cluster is not None, "--inventory": self.inventory is not None, "--live": self.live}
+        return [name for name in given if given[name]]
+
+    def refuse(self, message: str) -> None:
+        """Raise if any flag is given: a saved plan leaves nothing to decide."""
+        rules = {"--placement": self.placement != "auto", "--no-isolate": self.no_isolate}
+        given = [*self.hardware, *(name for name in rules if rules[name])]
+        if given:
+            raise ConfigError(message, hint=f"leave out {', '.join(given)}")
+
+
+def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
+    """Plan a job, or read a saved plan; with --live also return the cluster that the job is planned on."""
+    path = _plan_file(path)
+    text = load_text(path, limit=PLAN_FILE_LIMIT)
+    saved = _saved_plan(path, text)
+    if saved is None:
+        return _plan_job(path, text, flags, None)
+    flags.refuse(f"{path} is a saved plan, which includes its hardware")
+    return saved, None
+
+
+def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
+    """Load two plans to compare. Unless flags say otherwise, a job is planned on the hardware of the saved plan."""
+    paths = [_plan_file(path) for path in (before, after)]
+    texts = [load_text(path, limit=PLAN_FILE_LIMIT) for path in paths]
+    saved = [_saved_plan(path, text) for path, text in zip(paths, texts, strict=True)]
+    if all(saved):
+        flags.refuse("both are saved plans, which include their hardware")
+    hardware = next((plan.topology for plan in saved if plan is not None), None)
+    one, other = (
+        plan or _plan_job(path, text, flags, hardware)[0] for plan, path, text in zip(saved, paths, texts, strict=True)
+    )
+    return one, other
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a run is meant, by its id or its folder, and not a file."""
+    return not (str(path) == "-" or path.suffix in _SUFFIXES or (os.path.exists(path) and not os.path.isdir(path)))
+
+
+def read_saved_plan(path: Path) -> Plan:
+    """Read a plan that was saved as JSON."""
+    return _parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
+
+
+def live_hardware(num_nodes: int | None, address: str | None = None) -> LiveHardware:
+    """Return the hardware of the live cluster as a job with `num_nodes` would get it."""
+    from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
+
+    return get_hardware(num_nodes, address)
+
+
+def _plan_file(path: Path) -> Path:
+    """Return the file to read: standard input for `-`, the plan of a run for its id or folder."""
+    if str(path) == "-":
+        return Path("/dev/stdin")
+    if not is_run(path):
+        return path
+    from roost.cli.runs import find_folder, plan_file  # loads psutil, which planning a job does without
+
+    return plan_file(find_folder(path))
+
+
+def _saved_plan(path: Path, text: str) -> Plan | None:
+    """Read a plan saved with --format json; None for a job, which has no version and no hash."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        data = json.loads(text)
+        is_plan = isinstance(data, dict) and {"version", "hash", "components"} <= set(data) and "cluster" not in data
+    except (ValueError, RecursionError):
+        # A truncated plan is reported as a plan.
+        is_plan = '"version"' in text[:400] and '"hash"' in text[:400]
+    return _parse_plan(path, text) if is_plan else None
+
+
+def _parse_plan(path: Path, text: str) -> Plan:
+    try:
+        return Plan.from_json(text)
+    except RoostError as error:
+        problems = [replace(problem, message=f"{path}: {problem}", hint="", where=None) for problem in error.problems]
+        raise ConfigError(problems) from None
+
+
+def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
+    check_size(str(path), len(text), JOB_FILE_LIMIT)
+    draft = read_job_draft(parse_text(text, name=str(path)))
+    num_nodes = draft.job.cluster.num_nodes
+    if len(flags.hardware) > 1:
+        many = "both" if len(flags.hardware) == 2 else "all"
+        raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
+    live = live_hardware(num_nodes) if flags.live else None
+    if live is not None:
+        hardware = live.topology
+        if live.note:
+            tell(live.note)
+    elif flags.cluster is not None:
+        hardware = Topology.from_shorthand(flags.cluster)
+    elif flags.inventory is not None:
+        hardware = Topology.from_file(flags.inventory)
+    elif hardware is None:
+        assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+        tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
+        hardware = Topology.from_shorthand(assumed)
+    return make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate), live

@@ -1,0 +1,74 @@
+"""Styled output: in colour on a terminal unless NO_COLOR is set, plain in a pipe or a file."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from roost.cli.options import TextFormat
+from roost.cli.out import as_json, write_text
+from roost.render.grid import Grid
+from roost.render.terminal import ascii_of, draw_terminal, to_ascii
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_answer(form: TextFormat, answer: object, to_text: Callable[[], Text]) -> None:
+    """Print an answer as JSON or as text."""
+    if form == "json":
+        write_text(as_json(answer))
+    else:
+        print_text(to_text())
+
+
+def print_text(text: Text, out: Path | None = None) -> None:
+    """Print styled text, or write it to a file without styles."""
+    if out is None and _is_ascii():
+        text = to_ascii(text)
+    if out is None and _is_coloured():
+        _console().print(text, soft_wrap=True)
+    else:
+        write_text(text.plain + "\n", out)
+
+
+def draw_map(grid: Grid, out: Path | None = None) -> None:
+    """Draw a map as wide as the terminal, or 120 columns wide into a file."""
+    width = 120 if out is not None else shutil.get_terminal_size().columns
+    has_16_colours = _is_coloured() and _console().color_system == "standard"
+    print_text(draw_terminal(grid, width=width, basic_colours=has_16_colours), out)
+
+
+def _console() -> Console:
+    from rich.console import Console  # the half of rich that knows terminals: a pipe does without it
+
+    return Console(highlight=False)
+
+
+def _is_coloured() -> bool:
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def _is_ascii() -> bool:
+    return "utf" not in (getattr(sys.stdout, "encoding", "") or "").lower()
+
+
+def speak_ascii() -> None:
+    """Replace what standard output cannot encode by ASCII, for code that writes there directly."""
+    if _is_ascii() and isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("roost", _to_ascii)
+        sys.stdout.reconfigure(errors="roost")
+
+
+def _to_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(ascii_of, error.object[error.start : error.end])), error.end

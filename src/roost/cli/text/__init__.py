@@ -1,0 +1,1 @@
+"""Answers as text for people: values in, styled text out."""

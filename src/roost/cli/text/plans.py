@@ -1,0 +1,74 @@
+"""Plans as text: tables, findings, and whether a plan could start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from roost.cli.text.layout import aligned
+from roost.config.hardware import ACCELERATOR
+from roost.config.ranks import format_ranks
+from roost.placement.fit import nearest_fit
+from roost.placement.lint import Finding
+from roost.placement.plan import Plan, WorkerId
+from roost.text import join_words, plural
+
+if TYPE_CHECKING:
+    from roost.runtime.status import LiveHardware
+
+_MOST_HELD = 16
+
+
+def plan_table(plan: Plan) -> Text:
+    """Make one line for each worker, easy to cut with awk."""
+    rows: list[tuple[str, ...]] = [("WORKER", "NODE", "HARDWARE", "VISIBLE", "LOCAL", "GROUP")]
+    rows += [
+        (
+            f"{component.name}:{item.rank}",
+            str(item.cluster_node_rank),
+            f"{item.hardware_type}:{format_ranks(item.local_hardware_ranks)}" if item.local_hardware_ranks else "-",
+            ",".join(item.visible_accelerators) or "-",
+            f"{item.local_rank}/{item.local_world_size}",
+            item.node_group_label,
+        )
+        for component in plan.components
+        for item in component.placements
+    ]
+    return aligned(rows)
+
+
+def worker_names(workers: Sequence[WorkerId]) -> list[str]:
+    """Name workers as `actor:3`, several of one component as `env:0-63`."""
+    ranks: dict[str, list[int]] = {}
+    for worker in workers:
+        ranks.setdefault(worker.component, []).append(worker.rank)
+    return [f"{name}:{format_ranks(sorted(found))}" for name, found in ranks.items()]
+
+
+def findings_text(found: Sequence[Finding]) -> Text:
+    """List findings, one line each."""
+    styles = {"warning": "bold yellow", "info": "bold cyan"}
+    lines = [Text.assemble((f"{item.level}: ", styles[item.level]), f"{item.message} [{item.code}]") for item in found]
+    return Text("\n").join(lines) if lines else Text("nothing to say")
+
+
+def start_text(plan: Plan, live: LiveHardware) -> Text:
+    """Say whether a plan could start now, and if not, who holds its accelerators."""
+    wanted = sorted(piece for piece in plan.occupants() if piece.kind == ACCELERATOR)
+    held = [piece for piece in wanted if live.holdings.of(piece)]
+    unsure = sorted({piece.node_rank for piece in wanted} & set(live.holdings.somewhere))
+    if not held and not unsure:
+        return Text("this plan would start now: its accelerators are free", style="green")
+    count = plural(len(held), "accelerator")
+    first = f"this plan would not start now: {count} of it taken" if held else "this plan may not start now"
+    lines = [f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held[:_MOST_HELD]]
+    lines += [f"and {len(held) - _MOST_HELD} more"] if len(held) > _MOST_HELD else []
+    for rank in unsure:
+        holders = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
+        lines.append(f"node {rank}: {holders}; which is not known")
+    components = {component.name: component.placements for component in plan.components}
+    fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
+    lines += ["this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items())] if fit else []
+    return Text.assemble((first, "red" if held else "yellow"), *(f"\n  {line}" for line in lines))

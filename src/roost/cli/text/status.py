@@ -1,0 +1,105 @@
+"""The live cluster as text: its nodes, and who holds which accelerator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.text import Text
+
+from roost.cli.text.layout import aligned
+from roost.config.ranks import format_ranks
+from roost.placement.plan import Piece
+from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
+from roost.runtime.reserve.occupancy import Holdings, pieces_on
+from roost.runtime.status import ClusterStatus, JobStatus
+from roost.text import join_words, plural
+
+
+def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
+    """Make one line for each node."""
+    rows = [("NODE", "ADDRESS", "NAME", "ACCELERATORS", "CPUS", "MEMORY", "PYTHON", "RAY", "RAY ID")]
+    rows += [
+        (
+            f"{node.rank}{' (head)' if node.is_head else ''}",
+            node.address,
+            node.name,
+            _accelerators(node.accelerators),
+            str(node.cpus),
+            _size(node.memory),
+            node.python,
+            node.ray,
+            node.ray_id[:12],
+        )
+        for node in nodes
+    ]
+    return aligned(rows)
+
+
+def status_text(status: ClusterStatus) -> Text:
+    """Describe the jobs on a cluster, its accelerators, and processes left over from earlier jobs."""
+    accelerators = sum(node.num_accelerators for node in status.nodes)
+    text = Text()
+    text.append(f"Ray at {status.address}", style="bold")
+    text.append(f"  {plural(len(status.nodes), 'node')}, {plural(accelerators, 'accelerator')}\n")
+    if not status.jobs:
+        text.append("no job of Roost\n")
+    for item in status.jobs:
+        text.append(f"job {item.namespace}", style="bold")
+        text.append(f"  {_driver(item)}\n")
+        workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
+        text.append(f"  workers   {workers}\n")
+        text.append(f"  managers  {join_words(item.managers) or 'none'}\n")
+        if item.missing_managers:
+            missing = join_words(item.missing_managers)
+            text.append(f"  {missing} died: close the job's Cluster and start it again\n", style="red")
+    if accelerators:
+        text.append("accelerators\n", style="bold")
+    for node in status.nodes:
+        _append_holders(text, node, status.holdings)
+    if status.leftovers:
+        text.append(f"left over from jobs that have ended ({len(status.leftovers)})\n", style="bold yellow")
+        for left in status.leftovers:
+            text.append(f"  pid {left.pid} on {left.node}, of {left.job}: {left.command[:80]}\n")
+        text.append("  end them with kill, on their node\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _append_holders(text: Text, node: NodeInfo, holdings: Holdings) -> None:
+    """Add who holds the accelerators of a node: one line for neighbours with the same holder."""
+
+    def holders(piece: Piece) -> str:
+        held = holdings.of(piece)
+        return join_words([f"{item}{f': {join_words(item.users)}' if item.users else ''}" for item in held]) or "free"
+
+    pieces = pieces_on(node)
+    if pieces:
+        text.append(f"  {node}\n")
+    for who, held in groupby(pieces, holders):
+        ranks = format_ranks([piece.local_rank for piece in held])
+        text.append(f"    {ranks:<6} {who}\n", style="dim" if who == "free" else "")
+    for item in holdings.somewhere.get(node.rank, ()):
+        text.append(f"    of these {item.amount:g} {item.holder}\n", style="yellow")
+
+
+def _driver(item: JobStatus) -> str:
+    if item.job is None:
+        return "its NodeManager does not answer"
+    age = max(0, int(time.time() - item.job.since))
+    return f"pid {item.job.pid} on {item.job.host}, by {item.job.user}, for {age} s: {item.job.command}"
+
+
+def _accelerators(accelerators: Sequence[AcceleratorInfo]) -> str:
+    if not accelerators:
+        return "-"
+    models = "/".join(dict.fromkeys(item.model or str(item.type) for item in accelerators))
+    memory = f" {_size(accelerators[0].memory)}" if accelerators[0].memory else ""
+    devices = [item.device for item in accelerators]
+    are_in_order = devices == [str(index) for index in range(len(devices))]
+    return f"{len(accelerators)} x {models}{memory}" + ("" if are_in_order else f" (devices {','.join(devices)})")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.0f} GiB"
