@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from roost import (
+    ClusterError,
     ConfigError,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
@@ -554,6 +555,18 @@ def test_runs_go_to_the_temporary_folder_where_the_state_folder_cannot_be_writte
     assert (find_run("chosen"), find_run("latest").parent) == (chosen, home)
     assert ("before" in ids()) == (reason != "no home"), "older runs can be read"
     assert not list(Path.cwd().glob("~*"))
+
+
+def test_without_a_home_and_a_private_temporary_folder_a_job_needs_a_run_dir(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    socket_folder().chmod(0o755)
+    with pytest.raises(ClusterError, match="is not a folder of yours alone"):
+        make_run_dir(None)
+    assert read_record(finished_run(tmp_path / "run")).id == "run"
+    assert [record.message for record in caplog.records] == [
+        "this run is not in the list of your runs: there is no folder for the list"
+    ]
 
 
 def full_disk(folder: Path, method):
