@@ -1,4 +1,4 @@
-"""The record of a run: what is written, what readers make of it, and how runs are found again."""
+"""The record of a run: how it is written and read, and how runs are found again."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from roost import (
+    ClusterError,
     ConfigError,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
@@ -92,7 +93,7 @@ RECORD = RunRecord(
 
 @pytest.fixture(autouse=True)
 def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
-    """The index of runs, new and empty; the folder for sockets is short, as Ray needs it."""
+    """An empty index of runs, and an empty folder for sockets with the short path that Ray needs."""
     base = tmp_path_factory.mktemp("user")
     folder = tempfile.mkdtemp(prefix="roost-", dir="/tmp")
     monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -105,7 +106,7 @@ def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
 
 
 def begin(run_dir: RunDir) -> Recorder:
-    """A record that is being kept, as a driver does it."""
+    """Begin a record as a driver does."""
     recorder = Recorder()
     recorder.begin(run_dir, user="me", address="10.0.0.2:6379", namespace="roost", nodes=[NODE], topology=TOPOLOGY)
     return recorder
@@ -124,7 +125,7 @@ def launch(recorder: Recorder, name: str, strategy=None, fails: bool = False) ->
 
 
 def finished_run(folder: Path, *strategies, error: BaseException | None = None) -> Path:
-    """A run that launched some groups and ended."""
+    """Record a run that launches some groups and ends."""
     recorder = begin(make_run_dir(folder))
     for number, strategy in enumerate(strategies):
         launch(recorder, f"group{number}", strategy)
@@ -178,7 +179,7 @@ def test_every_field_is_written_under_its_own_name():
         ({"began": "0001-01-01T00:00:00+14:00"}, "OverflowError"),
     ],
 )
-def test_what_is_no_record_is_refused_in_words(tmp_path, change, said):
+def test_a_wrong_record_is_an_error_that_names_the_file_and_the_mistake(tmp_path, change, said):
     (tmp_path / "run.json").write_text(json.dumps(RECORD.to_dict() | change))
     with pytest.raises(ConfigError) as caught:
         read_record(tmp_path)
@@ -187,7 +188,7 @@ def test_what_is_no_record_is_refused_in_words(tmp_path, change, said):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": 1}', "[" * 100_000])
-def test_what_is_not_even_like_a_record_is_refused_in_words(tmp_path, text):
+def test_a_file_that_is_not_a_record_is_an_error(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(ConfigError, match=r"run\.json: "):
         read_record(tmp_path)
@@ -231,7 +232,7 @@ def test_variables_that_matter_are_kept_and_secrets_are_not():
     assert "abc" not in str(kept)
 
 
-def test_versions_are_those_of_what_is_loaded(monkeypatch):
+def test_versions_are_those_of_the_loaded_packages(monkeypatch):
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     found = loaded_versions()
     assert {"python", "roost", "ray"} <= set(found)
@@ -251,11 +252,11 @@ def test_versions_are_those_of_what_is_loaded(monkeypatch):
         ([], "python"),
     ],
 )
-def test_what_a_command_runs_in_a_word(command, what):
+def test_a_command_has_a_short_name(command, what):
     assert what_of(command) == what
 
 
-def test_an_outcome_is_what_the_exception_says():
+def test_the_outcome_describes_the_exception():
     assert outcome_of(None).status is Status.FINISHED
     assert outcome_of(SystemExit(0)).status is Status.FINISHED
     assert outcome_of(SystemExit(3)) == RunOutcome(status=Status.FAILED, error="SystemExit", message="3")
@@ -269,7 +270,7 @@ def test_an_outcome_is_what_the_exception_says():
     assert found.message.endswith("… and 89 more lines")
 
 
-def test_an_exception_that_cannot_be_shown_is_a_failure_all_the_same():
+def test_an_exception_without_a_message_is_still_a_failure():
     class OddError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -278,7 +279,7 @@ def test_an_exception_that_cannot_be_shown_is_a_failure_all_the_same():
     assert (str(found), found.message) == ("failed: OddError", "(its message cannot be shown)")
 
 
-def test_a_run_is_recorded_as_it_goes_on(tmp_path):
+def test_a_run_is_recorded_while_it_runs(tmp_path):
     recorder = begin(make_run_dir(tmp_path / "today"))
     running = read_record(tmp_path / "today")
     assert (running.id, running.outcome.status, running.plan) == ("today", Status.RUNNING, None)
@@ -308,14 +309,14 @@ def test_a_run_is_recorded_as_it_goes_on(tmp_path):
         "plan.json",
         "run.json",
     ]
-    assert (tmp_path / "today" / "run.json").stat().st_mode & 0o077 == 0, "for the user's eyes only"
+    assert (tmp_path / "today" / "run.json").stat().st_mode & 0o077 == 0, "readable by the user alone"
     before = ended.to_json()
     launch(recorder, "late")
     recorder.end()
-    assert read_record(tmp_path / "today").to_json() == before, "nothing comes after the end"
+    assert read_record(tmp_path / "today").to_json() == before, "nothing is written after the end"
 
 
-def test_the_plan_of_a_job_is_kept_as_a_whole(tmp_path):
+def test_the_whole_plan_of_a_job_is_kept(tmp_path):
     job = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3", "rollout": "4-7"}}}
     plan = make_plan(job, TOPOLOGY)
     recorder = begin(make_run_dir(tmp_path / "run"))
@@ -327,10 +328,10 @@ def test_the_plan_of_a_job_is_kept_as_a_whole(tmp_path):
     assert (tmp_path / "run" / "job.yaml").read_text() == "the text"
     assert read_record(tmp_path / "run").what == "job.yaml"
     begin(make_run_dir(tmp_path / "run")).end()
-    assert not (tmp_path / "run" / "plan.json").exists(), "a plan of an earlier run is none of this one"
+    assert not (tmp_path / "run" / "plan.json").exists(), "the plan of an earlier run is removed"
 
 
-def test_files_of_the_user_in_the_runs_folder_are_left_alone(tmp_path, caplog):
+def test_the_users_own_files_in_the_run_folder_are_left_alone(tmp_path, caplog):
     mine = {"plan.json": "my plan", "job.yaml": "my job"}
     for name, text in mine.items():
         (tmp_path / name).write_text(text)
@@ -349,10 +350,10 @@ def test_files_of_the_user_in_the_runs_folder_are_left_alone(tmp_path, caplog):
     assert (tmp_path / "run.json").read_text() == "my own"
     (tmp_path / "run.json").unlink()
     os.mkfifo(tmp_path / "run.json")
-    assert files_of_others(tmp_path) == {"run.json", *mine}, "nobody waits for a pipe"
+    assert files_of_others(tmp_path) == {"run.json", *mine}, "a pipe is not read"
 
 
-def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(tmp_path, caplog):
+def test_a_record_that_cannot_be_written_gives_one_warning(tmp_path, caplog):
     recorder = begin(make_run_dir(tmp_path / "run"))
     shutil.rmtree(tmp_path / "run")
     with caplog.at_level(logging.WARNING):
@@ -362,7 +363,7 @@ def test_a_record_that_cannot_be_written_is_said_once_and_nothing_else_happens(t
     assert [record.message.startswith("this run's record is not complete") for record in caplog.records] == [True]
 
 
-def test_the_record_of_very_many_groups_is_written_at_the_latest_at_the_end(tmp_path, monkeypatch):
+def test_the_record_of_very_many_groups_is_complete_at_the_end(tmp_path, monkeypatch):
     recorder = begin(make_run_dir(tmp_path / "run"))
     monkeypatch.setattr(recorder_module, "_WRITE_SECONDS", -1.0)
     for number in range(3):
@@ -378,7 +379,7 @@ def test_the_record_of_very_many_groups_is_written_at_the_latest_at_the_end(tmp_
     assert (plan.names, plan.hash) == (["group0", "group1", "group2"], read_record(tmp_path / "run").plan)
 
 
-def test_a_recorder_that_was_not_begun_writes_nothing(tmp_path):
+def test_a_recorder_writes_nothing_before_it_begins(tmp_path):
     recorder = Recorder()
     launch(recorder, "actor")
     recorder.note_plan(Plan(topology=TOPOLOGY, components=()))
@@ -387,7 +388,7 @@ def test_a_recorder_that_was_not_begun_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_who_closes_a_cluster_because_of_an_exception_has_failed(tmp_path):
+def test_a_run_whose_cluster_is_closed_by_an_exception_has_failed(tmp_path):
     def outcome(close) -> str:
         recorder = begin(make_run_dir(tmp_path / "run"))
         close(recorder)
@@ -408,7 +409,7 @@ def test_who_closes_a_cluster_because_of_an_exception_has_failed(tmp_path):
     assert outcome(Recorder.note_exit) == "ended"
     assert outcome(lambda recorder: recorder.note_signal("SIGTERM")) == "interrupted: SIGTERM"
     try:
-        raise LookupError("one that was handled before the run began")
+        raise LookupError("handled before the run began")
     except LookupError:
         assert outcome(Recorder.note_close) == "finished"
 
@@ -421,7 +422,7 @@ def test_the_exception_that_ended_the_script_is_the_outcome(tmp_path, monkeypatc
     assert str(read_record(tmp_path / "run").outcome) == "failed: KeyError"
 
 
-def test_a_driver_that_is_gone_without_a_word_has_died(tmp_path):
+def test_a_driver_that_is_gone_without_an_outcome_has_died(tmp_path):
     recorder = begin(make_run_dir(tmp_path / "run"))
     (tmp_path / "run" / ".lock").touch()
     record = recorder.record
@@ -431,29 +432,31 @@ def test_a_driver_that_is_gone_without_a_word_has_died(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not is_gone(record, tmp_path / "run")
         assert is_gone(replace(record, pid=ended.pid), tmp_path / "run")
-        assert is_gone(replace(record, pid_began=psutil.boot_time()), tmp_path / "run"), "another has its pid now"
+        assert is_gone(replace(record, pid_began=psutil.boot_time()), tmp_path / "run"), (
+            "another process has its pid now"
+        )
         elsewhere = replace(record, host="elsewhere", pid=ended.pid)
         assert not is_gone(elsewhere, tmp_path / "run")
     assert is_gone(elsewhere, tmp_path / "run")
     written(tmp_path / "run", replace(record, pid=ended.pid))
     assert read_run(tmp_path / "run").outcome == RunOutcome(status=Status.DIED)
-    assert read_record(tmp_path / "run").outcome.status is Status.RUNNING, "nobody changes what was written"
+    assert read_record(tmp_path / "run").outcome.status is Status.RUNNING, "reading does not change the file"
 
 
-def test_a_run_has_the_name_of_its_folder_if_no_other_has(own, tmp_path):
+def test_the_id_of_a_run_is_the_name_of_its_folder_unless_it_is_taken(own, tmp_path):
     chosen = [finished_run(tmp_path / name / "out") for name in "abc"]
     assert [read_record(folder).id for folder in chosen] == ["out", "out-2", "out-3"]
     assert read_record(finished_run(chosen[1])).id == "out-2", "the same folder again"
     recorder = begin(make_run_dir(None))
     assert find_run(recorder.record.id) == own / recorder.record.id
     (tmp_path / "latest").mkdir()
-    assert add_run(tmp_path / "latest").startswith("20"), "a name that means something else"
+    assert add_run(tmp_path / "latest").startswith("20"), "this name has a meaning"
     dated = finished_run(tmp_path / "runs" / "20261115-221530-colocate")
     assert find_run("20261115-221530-colocate") == dated
     assert ids() == {"out", "out-2", "out-3", recorder.record.id, "20261115-221530-colocate"}
 
 
-def test_runs_in_a_folder_of_the_users_choice_are_found(tmp_path, monkeypatch):
+def test_runs_in_the_folder_of_the_variable_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("ROOST_RUNS_DIR", str(tmp_path / "many"))
     recorder = begin(make_run_dir(None))
     recorder.end()
@@ -461,7 +464,7 @@ def test_runs_in_a_folder_of_the_users_choice_are_found(tmp_path, monkeypatch):
     assert [(run.id, run.folder) for run in list_runs()] == [(found.name, found)]
 
 
-def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own, tmp_path):
+def test_links_to_missing_folders_are_removed_and_so_are_the_oldest_of_too_many(own, tmp_path):
     gone, stays = (finished_run(tmp_path / name) for name in ("gone", "stays"))
     shutil.rmtree(gone)
     assert ids() == {"stays"}
@@ -479,7 +482,7 @@ def test_links_to_folders_that_are_gone_vanish_and_there_are_never_too_many(own,
     assert stays.is_dir()
 
 
-def test_a_link_that_is_looked_at_for_ever_does_not_hold_up_a_job(own, tmp_path, monkeypatch):
+def test_a_folder_on_a_dead_file_server_delays_neither_a_job_nor_the_list(own, tmp_path, monkeypatch):
     released = threading.Event()
     look = os.stat
 
@@ -498,7 +501,7 @@ def test_a_link_that_is_looked_at_for_ever_does_not_hold_up_a_job(own, tmp_path,
     released.set()
 
 
-def test_a_job_runs_where_it_cannot_be_listed(own, tmp_path, caplog):
+def test_a_job_that_cannot_be_listed_runs_and_is_recorded(own, tmp_path, caplog):
     for folder in (own, socket_folder() / "runs"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.write_text("in the way")
@@ -528,7 +531,7 @@ def test_runs_that_an_older_roost_left_in_the_temporary_folder_are_found(own, tm
     assert find_run("2025") == old / "20250101-000000-abcdef"
     assert read_record(finished_run(tmp_path / "b" / "out")).id == "out-2", "the old run keeps its id"
     assert (find_run("out"), find_run("latest")) == (tmp_path / "a" / "out", tmp_path / "b" / "out")
-    assert read_record(finished_run(tmp_path / "a" / "out")).id == "out", "and the new one in its folder takes it over"
+    assert read_record(finished_run(tmp_path / "a" / "out")).id == "out", "a new run in its folder takes it over"
     assert {item.name for item in own.iterdir()} == {"out", "out-2"}
 
 
@@ -554,6 +557,18 @@ def test_runs_go_to_the_temporary_folder_where_the_state_folder_cannot_be_writte
     assert not list(Path.cwd().glob("~*"))
 
 
+def test_without_a_home_and_a_private_temporary_folder_a_job_needs_a_run_dir(tmp_path, monkeypatch, caplog):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    socket_folder().chmod(0o755)
+    with pytest.raises(ClusterError, match="is not a folder of yours alone"):
+        make_run_dir(None)
+    assert read_record(finished_run(tmp_path / "run")).id == "run"
+    assert [record.message for record in caplog.records] == [
+        "this run is not in the list of your runs: there is no folder for the list"
+    ]
+
+
 def full_disk(folder: Path, method):
     def call(self: Path, *args, **kwargs):
         if self.is_relative_to(folder):
@@ -563,7 +578,7 @@ def full_disk(folder: Path, method):
     return call
 
 
-def test_drivers_that_start_together_get_ids_of_their_own(tmp_path):
+def test_drivers_that_start_together_get_different_ids(tmp_path):
     folders = [tmp_path / str(number) / "out" for number in range(16)]
     made = []
     threads = [threading.Thread(target=lambda folder=folder: made.append(make_run_dir(folder))) for folder in folders]
@@ -574,7 +589,7 @@ def test_drivers_that_start_together_get_ids_of_their_own(tmp_path):
     assert {item.id for item in made} == {"out", *(f"out-{number}" for number in range(2, 17))}
 
 
-def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, monkeypatch):
+def test_an_unreadable_folder_does_not_hide_the_other_runs(tmp_path, monkeypatch):
     good, closed = (finished_run(tmp_path / name) for name in ("good", "closed"))
     look = os.stat
 
@@ -590,7 +605,7 @@ def test_a_folder_where_nobody_may_look_does_not_hide_the_other_runs(tmp_path, m
         find_run("x" * 5000)
 
 
-def test_a_file_system_without_locks_is_no_reason_not_to_run(tmp_path, monkeypatch):
+def test_a_job_runs_on_a_file_system_without_locks(tmp_path, monkeypatch):
     def flock(*_: object) -> None:
         raise OSError(38, "Function not implemented")
 
@@ -600,7 +615,7 @@ def test_a_file_system_without_locks_is_no_reason_not_to_run(tmp_path, monkeypat
         assert not is_gone(recorder.record, tmp_path / "run")
 
 
-def test_an_old_run_that_goes_on_is_not_removed(own):
+def test_an_old_run_that_is_still_running_is_not_removed(own):
     for number in range(22):
         folder = own / f"20200101-0000{number:02d}-abcdef"
         folder.mkdir()
@@ -615,7 +630,7 @@ def test_an_old_run_that_goes_on_is_not_removed(own):
     assert "20200101-000001-abcdef" not in left
 
 
-def test_a_run_is_found_by_what_only_its_id_begins_with(tmp_path):
+def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):
     for name in ("alpha-1", "alpha-2", "beta"):
         finished_run(tmp_path / name)
     assert find_run("beta") == find_run("b") == find_run(str(tmp_path / "beta")) == tmp_path / "beta"
@@ -632,7 +647,7 @@ def test_a_run_is_found_by_what_only_its_id_begins_with(tmp_path):
         assert said in str(caught.value)
 
 
-def test_runs_are_listed_from_the_newest_and_broken_ones_come_last(own):
+def test_the_list_begins_with_the_newest_run_and_ends_with_the_broken_ones(own):
     for day, name in enumerate("abc", start=1):
         written(own / name, replace(RECORD, id=name, began=f"2026-03-0{4 - day}T10:00:00+00:00"))
     written(own / "broken", RECORD)
@@ -642,7 +657,7 @@ def test_runs_are_listed_from_the_newest_and_broken_ones_come_last(own):
     assert isinstance(found[-1].record, ConfigError)
 
 
-def test_two_runs_are_compared_in_all_that_is_not_the_plan():
+def test_two_runs_are_compared_in_everything_but_the_plan():
     other = replace(
         RECORD,
         id="second",
@@ -695,8 +710,8 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path):
     assert git_state(tmp_path / "code") is None
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_changes_to_a_checkout_are_noticed(tmp_path):
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_changes_to_a_checkout_are_recorded(tmp_path):
     def git(*words: str) -> None:
         identity = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
         subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True)  # noqa: S607
@@ -712,7 +727,7 @@ def test_changes_to_a_checkout_are_noticed(tmp_path):
     assert with_changes(state, tmp_path / "nowhere").changed is None
 
 
-def test_groups_that_come_from_a_plan_make_that_plan_again():
+def test_groups_of_a_plan_give_that_plan_again():
     job = {
         "cluster": {
             "num_nodes": 2,
@@ -731,7 +746,7 @@ def test_groups_that_come_from_a_plan_make_that_plan_again():
     assert gather_plan(TOPOLOGY, placed) == plan
 
 
-def test_groups_that_were_placed_by_hand_make_a_plan():
+def test_groups_placed_by_hand_give_a_plan():
     strategies = {
         "packed": PackedPlacementStrategy(0, 3, num_hardware_per_process=2, stride=2),
         "flexible": FlexiblePlacementStrategy([[7], [4, 5]]),
@@ -783,7 +798,7 @@ def test_the_commands_show_runs(own, tmp_path, roost):
     assert (code, "run.json: not JSON" in err) == (2, True)
 
 
-def test_a_run_can_stand_where_a_plan_can(tmp_path, roost, monkeypatch):
+def test_a_run_can_be_given_in_place_of_a_plan(tmp_path, roost, monkeypatch):
     finished_run(tmp_path / "one", PackedPlacementStrategy(0, 3))
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     finished_run(tmp_path / "two", PackedPlacementStrategy(0, 2))
@@ -815,7 +830,7 @@ def test_logs_are_found_by_the_id_of_their_run(tmp_path, roost):
     assert (code, "did you mean run?" in err) == (2, True)
 
 
-def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, monkeypatch):
+def test_rerun_prints_what_it_would_do_and_what_has_changed(tmp_path, roost, monkeypatch):
     record = begin(make_run_dir(tmp_path / "run")).record
     script = replace(record, job=None, command=("/usr/bin/python", "my script.py", "--lr", "1"), cwd=str(tmp_path))
     written(tmp_path / "run", script)
@@ -840,7 +855,7 @@ def test_rerun_says_what_it_would_do_and_what_is_not_as_it_was(tmp_path, roost, 
         assert (code, said in err) == (2, True), err
 
 
-def test_rerun_says_if_the_kept_file_is_not_as_it_was(tmp_path, roost):
+def test_rerun_reports_a_changed_copy_of_the_job(tmp_path, roost):
     text = "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: 0\n"
     recorder = begin(make_run_dir(tmp_path / "run"))
     recorder.note_job(JobSource(text=text, job=RunJob(file="job.yaml", hash=text_hash(text))))
@@ -851,11 +866,11 @@ def test_rerun_says_if_the_kept_file_is_not_as_it_was(tmp_path, roost):
     path.write_text(text.replace("actor: 0", "actor: 0-1"))
     written(tmp_path / "run", replace(read_record(tmp_path / "run"), plan="ff"))
     code, _, err = roost("rerun", "run", *nowhere)
-    assert "run run has no plan" in err, "it goes on without"
+    assert "run run has no plan" in err, "it continues without one"
     assert (code, f"with a file that has changed since: {path}\n" in err) == (0, True), err
 
 
-def test_a_run_that_came_from_elsewhere_is_shown_with_a_way_to_its_logs_and_upsets_no_terminal(tmp_path, roost):
+def test_a_run_from_another_machine_is_shown_with_its_logs_and_without_control_characters(tmp_path, roost):
     finished_run(tmp_path / "run", PackedPlacementStrategy(0, 3))
     copied = tmp_path / "copied" / "run"
     shutil.copytree(tmp_path / "run", copied)
@@ -867,7 +882,7 @@ def test_a_run_that_came_from_elsewhere_is_shown_with_a_way_to_its_logs_and_upse
     assert "\x1b" not in out
 
 
-def test_records_are_written_whole_also_by_many_threads(tmp_path):
+def test_many_threads_write_whole_records(tmp_path):
     recorder = begin(make_run_dir(tmp_path / "run"))
     threads = [
         threading.Thread(target=recorder.note_restart, args=(f"actor:{rank}", "it crashed", 0.1, None))

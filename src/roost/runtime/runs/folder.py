@@ -75,10 +75,15 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
     homes = index_folders()
     token = secrets.token_hex(8)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{token[:6]}"
-    # The next of several where the first cannot be written, as on a full disk.
-    parents = [runs_folder()] if os.environ.get(RUNS_VARIABLE) else homes
+    if wanted:
+        paths = [Path(wanted).absolute()]
+    elif os.environ.get(RUNS_VARIABLE) or not homes:
+        paths = [runs_folder() / name]
+    else:
+        # If the first cannot be written, as on a full disk, the next one is tried.
+        paths = [home / name for home in homes]
     problems = []
-    for path in [Path(wanted).absolute()] if wanted else [parent / name for parent in parents]:
+    for path in paths:
         try:
             path.mkdir(parents=True, exist_ok=True)
             made = RunDir(path=str(path), token=token, id=add_run(path))

@@ -66,15 +66,15 @@ def add_run(folder: Path) -> str:
     homes = index_folders()
     if folder.parent in homes:
         return folder.name
-    problems = []
+    problem: OSError | str = "there is no folder for the list"
     for home in homes:
         try:
             home.mkdir(parents=True, exist_ok=True)
             _drop_links(home)
             return _link(folder, home, _entries(homes))
         except OSError as error:
-            problems.append(error)
-    log.warning("this run is not in the list of your runs: %s", problems[0])
+            problem = error
+    log.warning("this run is not in the list of your runs: %s", problem)
     return folder.name
 
 
