@@ -44,7 +44,7 @@ _COMMANDS = {
         "logs": ("Show what the workers of a run printed, or list the logs.", "actor:3 --follow"),
         "runs": ("List your runs on this machine, newest first.", ""),
         "show": ("Show all that is known about a run: what ran where and how it ended.", "20261115-2242"),
-        "rerun": ("Run a job with the file of an earlier run, or its script, again.", "20261115-2242 --dry-run"),
+        "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),
     },
     "Inspect the cluster": {
         "nodes": ("Show the nodes of the live cluster with their ranks.", "--format inventory --out live.yaml"),
