@@ -125,7 +125,7 @@ def test_components_can_share_one_rule(tmp_path):
 
 def test_components_beside_component_placement_are_told_where_to_go(tmp_path):
     # One example of the documents leaves the level out; it cannot be told from a misspelt key.
-    with pytest.raises(ConfigError, match="components stand under component_placement, one level deeper"):
+    with pytest.raises(ConfigError, match="components belong under component_placement, one level deeper"):
         text("cluster:\n  num_nodes: 1\n  actor,inference: 0-7\n", ONE_NODE, tmp_path)
 
 

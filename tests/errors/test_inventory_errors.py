@@ -171,7 +171,7 @@ nodes:
   - accelerators: {model: H100}
 """,
         """\
-lab.yml:2:19: the accelerators of a node lacks 'count'
+lab.yml:2:19: the mapping of accelerators lacks 'count'
     - accelerators: {model: H100}
                     ^
 """,
@@ -182,7 +182,7 @@ nodes:
   - accelerators: {count: all}
 """,
         """\
-lab.yml:2:27: the count of accelerators must be a whole number, not 'all'
+lab.yml:2:27: the count of the accelerators must be a whole number, not 'all'
     - accelerators: {count: all}
                             ^^^
 """,
@@ -254,7 +254,7 @@ nodes:
   - accelerators: {count: 8, model: [H100]}
 """,
         """\
-lab.yml:2:37: the model of an accelerator must be a single value, not a list
+lab.yml:2:37: the model of the accelerators must be a single value, not a list
     - accelerators: {count: 8, model: [H100]}
                                       ^
 """,
@@ -278,7 +278,7 @@ nodes:
   - accelerators: {count: 8, memory: -80GiB}
 """,
         """\
-lab.yml:2:38: the memory of an accelerator is '-80GiB'
+lab.yml:2:38: the memory of the accelerators is '-80GiB'
     - accelerators: {count: 8, memory: -80GiB}
                                        ^^^^^^
   hint: write bytes, or a unit: 80GiB, 512GB
@@ -328,7 +328,7 @@ nodes:
       rack:
 """,
         """\
-lab.yml:4:12: the label 'rack' of a node has no value
+lab.yml:4:12: the labels of a node: 'rack' has no value
     rack:
          ^
 """,
@@ -377,7 +377,7 @@ groups:
   label: train
 """,
         """\
-lab.yml:4:3: node_groups must be a list, not a mapping
+lab.yml:4:3: groups must be a list, not a mapping
     label: train
     ^
 """,
@@ -611,7 +611,7 @@ DICTS = [
         "a label that YAML made a fraction",
         {"nodes": [{"accelerators": 8, "labels": {"rack": 7.1}}]},
         (
-            "inventory.nodes[0].labels.rack: the label 'rack' of a node is the number 7.1\n"
+            "inventory.nodes[0].labels.rack: the labels of a node: 'rack' is the number 7.1\n"
             "  hint: quote it to keep it as it was typed"
         ),
     ),

@@ -69,9 +69,6 @@ def test_every_legal_file_of_the_docs_and_examples_passes():
     for name, text in texts.items():
         value = yaml12.read(text)
         kind = "inventory" if "nodes" in value else "job"
-        # A page on mistakes in `workers` has a job that can be planned and not run.
-        if "clas: " in text:
-            continue
         assert mistakes(value, kind) == [], name
         if kind == "job":
             assert mistakes(value["cluster"], "cluster") == [], name
@@ -119,6 +116,14 @@ def test_mistakes_of_shape_are_refused():
         ("cluster: {component_placement: {actor: 0}}\nworkers: {actor: {class: a.B, restart: 1}}", "$.workers.actor"),
         ("cluster: {component_placement: {actor: 0}}\nworkers: {actor: Actor}", "$.workers.actor"),
         ("cluster: {component_placement: {actor: 0}}\nworkers: {actor: {class: a.B, share: 2}}", "$.workers.actor"),
+        (
+            "cluster: {component_placement: {actor: 0}}\nworkers: {actor: {class: a.B, share: 0.00005}}",
+            "$.workers.actor",
+        ),
+        (
+            "cluster: {component_placement: {actor: 0}}\nworkers: {actor: {class: a.B, env_vars: {RANK: 1}}}",
+            "$.workers.actor.env_vars",
+        ),
         ("cluster: {component_placement: {actor: 0}}\nentry: main", "$.entry"),
     ],
 )

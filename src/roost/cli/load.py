@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roost.config.job import read_job_draft
+from roost.config.run import read_job_text
 from roost.config.topology import Topology
-from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
@@ -160,7 +160,7 @@ def _saved_plan(path: Path, text: str) -> Plan:
 
 def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    draft = read_job_draft(parse_text(text, name=str(path)))
+    draft = read_job_text(text, name=str(path))
     topology, live = _topology(flags, draft.job.cluster.num_nodes, hardware)
     plan = make_plan(draft, topology, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
     return plan, live

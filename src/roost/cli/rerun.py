@@ -12,8 +12,8 @@ from pathlib import Path
 from roost.cli import show
 from roost.cli.load import plan_of_run, tell
 from roost.cli.running import run_text
-from roost.config.job import read_job_draft
-from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
+from roost.config.run import read_job_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
@@ -88,7 +88,7 @@ def _run_job(
         _enter(record)
         run_text(text, str(path), again, check)
         return
-    draft = read_job_draft(parse_text(text, name=str(path)))
+    draft = read_job_text(text, name=str(path))
     from roost.cli.live import live_hardware
 
     try:

@@ -61,8 +61,7 @@ def run(
 
 def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], None] | None = None) -> None:
     """Run a job from its text, with the flags that its record has; `name` stands for the file in messages."""
-    from roost.config.job import read_job_draft
-    from roost.config.yaml_file import parse_text
+    from roost.config.run import read_job_text
     from roost.runtime.job import run_job
     from roost.runtime.runs.recorder import JobSource
 
@@ -70,7 +69,7 @@ def run_text(text: str, name: str, job: RunJob, check_plan: Callable[[Plan], Non
     # As with `python -m`: what is in this folder can be imported, here and in the workers.
     sys.path.insert(0, str(Path.cwd()))
     run_job(
-        read_job_draft(parse_text(text, name=name)),
+        read_job_text(text, name=name),
         placement=job.placement,
         isolate_accelerator="--no-isolate" not in flags,
         address=job.text_of("--address"),

@@ -9,43 +9,74 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from roost.config.document import Value
-from roost.config.node_groups import MAX_NODES, NodeGroup, read_node_groups
+from roost.config.fields import Field, Section, Table
+from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_node_groups
 from roost.config.ranks import Segment
-from roost.config.reading import (
-    Keys,
-    Notes,
-    PlacementText,
-    check_name,
-    describe,
-    read_bool,
-    read_fields,
-    read_int,
-    read_list,
-    read_mapping,
-    read_placement,
-    read_text,
-)
+from roost.config.reading import Notes, PlacementText, check_name, describe
+from roost.config.values import FLAG, LABELS, PLACEMENT, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
 from roost.text import did_you_mean
 
-CLUSTER_KEYS = Keys(("num_nodes", "component_placement", "node_groups"), required=("component_placement",))
-COMPONENT_KEYS = Keys(("node_group", "placement"), required=("placement",))
+COMPONENT_FIELDS = Table(
+    "Ranks of hardware, and after a colon the process ranks on them: `0-7`, `0-3:0-7` for two processes on each, "
+    "`0-7:0-3` for two pieces of hardware each, `all`; or a mapping of node_group and placement.",
+    Field("placement", PLACEMENT, "The ranks, counted over the node group.", required=True),
+    Field(
+        "node_group",
+        LABELS,
+        "The label of the node group, or several: `a800,4090`. `node` is all nodes as bare nodes.",
+    ),
+    short=PLACEMENT,
+    otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
+)
+CLUSTER_FIELDS = Table(
+    "Where each component of the job goes.",
+    Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
+    Field(
+        "component_placement",
+        by_name(COMPONENT_FIELDS, least=1),
+        "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
+        required=True,
+    ),
+    Field("node_groups", items(GROUP_FIELDS), "Labels over nodes, with their hardware and their environment."),
+    naming="{name}",
+    otherwise="components belong under component_placement, one level deeper",
+)
+
+
+class Size(NamedTuple):
+    """A field of `ParallelSizes`: where a job gives it, and what editors say about it."""
+
+    path: tuple[str, ...]
+    about: str
+
+
 PARALLEL_SIZES = {
-    "actor_tp": ("actor", "model", "tensor_model_parallel_size"),
-    "actor_pp": ("actor", "model", "pipeline_model_parallel_size"),
-    "actor_cp": ("actor", "model", "context_parallel_size"),
-    "rollout_tp": ("rollout", "tensor_parallel_size"),
-    "rollout_pp": ("rollout", "pipeline_parallel_size"),
-    "inference_tp": ("inference", "model", "tensor_model_parallel_size"),
-    "inference_pp": ("inference", "model", "pipeline_model_parallel_size"),
+    "actor_tp": Size(
+        ("actor", "model", "tensor_model_parallel_size"),
+        "Tensor parallel size of the actor: with the rollout's, it makes the job a model-parallel one.",
+    ),
+    "actor_pp": Size(("actor", "model", "pipeline_model_parallel_size"), "Pipeline parallel size of the actor."),
+    "actor_cp": Size(("actor", "model", "context_parallel_size"), "Context parallel size of the actor."),
+    "rollout_tp": Size(("rollout", "tensor_parallel_size"), "Tensor parallel size of a rollout engine."),
+    "rollout_pp": Size(("rollout", "pipeline_parallel_size"), "Pipeline parallel size of a rollout engine."),
+    "inference_tp": Size(
+        ("inference", "model", "tensor_model_parallel_size"),
+        "Tensor parallel size of inference; the actor's where it is left out.",
+    ),
+    "inference_pp": Size(
+        ("inference", "model", "pipeline_model_parallel_size"),
+        "Pipeline parallel size of inference; the actor's where it is left out.",
+    ),
 }
-"""Where a job says each of `ParallelSizes`."""
-RECOMPUTE_LOGPROBS = ("algorithm", "recompute_logprobs")
-_FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
+RECOMPUTE_LOGPROBS = Size(
+    ("algorithm", "recompute_logprobs"),
+    "Whether the job computes log probabilities again; a job with inference says true.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +165,7 @@ class JobConfig:
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
         """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
-        keys = (PARALLEL_SIZES["actor_tp"], PARALLEL_SIZES["rollout_tp"])
+        keys = (PARALLEL_SIZES["actor_tp"].path, PARALLEL_SIZES["rollout_tp"].path)
         found = {".".join(key): self.document.get(*key) for key in keys}
         return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
 
@@ -159,6 +190,8 @@ class JobDraft:
 
     job: JobConfig
     notes: Notes
+    names: tuple[str, ...]
+    """Every component that the job names, including those whose placement cannot be read."""
 
 
 def read_job_draft(config: object) -> JobDraft:
@@ -167,9 +200,10 @@ def read_job_draft(config: object) -> JobDraft:
         return config
     notes = Notes()
     if isinstance(config, JobConfig):
-        return JobDraft(job=config, notes=notes)
+        return JobDraft(job=config, notes=notes, names=tuple(item.name for item in config.cluster.components))
     document = as_document(config)
-    return JobDraft(job=JobConfig(cluster=_read_cluster(document, notes), document=document), notes=notes)
+    cluster, names = _read_cluster(document, notes, CLUSTER_FIELDS)
+    return JobDraft(job=JobConfig(cluster=cluster, document=document), notes=notes, names=names)
 
 
 def read_cluster_section(section: object) -> ClusterConfig:
@@ -180,7 +214,7 @@ def read_cluster_section(section: object) -> ClusterConfig:
             "cluster_cfg is the whole config", hint="hand over its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
         )
     notes = Notes()
-    config = _read_cluster(document, notes, CLUSTER_KEYS._replace(required=()))
+    config, _ = _read_cluster(document, notes, CLUSTER_FIELDS.optional())
     notes.raise_if_any()
     return config
 
@@ -191,31 +225,25 @@ def _checked(document: Value) -> JobConfig:
     return draft.job
 
 
-def _read_cluster(document: Value, notes: Notes, keys: Keys = CLUSTER_KEYS) -> ClusterConfig:
+def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterConfig, tuple[str, ...]]:
+    """Read the section as far as possible, and the names of all components."""
     empty = ClusterConfig(num_nodes=None, components=())
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
-        return empty
+        return empty, ()
     try:
-        section = document.get("cluster")
+        value = document.get("cluster")
     except ConfigError as error:
         notes.take(error)
-        return empty
-    if section is None:
+        return empty, ()
+    if value is None:
         notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
-        return empty
-    hint = "components stand under component_placement, one level deeper"
-    fields = read_mapping(section, notes, "cluster", keys, otherwise=hint)
-    num_nodes = None
-    if "num_nodes" in fields:
-        num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=MAX_NODES)
-    groups: tuple[NodeGroup, ...] = ()
-    if "node_groups" in fields:
-        groups = read_node_groups(fields["node_groups"], notes, num_nodes, f"num_nodes is {num_nodes}")
-    components: tuple[ComponentConfig, ...] = ()
-    if "component_placement" in fields:
-        components = _read_components(fields["component_placement"], notes)
-    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups)
+        return empty, ()
+    section = table.read(value, notes, "cluster")
+    num_nodes = section.read("num_nodes")
+    groups = read_node_groups(section.read("node_groups", ()), notes, num_nodes, f"num_nodes is {num_nodes}")
+    components, names = _read_components(section, notes)
+    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups), names
 
 
 def _no_cluster_hint(keys: list[str]) -> str:
@@ -229,41 +257,32 @@ def _no_cluster_hint(keys: list[str]) -> str:
     return "put num_nodes, component_placement and node_groups under 'cluster:'"
 
 
-def _read_components(value: Value, notes: Notes) -> tuple[ComponentConfig, ...]:
-    if value.kind == "mapping" and not value.keys():
+def _read_components(cluster: Section, notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
+    value = cluster.value("component_placement") if "component_placement" in cluster else None
+    if value is not None and value.kind == "mapping" and not value.keys():
         notes.config(value, "component_placement names no component")
-    found: dict[str, ComponentConfig] = {}
-    seen: set[str] = set()
-    for text, entry in read_fields(value, notes, "component_placement").items():
+    found: dict[str, ComponentConfig | None] = {}
+    for text, pair in cluster.read("component_placement", {}).items():
         for part in text.split(","):
-            name = check_name(part, entry.key, notes, "the component name")
-            if name is None:
-                continue
-            if name in seen:
-                notes.config(entry.key, f"component {name!r} is named twice")
-                continue
-            seen.add(name)
-            component = _read_component(name, entry.value, notes)
-            if component is not None:
-                found[name] = component
-    return tuple(found.values())
+            name = check_name(part, pair.key, notes, "the component name")
+            if name in found:
+                notes.config(pair.key, f"component {name!r} is named twice")
+            elif name is not None:
+                found[name] = _read_component(name, pair.value, notes)
+    return tuple(item for item in found.values() if item is not None), tuple(found)
 
 
 def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | None:
+    what = f"component {name!r}"
     groups: dict[str, Value] = {}
-    placement = value
     if value.kind == "mapping":
-        what = f"component {name!r}"
-        fields = read_mapping(value, notes, what, COMPONENT_KEYS, otherwise=_FORMS)
-        if "node_group" in fields:
-            labels = _read_labels(fields["node_group"], notes, what)
-            if labels is None:
-                return None
-            groups = labels
-        if "placement" not in fields:
+        section = COMPONENT_FIELDS.read(value, notes, what)
+        groups = section.read("node_group", {})
+        read = section.read("placement", what=what)
+        if "node_group" in section and not groups:
             return None
-        placement = fields["placement"]
-    read = read_placement(placement, notes, f"component {name!r}")
+    else:
+        read = PLACEMENT.read(value, notes, what)
     if read is None:
         return None
     source, segments = read
@@ -276,47 +295,19 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
     )
 
 
-def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
-    found: dict[str, Value] = {}
-    for part in read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
-        text = read_text(part, notes, f"{what}: node_group")
-        if text is None:
-            return None
-        for name in text.split(","):
-            label = check_name(name, part, notes, f"{what}: the node group")
-            if label is None:
-                return None
-            if label in found:
-                notes.config(part, f"{what} names node group {label!r} twice")
-                return None
-            found[label] = part
-    if not found:
-        notes.config(value, f"{what}: node_group is an empty list")
-        return None
-    return found
-
-
 def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
-    def size(name: str, default: int = 1) -> int:
-        value = document.get(*PARALLEL_SIZES[name])
-        if value is None:
-            return default
-        return read_int(value, notes, PARALLEL_SIZES[name][-1], minimum=1) or default
-
-    recompute = document.get(*RECOMPUTE_LOGPROBS)
-    actor_tp = size("actor_tp")
-    actor_pp = size("actor_pp")
+    given = {name: document.get(*size.path) for name, size in PARALLEL_SIZES.items()}
+    kind = whole(1)
+    sizes = {
+        name: kind.read(value, notes, PARALLEL_SIZES[name].path[-1]) or 1
+        for name, value in given.items()
+        if value is not None
+    }
+    recompute = document.get(*RECOMPUTE_LOGPROBS.path)
+    # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
+    as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
     return ParallelSizes(
-        actor_tp=actor_tp,
-        actor_pp=actor_pp,
-        actor_cp=size("actor_cp"),
-        rollout_tp=size("rollout_tp"),
-        rollout_pp=size("rollout_pp"),
-        # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
-        inference_tp=size("inference_tp", actor_tp),
-        inference_pp=size("inference_pp", actor_pp),
-        inference_is_own=any(
-            document.get(*PARALLEL_SIZES[name]) is not None for name in ("inference_tp", "inference_pp")
-        ),
-        recompute_logprobs=None if recompute is None else read_bool(recompute, notes, RECOMPUTE_LOGPROBS[-1]),
+        **{**as_actor, **sizes},
+        inference_is_own=any(name in sizes for name in as_actor),
+        recompute_logprobs=None if recompute is None else FLAG.read(recompute, notes, RECOMPUTE_LOGPROBS.path[-1]),
     )

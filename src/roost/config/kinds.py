@@ -26,7 +26,8 @@ from roost.text import did_you_mean, join_words
 Kind = TypeVar("Kind", bound=type)
 
 _KINDS: dict[str, type] = {}
-_NODE_RANK = "node_rank"
+NODE_RANK = "node_rank"
+"""The key of a piece's node, next to its settings."""
 
 
 def register_hardware(name: str) -> Callable[[Kind], Kind]:
@@ -66,7 +67,7 @@ def make_piece(name: str, node_rank: int, settings: Mapping[str, Any]) -> Any:
         raise ConfigError("; ".join(problems.values()))
     from omegaconf import OmegaConf
 
-    own_rank = {_NODE_RANK: node_rank} if _NODE_RANK in {field.name for field in dataclasses.fields(kind)} else {}
+    own_rank = {NODE_RANK: node_rank} if NODE_RANK in {field.name for field in dataclasses.fields(kind)} else {}
     try:
         return OmegaConf.to_object(_merged(kind, {**settings, **own_rank}))
     except Exception as error:
@@ -83,7 +84,7 @@ def setting_problems(name: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     # The piece's node is written beside the settings, and handed in by whoever makes the piece.
-    fields.pop(_NODE_RANK, None)
+    fields.pop(NODE_RANK, None)
     found: dict[str, str] = {}
     for setting in sorted(set(settings) - set(fields)):
         close = did_you_mean(setting, fields)

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roost.config.document import Value
 from roost.config.ranks import (
@@ -21,6 +21,8 @@ from roost.config.ranks import (
 from roost.errors import ConfigError, PlacementError, Problem, RoostError, Where
 from roost.text import did_you_mean, join_words, shorten
 
+MAX_NUMBER = 10_000_000
+"""The largest whole number of a field that has no limit of its own."""
 _MAX_LISTED_RANKS = 1_000_000
 NAME_EXTRA = "_-."
 """What a name may have in it beside letters and digits."""
@@ -68,24 +70,16 @@ class Notes:
         raise (PlacementError if self._placement else ConfigError)(unique)
 
 
-class Keys(NamedTuple):
-    """The keys that a mapping may have, and those of them that it must have: one table for reader and schema."""
-
-    known: tuple[str, ...]
-    required: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A key of a mapping, as it was written, and what stands under it."""
+class Pair(NamedTuple):
+    """A key of a mapping, as it is written, and its value."""
 
     key: Value
     value: Value
 
 
-def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
-    """A mapping's fields by name; keys that are no text and keys named twice are noted."""
-    found: dict[str, Field] = {}
+def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Pair]:
+    """Read a mapping's pairs by name; note keys that are not text and keys named twice."""
+    found: dict[str, Pair] = {}
     if not _is_kind(value, "mapping", notes, what):
         return found
     try:
@@ -101,28 +95,8 @@ def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
             first = found[name].key.where().line
             notes.config(key, f"{what} names {shorten(name)!r} twice" + (f", first in line {first}" if first else ""))
             continue
-        found[name] = Field(key, item)
+        found[name] = Pair(key, item)
     return found
-
-
-def read_mapping(value: Value, notes: Notes, what: str, keys: Keys, otherwise: str = "") -> dict[str, Value]:
-    """A mapping's values by key; unknown keys are noted, with `otherwise` as a hint where none comes near."""
-    names = keys.known
-    noted = len(notes.problems)
-    fields = read_fields(value, notes, what)
-    if not fields and len(notes.problems) > noted:
-        return {}
-    meant: set[str | None] = set()
-    for name, field in fields.items():
-        if name not in names:
-            close = did_you_mean(name, names)
-            meant.add(close)
-            hint = otherwise if otherwise and close is None else known_hint(name, names)
-            notes.config(field.key, f"{what} has no key {shorten(name)!r}", hint=hint)
-    for name in keys.required:
-        if name not in fields and name not in meant:
-            notes.config(value, f"{what} lacks {name!r}")
-    return {name: field.value for name, field in fields.items() if name in names}
 
 
 def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
@@ -134,6 +108,15 @@ def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
     except ConfigError as error:
         notes.take(error)
         return []
+
+
+def read_plain(value: Value, notes: Notes, what: str, kind: str) -> Any:
+    """Read a list or a mapping whose contents belong to the user, as lists, dicts and scalars of Python."""
+    try:
+        return value.plain() if _is_kind(value, kind, notes, what) else None
+    except ConfigError as error:
+        notes.take(error)
+        return None
 
 
 def read_text(value: Value, notes: Notes, what: str) -> str | None:
@@ -189,7 +172,7 @@ def name_problem(name: str) -> tuple[str, str] | None:
     return None
 
 
-def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum: int = 10_000_000) -> int | None:
+def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum: int = MAX_NUMBER) -> int | None:
     """A whole number from `minimum` to `maximum`."""
     scalar = _scalar(value, notes, what)
     if scalar is None:

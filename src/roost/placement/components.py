@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
 from roost.config.reading import Notes, pair_hint
+from roost.config.run import RunDraft, WorkerConfig
 from roost.config.topology import RankSpace, Topology, topology_of
+from roost.config.values import variable_problem
 from roost.errors import ConfigError, PlacementError, Problem
+from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, PlacementMode, Plan
 from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
@@ -50,6 +53,8 @@ class ComponentPlacement:
         self._isolate_accelerator = isolate_accelerator
         self._topology = _join_groups(topology_of(cluster), draft.job, notes)
         self._layouts = self._lay_out(notes)
+        if isinstance(draft, RunDraft):
+            self._check_variables(draft.workers, notes)
         notes.raise_if_any()
 
     @property
@@ -117,6 +122,15 @@ class ComponentPlacement:
             except PlacementError as error:
                 notes.placement(*(pointed(problem, component) for problem in error.problems))
         return layouts
+
+    def _check_variables(self, workers: Mapping[str, WorkerConfig], notes: Notes) -> None:
+        """Note the variables that say which devices a worker sees, where the plan sets them."""
+        for name in workers.keys() & self._layouts.keys():
+            worker, placements = workers[name], self._layouts[name].plan.placements
+            for variable in worker.env_vars.keys() & {visible_variable(placement) for placement in placements}:
+                message, hint = variable_problem(variable, "", taken=[variable]) or ("", "")
+                where = worker.where_variable(variable)
+                notes.take(ConfigError(Problem(message=f"worker {name!r}: {message}", hint=hint, where=where)))
 
     def _has_groups(self, component: ComponentConfig, notes: Notes) -> bool:
         """Whether the component's node groups are there and go together; what is wrong is noted."""

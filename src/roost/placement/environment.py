@@ -20,10 +20,14 @@ def worker_environment(topology: Topology, placement: Placement, world_size: int
         "LOCAL_WORLD_SIZE": str(placement.local_world_size),
         "NODE_RANK": str(placement.placement_node_rank),
     }
-    if placement.visible_accelerators:
-        devices = visible_devices(placement.accelerator_type)
-        variables[devices.variable] = devices.value(placement.visible_accelerators)
+    if variable := visible_variable(placement):
+        variables[variable] = visible_devices(placement.accelerator_type).value(placement.visible_accelerators)
     return variables
+
+
+def visible_variable(placement: Placement) -> str | None:
+    """Return the variable that says which devices a worker sees; None for a worker without accelerators."""
+    return visible_devices(placement.accelerator_type).variable if placement.visible_accelerators else None
 
 
 def worker_interpreter(topology: Topology, placement: Placement) -> str | None:

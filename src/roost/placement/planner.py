@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from roost.config.job import JobConfig, read_job_draft
+from roost.config.run import read_job_file
 from roost.errors import ConfigError
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.plan import Plan
@@ -26,7 +28,8 @@ def make_plan(
     """
     if placement not in get_args(PlacementKind):
         raise ConfigError(f"placement is {placement!r}", hint=f"it is {join_words(get_args(PlacementKind), last='or')}")
-    draft = read_job_draft(config)
+    # A file is a job, so all its sections are checked; in a dict the other sections may belong to the user.
+    draft = read_job_file(config) if isinstance(config, str | Path) else read_job_draft(config)
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
         parallel, ignored = _is_model_parallel(draft.job)

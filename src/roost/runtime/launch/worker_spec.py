@@ -8,11 +8,10 @@ from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.config.hardware import visible_devices
-from roost.config.node_groups import DeclaredHardware
+from roost.config.node_groups import WORKER_VARIABLES, DeclaredHardware
 from roost.config.topology import Topology
 from roost.errors import ConfigError
-from roost.placement.environment import worker_environment, worker_interpreter
+from roost.placement.environment import visible_variable, worker_environment, worker_interpreter
 from roost.placement.placement import Placement
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.runtime.managers.ledgers.reservations import Slot
@@ -23,7 +22,6 @@ from roost.runtime.process.environment import check_variables, join_environments
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.occupancy import resource_of
 from roost.runtime.runs.run_dir import RunDir
-from roost.text import join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +92,12 @@ def make_seats(
     marks: Mapping[str, str],
 ) -> list[Seat]:
     """One seat for each placement; `env_vars` are the caller's, `marks` what is set in every process of the job."""
-    check_variables(env_vars)
     seats = []
     for placement in placements:
         node = nodes[placement.cluster_node_rank]
         planned = worker_environment(topology, placement, len(placements))
-        watched = visible_devices(placement.accelerator_type).variable if placement.visible_accelerators else None
-        _check_caller(env_vars, {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", str(watched)})
+        watched = visible_variable(placement)
+        check_variables(env_vars, taken={*WORKER_VARIABLES, str(watched)})
         joined = join_environments([planned, env_vars, marks], dict(node.search_paths))
         late, early = split_environment(joined)
         identity = WorkerIdentity(
@@ -141,11 +138,3 @@ def differences(seat: Seat, report: Report, nodes: Sequence[NodeInfo]) -> list[s
 def _hardware_of(placement: Placement, node: NodeInfo) -> tuple[DeclaredHardware, ...]:
     of_kind = [piece for piece in node.hardware if piece.type == placement.hardware_type]
     return tuple(of_kind[local] for local in placement.local_hardware_ranks if local < len(of_kind))
-
-
-def _check_caller(env_vars: Mapping[str, str], planned: set[str]) -> None:
-    taken = sorted(set(env_vars) & planned)
-    if taken:
-        raise ConfigError(
-            f"env_vars: {join_words(taken)} cannot be set by hand", hint="the plan says it: place the workers otherwise"
-        )
