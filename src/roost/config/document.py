@@ -86,7 +86,7 @@ class Value(ABC):
     def _plain(self, left: list[int], depth: int) -> Any:
         left[0] -= 1
         if left[0] < 0 or depth > MAX_DEPTH:
-            raise ConfigError(Problem(message="these settings are too many or nested too deep", where=self.where()))
+            raise ConfigError("these settings are too many or nested too deep", where=self.where())
         if self.broken is not None:
             raise self.broken
         if self.kind == "mapping":
@@ -95,7 +95,7 @@ class Value(ABC):
             return [value._plain(left, depth + 1) for value in self.elements()]
         scalar = self._plain_scalar()
         if isinstance(scalar, float) and not math.isfinite(scalar):
-            raise ConfigError(Problem(message=f"{scalar} cannot be a setting", where=self.where()))
+            raise ConfigError(f"{scalar} cannot be a setting", where=self.where())
         return scalar
 
     def _plain_scalar(self) -> Scalar:

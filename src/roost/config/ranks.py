@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from roost.errors import PlacementError, Problem
+from roost.errors import PlacementError
 from roost.text import shorten
 
 MAX_PROCESSES = 2_000_000
@@ -201,7 +201,7 @@ def _token_hint(text: str) -> str:
 
 
 def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
-    return PlacementError(Problem(message=f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint))
+    return PlacementError(f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint)
 
 
 class _Parser:

@@ -151,7 +151,7 @@ def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
     elif "mapping values are not allowed" in problem:
         hint = "quote the value, or check the indentation"
     where = Where(key="", file=file.name, line=mark.line + 1, text=text, offset=min(mark.column, len(text)))
-    return ConfigError(Problem(message=message, hint=hint, where=where))
+    return ConfigError(message, hint=hint, where=where)
 
 
 class YamlValue(Value):
@@ -245,7 +245,7 @@ class YamlValue(Value):
                     where = YamlValue(key, (*self.path, "<<"), self._file).where()
                     itself = isinstance(source, yaml.MappingNode)
                     message = "this '<<' merges itself" if itself else "'<<' merges a mapping, or a list of mappings"
-                    raise ConfigError(Problem(message=message, where=where))
+                    raise ConfigError(message, where=where)
                 inner = self._pairs(source, depth + 1)
                 self._file.count(len(inner) + 1)
                 found += [(k, v, True) for k, v, _ in inner]

@@ -220,7 +220,7 @@ def _check_resources(
         (problem,) = error.problems
         hint = hint or _range_hint(component, resources, space)
         where = component.where(segment, last=True)
-        raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None
+        raise PlacementError(problem.message, hint=hint, where=where) from None
 
 
 def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpace) -> str:
@@ -239,12 +239,10 @@ def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Ite
     pieces, count = len(resources), len(processes)
     if pieces % count and count % pieces:
         raise PlacementError(
-            Problem(
-                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
-                f"{pieces} pieces of hardware ({resources}): neither number divides the other",
-                hint=_even_hint(pieces, count),
-                where=component.where(segment.segment),
-            )
+            f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
+            f"{pieces} pieces of hardware ({resources}): neither number divides the other",
+            hint=_even_hint(pieces, count),
+            where=component.where(segment.segment),
         )
     first = resources.first
     if pieces >= count:
@@ -260,12 +258,10 @@ def _share_nodes(segment: ResolvedSegment, component: ComponentConfig) -> Iterat
     nodes, count = len(resources), len(processes)
     if nodes > count:
         raise PlacementError(
-            Problem(
-                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
-                f"{nodes} nodes ({resources}): a process never has two nodes",
-                hint=f"name {plural(count, 'node rank')}, or {nodes} processes",
-                where=component.where(segment.segment),
-            )
+            f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
+            f"{nodes} nodes ({resources}): a process never has two nodes",
+            hint=f"name {plural(count, 'node rank')}, or {nodes} processes",
+            where=component.where(segment.segment),
         )
     each, more = divmod(count, nodes)
     return (resources.first + index for index in range(nodes) for _ in range(each + 1 if index < more else each))

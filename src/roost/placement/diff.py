@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
-from roost.placement.placement import Placement
-from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
+from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.text import plural
+
+if TYPE_CHECKING:
+    # `Plan.diff` calls this module.
+    from roost.placement.plan import ComponentPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ from itertools import groupby
 
 from roost.config.hardware import ACCELERATOR
 from roost.config.topology import Topology
-from roost.placement.placement import Placement
-from roost.placement.plan import Piece, pieces_of
+from roost.placement.placement import Piece, Placement, pieces_of
 
 Components = Mapping[str, Sequence[Placement]]
 

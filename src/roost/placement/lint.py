@@ -9,7 +9,8 @@ from typing import Literal
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
-from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId
+from roost.placement.placement import Piece, WorkerId
+from roost.placement.plan import ComponentPlan, Plan
 from roost.text import join_words, plural
 
 _Occupants = dict[Piece, list[WorkerId]]

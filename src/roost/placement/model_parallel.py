@@ -224,12 +224,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
             if after.first != before.last + 1:
                 raise PlacementError(
-                    Problem(
-                        message=f"{what} must have consecutive accelerators, and {before.last} is followed by "
-                        f"{after.first}",
-                        hint="the components of a model-parallel job take one unbroken range each",
-                        where=component.where(segment.segment),
-                    )
+                    f"{what} must have consecutive accelerators, and {before.last} is followed by {after.first}",
+                    hint="the components of a model-parallel job take one unbroken range each",
+                    where=component.where(segment.segment),
                 )
         first, last = ranges[0].first, ranges[-1].last
         places: list[_Place] = []
@@ -239,7 +236,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             if stretch.kind != ACCELERATOR:
                 there = "bare nodes" if stretch.kind == BARE_NODE else f"{stretch.kind!r} there"
                 message = f"{what} needs accelerators, and {space.name} has {there}"
-                raise PlacementError(Problem(message=message, where=component.where_group()))
+                raise PlacementError(message, where=component.where_group())
             end = min(last + 1, start + stretch.size)
             places.append(_Place(stretch.node_rank, rank - start, end - start))
             rank = end
@@ -251,19 +248,15 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
     if actor.common(rollout) == actor.count == rollout.count:
         if actor.places != rollout.places:
             raise PlacementError(
-                Problem(
-                    message="actor and rollout have the same accelerators, but not in the same order",
-                    hint="name their node groups in the same order: the source ranks of both must meet",
-                    where=rollout.component.where_group(),
-                )
+                "actor and rollout have the same accelerators, but not in the same order",
+                hint="name their node groups in the same order: the source ranks of both must meet",
+                where=rollout.component.where_group(),
             )
         if inference is not None:
             raise PlacementError(
-                Problem(
-                    message="actor and rollout share their accelerators (collocated), so inference cannot have its own",
-                    hint="take out 'inference', or give actor and rollout different accelerators",
-                    where=inference.component.where(),
-                )
+                "actor and rollout share their accelerators (collocated), so inference cannot have its own",
+                hint="take out 'inference', or give actor and rollout different accelerators",
+                where=inference.component.where(),
             )
         return PlacementMode.COLLOCATED
     pairs = [(actor, rollout)] + ([(actor, inference), (rollout, inference)] if inference else [])
@@ -271,21 +264,17 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
         both = one.common(other)
         if both:
             raise PlacementError(
-                Problem(
-                    message=f"components {one.component.name!r} and {other.component.name!r} share {both} of "
-                    f"{one.count} and {other.count} accelerators: neither collocated nor disaggregated",
-                    hint="give actor and rollout the same accelerators, or give every component its own",
-                    where=other.component.where(),
-                )
+                f"components {one.component.name!r} and {other.component.name!r} share {both} of "
+                f"{one.count} and {other.count} accelerators: neither collocated nor disaggregated",
+                hint="give actor and rollout the same accelerators, or give every component its own",
+                where=other.component.where(),
             )
     if inference and not sizes.recompute_logprobs:
         raise PlacementError(
-            Problem(
-                message="inference has accelerators of its own, but algorithm.recompute_logprobs is "
-                + ("not set" if sizes.recompute_logprobs is None else "false"),
-                hint="set algorithm.recompute_logprobs: true, or take out 'inference'",
-                where=inference.component.where(),
-            )
+            "inference has accelerators of its own, but algorithm.recompute_logprobs is "
+            + ("not set" if sizes.recompute_logprobs is None else "false"),
+            hint="set algorithm.recompute_logprobs: true, or take out 'inference'",
+            where=inference.component.where(),
         )
     return PlacementMode.DISAGGREGATED
 
@@ -296,12 +285,10 @@ def _check_asked(share: _Share, world_size: int) -> None:
     asked = share.segments[-1].processes
     if explicit and asked.last + 1 != world_size:
         raise PlacementError(
-            Problem(
-                message=f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
-                f"sizes make {world_size} of {plural(share.count, 'accelerator')}",
-                hint="leave the process ranks out: the parallel sizes decide them",
-                where=share.component.where(explicit[0]),
-            )
+            f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
+            f"sizes make {world_size} of {plural(share.count, 'accelerator')}",
+            hint="leave the process ranks out: the parallel sizes decide them",
+            where=share.component.where(explicit[0]),
         )
 
 
@@ -321,12 +308,10 @@ def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
     collocated = rollout.places == shares["actor"].places
     if collocated and sizes.actor_tp > sizes.rollout_tp and sizes.actor_tp % sizes.rollout_tp:
         raise PlacementError(
-            Problem(
-                message=f"actor and rollout share their accelerators, and the actor's tensor-parallel size "
-                f"{sizes.actor_tp} is no multiple of the rollout's {sizes.rollout_tp}",
-                hint="the source ranks of both must meet on the same accelerators",
-                where=rollout.component.where(),
-            )
+            f"actor and rollout share their accelerators, and the actor's tensor-parallel size "
+            f"{sizes.actor_tp} is no multiple of the rollout's {sizes.rollout_tp}",
+            hint="the source ranks of both must meet on the same accelerators",
+            where=rollout.component.where(),
         )
 
 
@@ -343,10 +328,8 @@ def _check_divides(share: _Share, size: int, said_as: str) -> None:
         fits = share.count // size * size
         hint = f"take {fits} or {fits + size} accelerators" if fits else f"take {size} accelerators"
         raise PlacementError(
-            Problem(
-                message=f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
-                f"{said_as} = {size} does not divide",
-                hint=hint,
-                where=share.component.where(),
-            )
+            f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
+            f"{said_as} = {size} does not divide",
+            hint=hint,
+            where=share.component.where(),
         )

@@ -7,17 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from roost.config.hardware import BARE_NODE, AcceleratorType
+from roost.config.hardware import AcceleratorType
 from roost.config.topology import HasTopology, Topology, topology_of
 from roost.errors import ConfigError, PlacementError, RoostError
-from roost.placement.placement import Placement
+from roost.placement.diff import PlanDiff, diff_plans
+from roost.placement.environment import worker_environment
+from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.placement.strategies import PlacementStrategy
 from roost.text import join_words, shorten
 
-if TYPE_CHECKING:
-    from roost.placement.diff import PlanDiff
+__all__ = ["ComponentPlan", "Piece", "PlacementMode", "Plan", "PlannedStrategy", "WorkerId", "pieces_of", "seat"]
 
 PLAN_VERSION = 1
 _CONTENT = ("mode", "num_nodes", "sizes_ignored", "topology", "component_order", "components")
@@ -33,27 +34,6 @@ class PlacementMode(Enum):
     """Each component on accelerators of its own."""
     HYBRID = "hybrid"
     """Any component on any hardware."""
-
-
-class WorkerId(NamedTuple):
-    """One worker by component and rank; `actor:3` in text."""
-
-    component: str
-    rank: int
-
-    def __str__(self) -> str:
-        return f"{self.component}:{self.rank}"
-
-
-class Piece(NamedTuple):
-    """One piece of hardware: its node, its kind, and its rank on that node (-1 for a node itself)."""
-
-    node_rank: int
-    kind: str
-    local_rank: int
-
-    def __str__(self) -> str:
-        return f"node {self.node_rank}" if self.kind == BARE_NODE else f"{self.node_rank}:{self.local_rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,16 +109,12 @@ class Plan:
         return PlannedStrategy(plan=self, component=self.component(component).name)
 
     def environment(self, component: str, rank: int) -> dict[str, str]:
-        """Exactly the variables that a worker will get, apart from what only a running job knows."""
-        from roost.placement.environment import worker_environment
-
+        """Return exactly the variables that a worker gets, apart from what only a running job knows."""
         placement = self.placement(component, rank)
         return worker_environment(self.topology, placement, self.component(component).world_size)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What changes from this plan to `other`."""
-        from roost.placement.diff import diff_plans
-
+        """Return what changes from this plan to `other`."""
         return diff_plans(self, other)
 
     def occupants(self) -> dict[Piece, list[WorkerId]]:
@@ -262,22 +238,6 @@ class PlannedStrategy(PlacementStrategy):
                     hint="plan again on the cluster as it is now",
                 )
         return placements
-
-
-def pieces_of(placement: Placement) -> list[Piece]:
-    """The hardware that a worker has: its own pieces, or its node where it has none."""
-    node_rank, kind = placement.cluster_node_rank, placement.hardware_type
-    if not placement.local_hardware_ranks:
-        return [Piece(node_rank, BARE_NODE, -1)]
-    return [Piece(node_rank, kind, local_rank) for local_rank in placement.local_hardware_ranks]
-
-
-def seat(placement: Placement) -> str:
-    """Where a worker sits, in a few words: `node 1, accelerator 0,2`."""
-    if not placement.local_hardware_ranks:
-        return f"node {placement.cluster_node_rank}"
-    ranks = ",".join(map(str, placement.local_hardware_ranks))
-    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"
 
 
 def _write_component(component: ComponentPlan) -> dict[str, Any]:

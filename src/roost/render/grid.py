@@ -16,7 +16,8 @@ from itertools import groupby
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks, runs_of
 from roost.config.topology import Node
-from roost.placement.plan import ComponentPlan, Piece, Plan
+from roost.placement.placement import Piece
+from roost.placement.plan import ComponentPlan, Plan
 from roost.text import plural
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.

@@ -8,7 +8,8 @@ from html import escape
 
 from roost.placement.environment import worker_interpreter
 from roost.placement.lint import lint
-from roost.placement.plan import ComponentPlan, Plan, seat
+from roost.placement.placement import seat
+from roost.placement.plan import ComponentPlan, Plan
 from roost.render.grid import Grid
 from roost.render.svg import draw_svg
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
 from roost.config.hardware import BARE_NODE
-from roost.placement.plan import Plan, seat
+from roost.placement.placement import seat
+from roost.placement.plan import Plan
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 
 _MARGIN = 24
