@@ -127,7 +127,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.False: a key of component_placement is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -136,7 +136,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.True: a key of component_placement is the boolean True\n"
-            "  hint: YAML 1.1 reads an unquoted yes, on or true so: quote it"
+            "  hint: YAML 1.1 reads an unquoted yes, on or true as a boolean: quote it"
         ),
     ),
     (
@@ -145,7 +145,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.actor: component 'actor': the placement is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -154,7 +154,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.actor: component 'actor': the placement is the number 1.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -178,13 +178,13 @@ DICTS = [
         "a placement that is an object",
         job({"actor": {1, 2}}),
         ConfigError,
-        "cluster.component_placement.actor: a value of the type set cannot stand here",
+        "cluster.component_placement.actor: a value of the type set is not allowed here",
     ),
     (
         "a placement of bytes",
         job({"actor": b"0-7"}),
         ConfigError,
-        "cluster.component_placement.actor: a value of the type bytes cannot stand here",
+        "cluster.component_placement.actor: a value of the type bytes is not allowed here",
     ),
     (
         "a placement out of range",
@@ -239,7 +239,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.4.5: a key of component_placement is the number 4.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -275,7 +275,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].label: the node group label is the number 4090.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -284,7 +284,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].label: the node group label is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -308,7 +308,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].node_ranks: node group 'a': node_ranks is the number 0.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -350,7 +350,7 @@ DICTS = [
         (
             "cluster.node_groups[0].env_configs[0].env_vars.DEBUG: node group 'a': the variable DEBUG is the "
             "boolean True\n"
-            "  hint: YAML 1.1 reads an unquoted yes, on or true so: quote it"
+            "  hint: YAML 1.1 reads an unquoted yes, on or true as a boolean: quote it"
         ),
     ),
     (
@@ -375,7 +375,7 @@ DICTS = [
             ],
         ),
         ConfigError,
-        "cluster.node_groups[0].hardware.configs[0].arm: a value of the type set cannot stand here",
+        "cluster.node_groups[0].hardware.configs[0].arm: a value of the type set is not allowed here",
     ),
     (
         "several mistakes",
@@ -388,7 +388,7 @@ DICTS = [
             "      ^\n"
             "  hint: ranks are numbers from 0 on\n"
             "cluster.component_placement.reward: component 'reward': the placement is the number 1.5\n"
-            "  hint: quote it to keep it as it was typed\n"
+            "  hint: quote it to keep it as typed\n"
             "cluster.component_placement.actor: component 'actor' asks for hardware rank 99 of node group "
             "'cluster', which has 0-15\n"
             "    0-99\n"
@@ -411,19 +411,19 @@ DICTCONFIGS = [
         "a value still to be given",
         {"cluster": {"num_nodes": "???", "component_placement": {"actor": "0-7"}}},
         ConfigError,
-        "cluster.num_nodes: ??? is still to be given",
+        "cluster.num_nodes: ??? has no value yet",
     ),
     (
         "a placement still to be given",
         job({"actor": "???"}),
         ConfigError,
-        "cluster.component_placement.actor: ??? is still to be given",
+        "cluster.component_placement.actor: ??? has no value yet",
     ),
     (
         "the section still to be given",
         {"cluster": "???"},
         ConfigError,
-        "cluster: ??? is still to be given",
+        "cluster: ??? has no value yet",
     ),
     (
         "an interpolation of a key that is missing",

@@ -496,7 +496,7 @@ nodes:
 lab.yml:2:5: not YAML: found undefined alias
     - *node
       ^
-  hint: an anchor (&name) must stand before the alias (*name) that uses it
+  hint: an anchor (&name) must come before the alias (*name) that uses it
 """,
     ),
     "an empty file": (
@@ -596,7 +596,7 @@ DICTS = [
         {"nodes": [{"accelerators": 8, "memory": 80.5}]},
         (
             "inventory.nodes[0].memory: the memory of a node is the number 80.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -604,7 +604,7 @@ DICTS = [
         {"nodes": [{"accelerators": 8, "name": False}]},
         (
             "inventory.nodes[0].name: the name of a node is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -612,7 +612,7 @@ DICTS = [
         {"nodes": [{"accelerators": 8, "labels": {"rack": 7.1}}]},
         (
             "inventory.nodes[0].labels.rack: the labels of a node: 'rack' is the number 7.1\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -623,11 +623,11 @@ DICTS = [
             "  hint: it has 'accelerators', 'address', 'cpus', 'labels', 'memory' and 'name'"
         ),
     ),
-    ("a set of nodes", {"nodes": {1, 2}}, "inventory.nodes: a value of the type set cannot stand here"),
+    ("a set of nodes", {"nodes": {1, 2}}, "inventory.nodes: a value of the type set is not allowed here"),
     (
         "an object for a name",
         {"nodes": [{"accelerators": 8, "name": b"head"}]},
-        "inventory.nodes[0].name: a value of the type bytes cannot stand here",
+        "inventory.nodes[0].name: a value of the type bytes is not allowed here",
     ),
     (
         "a group outside the nodes",
@@ -668,9 +668,9 @@ SHORTHANDS = [
     ("2x8:a:b", "cluster '2x8:a:b': '2x8:a:b' is not nodes x accelerators", WRITE),
     ("２x８", "cluster '２x８': '２x８' is not nodes x accelerators", WRITE),
     ("two x eight", "cluster 'two x eight': 'two x eight' is not nodes x accelerators", WRITE),
-    ("1000001x8", "cluster '1000001x8': at most 1000000 nodes of 1024 accelerators are planned", ""),
-    ("2x1025", "cluster '2x1025': at most 1000000 nodes of 1024 accelerators are planned", ""),
-    ("1000000x8,1x8", "cluster '1000000x8,1x8': at most 1000000 nodes of 1024 accelerators are planned", ""),
+    ("1000001x8", "cluster '1000001x8' is too large: at most 1000000 nodes of 1024 accelerators", ""),
+    ("2x1025", "cluster '2x1025' is too large: at most 1000000 nodes of 1024 accelerators", ""),
+    ("1000000x8,1x8", "cluster '1000000x8,1x8' is too large: at most 1000000 nodes of 1024 accelerators", ""),
     ("9999999999x8", "cluster '9999999999x8': '9999999999x8' is not nodes x accelerators", WRITE),
     ("2x8.5", "cluster '2x8.5': '2x8.5' is not nodes x accelerators", WRITE),
 ]

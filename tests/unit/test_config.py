@@ -94,7 +94,7 @@ def test_aliases_that_unfold_without_end_are_refused():
     group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
     text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"
     text += "  node_groups: [" + ",".join(["*g"] * 2000) + "]\n"
-    with pytest.raises(ConfigError, match="unfold without end"):
+    with pytest.raises(ConfigError, match="expand without end"):
         JobConfig.from_text(text)
 
 
@@ -137,7 +137,7 @@ def test_a_config_is_read_once_also_when_it_is_wrong():
 @pytest.mark.parametrize(
     ("config", "hint"),
     [
-        ({"num_nodes": 1, "component_placement": {"actor": 0}}, "hand over the whole config"),
+        ({"num_nodes": 1, "component_placement": {"actor": 0}}, "pass the whole config"),
         ({"clus ter": {}}, "is that 'clus ter'?"),
         ({"defaults": ["a"]}, "Hydra config that is not composed"),
     ],

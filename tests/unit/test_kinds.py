@@ -80,7 +80,7 @@ def test_a_kind_that_nobody_registered_takes_anything():
 
 def test_a_kind_is_registered_once_and_again_only_by_itself(arm):
     assert register_hardware("Arm")(arm) is arm
-    with pytest.raises(ConfigError, match="'Arm' is registered already"):
+    with pytest.raises(ConfigError, match="'Arm' is already registered"):
 
         @register_hardware("Arm")
         @dataclass

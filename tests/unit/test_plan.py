@@ -216,7 +216,7 @@ def test_lint_tells_that_parallel_sizes_place_nothing():
     }
     (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]
     assert warning.code == "sizes-ignored"
-    assert "there is 'critic' beside actor, rollout, inference and reward" in warning.message
+    assert "there is 'critic' besides actor, rollout, inference and reward" in warning.message
     del config["rollout"]
     config["cluster"]["component_placement"] = {"actor,rollout": "0-3"}
     (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]

@@ -62,7 +62,7 @@ class Table:
 
     @property
     def required(self) -> list[str]:
-        """The names of the fields that have to be there."""
+        """The names of the required fields."""
         return [field.name for field in self.fields.values() if field.required]
 
     def optional(self) -> Table:

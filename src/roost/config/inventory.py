@@ -1,4 +1,4 @@
-"""Topologies from a shorthand, a dict or an inventory file, and back."""
+"""Read topologies from a shorthand, a dict or an inventory file, and write them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from roost.config.document import PlainValue, Value
 from roost.config.fields import Field, Section, Table
@@ -71,7 +73,7 @@ INVENTORY_FIELDS = Table(
 
 
 def read_shorthand(text: str) -> Topology:
-    """`4x8:H100,2x4:4090,1x0`: nodes x accelerators : model, one after the other."""
+    """Read `4x8:H100,2x4:4090,1x0`: a list of nodes x accelerators : model."""
     if not isinstance(text, str):
         raise ConfigError(f"a cluster is described by text such as '2x8', not by a {type(text).__name__}")
     nodes: list[Node] = []
@@ -90,34 +92,32 @@ def read_shorthand(text: str) -> Topology:
             )
         if len(nodes) + count > MAX_NODES or accelerators > MAX_ACCELERATORS_PER_NODE:
             raise ConfigError(
-                f"cluster {shorten(text)!r}: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} accelerators "
-                f"are planned"
+                f"cluster {shorten(text)!r} is too large: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} "
+                f"accelerators"
             )
         nodes += [Node(accelerators=(Accelerator(model=model),) * accelerators)] * count
     return Topology(nodes=tuple(nodes))
 
 
 def read_inventory_file(path: str | Path) -> Topology:
-    """An inventory file, YAML or JSON; every mistake with line and column."""
+    """Read an inventory file, YAML or JSON; every mistake comes with line and column."""
     return _read(read_file(path, limit=INVENTORY_FILE_LIMIT))
 
 
 def read_inventory(data: Mapping[str, Any]) -> Topology:
-    """The inventory format as a dict."""
+    """Read the inventory format from a dict."""
     return _read(PlainValue(data, ("inventory",)))
 
 
 def write_inventory(topology: Topology) -> dict[str, Any]:
-    """The shortest dict that reads back as the topology."""
+    """Return the shortest dict that `read_inventory` reads as the topology."""
     out: dict[str, Any] = {"nodes": [_write_node(node) for node in topology.nodes]}
     out["groups"] = [group.to_dict() for group in topology.groups]
     return out
 
 
 def inventory_text(topology: Topology) -> str:
-    """The topology as an inventory file."""
-    import yaml
-
+    """Return the text of an inventory file for the topology."""
     text: str = yaml.safe_dump(write_inventory(topology), sort_keys=False)
     return text
 

@@ -1,6 +1,6 @@
-"""The job's config as a value: `ClusterConfig` for the `cluster` section, `JobConfig` for the whole.
+"""A job's config as a value: `ClusterConfig` for the `cluster` section, `JobConfig` for the whole.
 
-The other sections belong to the user and pass untouched; `ParallelSizes` holds the few numbers of them
+`run` reads `workers` and `entry`. The other sections belong to the user; `ParallelSizes` holds the few numbers in them
 that a model-parallel placement needs.
 """
 
@@ -49,7 +49,7 @@ CLUSTER_FIELDS = Table(
 
 
 class Size(NamedTuple):
-    """A field of `ParallelSizes`: where a job gives it, and what editors say about it."""
+    """A field of `ParallelSizes`: its place in a job, and what editors say about it."""
 
     path: tuple[str, ...]
     about: str
@@ -81,7 +81,7 @@ RECOMPUTE_LOGPROBS = Size(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentConfig:
-    """What the config says of one component: its node groups (none: the cluster) and its segments."""
+    """One component in the config: its node groups (none means the cluster) and its segments."""
 
     name: str
     node_groups: tuple[str, ...]
@@ -90,13 +90,13 @@ class ComponentConfig:
     group_values: tuple[Value, ...] = field(default=(), repr=False, compare=False)
 
     def where(self, segment: Segment | None = None, *, last: bool = False) -> Where:
-        """Where the placement stands, or one segment of it, or that segment's last resource."""
+        """Return the place of the placement, of one segment, or of that segment's last resource."""
         if segment is None:
             return self.source.where()
         return self.source.where(segment.last_span if last else segment.span)
 
     def where_group(self, label: str | None = None) -> Where:
-        """Where the component names its node groups, or one of them."""
+        """Return the place where the component names its node groups, or one of them."""
         found = dict(zip(self.node_groups, self.group_values, strict=True))
         return (found.get(label or "") or next(iter(found.values()), self.source.value)).where()
 
@@ -122,7 +122,7 @@ class ParallelSizes:
     inference_tp: int = 1
     inference_pp: int = 1
     inference_is_own: bool = False
-    """Whether the config gives inference sizes of its own; else it is cut as the actor is."""
+    """Whether the config gives sizes for inference; by default it has those of the actor."""
     recompute_logprobs: bool | None = None
 
 
@@ -145,7 +145,7 @@ class JobConfig:
 
     @classmethod
     def from_text(cls, text: str, name: str = "<text>") -> JobConfig:
-        """Read YAML text; `name` stands for the file in messages."""
+        """Read YAML text; messages call the file `name`."""
         return _checked(parse_text(text, name=name))
 
     @classmethod
@@ -154,7 +154,7 @@ class JobConfig:
         return _checked(as_document(config))
 
     def where_group(self, label: str) -> Where | None:
-        """Where the job declares a node group, rightly or wrongly; None where it does not."""
+        """Return the place where the job declares a node group, even wrongly; None if it does not."""
         section = self.document.get("cluster", "node_groups")
         for item in section.elements() if section is not None and section.kind == "list" else ():
             found = item.get("label")
@@ -164,20 +164,20 @@ class JobConfig:
         return None
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
-        """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
+        """Return the two sizes that only a model-parallel job has, as typed, by key, if they are given."""
         keys = (PARALLEL_SIZES["actor_tp"].path, PARALLEL_SIZES["rollout_tp"].path)
         found = {".".join(key): self.document.get(*key) for key in keys}
         return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
-        """The parallel sizes of `actor`, `rollout`, `inference` and `algorithm`; what is left out is 1."""
+        """Read the parallel sizes of `actor`, `rollout` and `inference`; the default is 1."""
         notes = Notes()
         sizes = _read_parallel_sizes(self.document, notes)
         notes.raise_if_any()
         return sizes
 
     def where_components(self) -> Where:
-        """Where the components are named."""
+        """Return the place where the components are named."""
         return (self.document.get("cluster", "component_placement") or self.document).where()
 
 
@@ -185,7 +185,7 @@ class JobConfig:
 class JobDraft:
     """A job's config as far as it can be read, and the mistakes in it.
 
-    What is mistaken is left out of `job`, so that a planner can check the rest and tell all mistakes in one go.
+    `job` leaves out what is mistaken, so that a planner can check the rest and report all mistakes together.
     """
 
     job: JobConfig
@@ -195,7 +195,7 @@ class JobDraft:
 
 
 def read_job_draft(config: object) -> JobDraft:
-    """Read any config once: a path, a dict, a DictConfig, a JobConfig, or a draft, which is handed back."""
+    """Read any config once: a path, a dict, a DictConfig, a JobConfig, or a draft, which is returned."""
     if isinstance(config, JobDraft):
         return config
     notes = Notes()
@@ -207,11 +207,11 @@ def read_job_draft(config: object) -> JobDraft:
 
 
 def read_cluster_section(section: object) -> ClusterConfig:
-    """Read the `cluster` section alone, as `Cluster(cluster_cfg=cfg.cluster)` has it; components may be left out."""
+    """Read the `cluster` section alone, as in `Cluster(cluster_cfg=cfg.cluster)`; components are optional there."""
     document = as_document({"cluster": section})
     if isinstance(section, Mapping) and "cluster" in section:
         raise ConfigError(
-            "cluster_cfg is the whole config", hint="hand over its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
+            "cluster_cfg is the whole config", hint="pass its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
         )
     notes = Notes()
     config, _ = _read_cluster(document, notes, CLUSTER_FIELDS.optional())
@@ -251,7 +251,7 @@ def _no_cluster_hint(keys: list[str]) -> str:
     if close:
         return f"is that {close!r}?"
     if "component_placement" in keys:
-        return "this is the section itself: put it under 'cluster:', or hand over the whole config"
+        return "this is the section itself: put it under 'cluster:', or pass the whole config"
     if "defaults" in keys:
         return "this looks like a Hydra config that is not composed: plan the composed one, as --cfg job prints it"
     return "put num_nodes, component_placement and node_groups under 'cluster:'"
@@ -304,7 +304,7 @@ def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
         if value is not None
     }
     recompute = document.get(*RECOMPUTE_LOGPROBS.path)
-    # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
+    # Inference recomputes with the actor's weights, so by default it has the actor's sizes.
     as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
     return ParallelSizes(
         **{**as_actor, **sizes},

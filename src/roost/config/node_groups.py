@@ -95,11 +95,11 @@ class DeclaredHardware:
     type: str
     node_rank: int
     settings_json: str = "{}"
-    """The settings as JSON: text cannot be changed, and every reader of `settings` gets dicts of its own."""
+    """The settings as JSON: text is immutable, and `settings` returns a new dict each time."""
 
     @classmethod
     def make(cls, kind: str, node_rank: int, settings: Mapping[str, Any] | None = None) -> DeclaredHardware:
-        """A piece of hardware with settings, which are numbers, texts, lists and dicts."""
+        """Make a piece of hardware; its settings are numbers, texts, lists and dicts."""
         try:
             text = json.dumps(settings or {}, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -108,7 +108,7 @@ class DeclaredHardware:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings, as a dict that belongs to the caller."""
+        """The settings, as a new dict."""
         found: dict[str, Any] = json.loads(self.settings_json)
         return found
 
@@ -122,7 +122,7 @@ class EnvConfig:
     python_interpreter_path: str | None = None
 
     def __post_init__(self) -> None:
-        # Their order means nothing, and two that say the same are equal.
+        # Their order has no meaning: two configs with the same variables are equal.
         object.__setattr__(self, "env_vars", tuple(sorted(self.env_vars)))
 
 
@@ -152,11 +152,11 @@ class NodeGroup:
         covered = [rank for item in self.env_configs for rank in item.node_ranks]
         if len(set(covered)) != len(covered) or not set(covered) <= nodes:
             raise ConfigError(f"{what} has env_configs that overlap, or that name a node that it does not have")
-        # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
+        # Hardware ranks follow the nodes, and on one node the order of declaration.
         object.__setattr__(self, "hardware", tuple(sorted(self.hardware, key=lambda piece: piece.node_rank)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The group as an inventory or a job file says it."""
+        """Return the group as it is written in an inventory or a job."""
         out: dict[str, Any] = {"label": self.label, "node_ranks": list(self.node_ranks)}
         if self.ignore_hardware:
             out["ignore_hardware"] = True
@@ -251,7 +251,7 @@ def _read_hardware(group: Section, notes: Notes, nodes: Set[int]) -> tuple[Decla
 
 
 def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
-    """Whether hardware can be declared under this name: not where it already means something else."""
+    """Return whether hardware can be declared under this name; note a name that already has a meaning."""
     if kind in RESERVED:
         notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
     elif kind in taken_types():
@@ -263,7 +263,7 @@ def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
 def _check_ascending(ranks: object, what: str) -> None:
     whole = isinstance(ranks, tuple) and all(type(rank) is int and rank >= 0 for rank in ranks)
     if not whole or not ranks or list(ranks) != sorted(set(ranks)):  # type: ignore[call-overload]
-        raise ConfigError(f"{what} must be a tuple of whole numbers that ascend, with at least one in it")
+        raise ConfigError(f"{what} must be a tuple of ascending whole numbers, at least one")
 
 
 def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[EnvConfig, ...]:
@@ -303,7 +303,7 @@ def _is_declared_once(group: NodeGroup, declared: dict[tuple[str, int], str], va
 
 
 def declared_twice(one: str, other: str, kind: str, node_rank: int) -> tuple[str, str]:
-    """Message and hint for hardware that two groups declare."""
+    """Return the message and the hint for hardware that two groups declare."""
     return (
         f"node groups {one!r} and {other!r} both declare {kind!r} on node rank {node_rank}",
         "declare each piece once; several components may use one group",

@@ -43,7 +43,7 @@ RUN_FIELDS = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What runs as one component: a class by its name, its arguments, and how it is launched."""
+    """What runs as one component: a class by name, its arguments, and how to launch it."""
 
     component: str
     target: str
@@ -57,7 +57,7 @@ class WorkerConfig:
     source: Value | None = field(default=None, repr=False, compare=False)
 
     def where_variable(self, name: str) -> Where | None:
-        """Where the job names one of the environment variables."""
+        """Return the place where the job names an environment variable."""
         section = self.source.get("env_vars") if self.source else None
         return next((key.where() for key, _ in section.items() if key.scalar == name), None) if section else None
 
@@ -84,7 +84,7 @@ def read_job_file(path: str | Path) -> RunDraft:
 
 
 def read_job_text(text: str, *, name: str) -> RunDraft:
-    """Read all sections of a job from its text; `name` stands for the file in messages."""
+    """Read all sections of a job from its text; messages call the file `name`."""
     return read_run_draft(parse_text(text, name=name))
 
 
@@ -105,7 +105,7 @@ def read_run_draft(config: object) -> RunDraft:
 
 
 def read_run_config(config: object) -> RunConfig:
-    """Read what a job runs, which has to be there in full; raise one error with all mistakes of the job."""
+    """Read `workers` and `entry`, both of which `roost run` needs; raise one error with all mistakes of the job."""
     draft = read_run_draft(config)
     notes, document = draft.notes.copy(), draft.job.document
     given = document.keys() if document.kind == "mapping" else RUN_FIELDS.fields

@@ -154,7 +154,7 @@ def variable_problem(variable: object, value: object, taken: Iterable[str] = ())
 
 
 def share_problem(share: object) -> str:
-    """Return what a share has to be where this is not one; an empty text where it is."""
+    """Return what a share must be if this is not one, else an empty text."""
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     is_share = is_number and LEAST_SHARE <= share <= 1  # type: ignore[operator]
     return "" if is_share else f"it is a part of an accelerator, from {LEAST_SHARE:g} to 1"
