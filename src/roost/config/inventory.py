@@ -188,15 +188,15 @@ def _check_unique(nodes: list[Node], items: list[Value], notes: Notes) -> None:
 
 
 def _write_node(node: Node) -> dict[str, Any]:
-    out: dict[str, Any] = {"accelerators": _write_accelerators(node.accelerators)}
-    for key in ("name", "address", "cpus"):
-        if getattr(node, key) is not None:
-            out[key] = getattr(node, key)
-    if node.labels:
-        out["labels"] = dict(node.labels)
-    if node.memory is not None:
-        out["memory"] = _write_memory(node.memory)
-    return out
+    out = {
+        "accelerators": _write_accelerators(node.accelerators),
+        "name": node.name,
+        "address": node.address,
+        "cpus": node.cpus,
+        "labels": dict(node.labels) or None,
+        "memory": _write_memory(node.memory),
+    }
+    return {key: value for key, value in out.items() if value is not None}
 
 
 def _write_accelerators(accelerators: tuple[Accelerator, ...]) -> int | dict[str, Any] | list[dict[str, Any]]:
@@ -207,18 +207,12 @@ def _write_accelerators(accelerators: tuple[Accelerator, ...]) -> int | dict[str
     return [_write_accelerator(item) for item in accelerators]
 
 
-def _write_accelerator(accelerator: Accelerator) -> dict[str, Any]:
-    out: dict[str, Any] = {"type": str(accelerator.type)}
-    if accelerator.model is not None:
-        out["model"] = accelerator.model
-    if accelerator.memory is not None:
-        out["memory"] = _write_memory(accelerator.memory)
-    if accelerator.device is not None:
-        out["device"] = accelerator.device
-    return out
+def _write_accelerator(item: Accelerator) -> dict[str, Any]:
+    out = {"type": str(item.type), "model": item.model, "memory": _write_memory(item.memory), "device": item.device}
+    return {key: value for key, value in out.items() if value is not None}
 
 
-def _write_memory(size: int) -> int | str:
+def _write_memory(size: int | None) -> int | str | None:
     for unit in ("TiB", "GiB", "MiB"):
         if size and size % UNITS[unit] == 0:
             return f"{size // UNITS[unit]}{unit}"

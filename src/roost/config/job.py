@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from roost.config.document import Value
 from roost.config.fields import Field, Section, Table
@@ -25,11 +25,7 @@ COMPONENT_FIELDS = Table(
     "Ranks of hardware, and after a colon the process ranks on them: `0-7`, `0-3:0-7` for two processes on each, "
     "`0-7:0-3` for two pieces of hardware each, `all`; or a mapping of node_group and placement.",
     Field("placement", PLACEMENT, "The ranks, counted over the node group.", required=True),
-    Field(
-        "node_group",
-        LABELS,
-        "The label of the node group, or several: `a800,4090`. `node` is all nodes as bare nodes.",
-    ),
+    Field("node_group", LABELS, "The label of the node group, or several: `a800,4090`. `node` is all nodes, bare."),
     short=PLACEMENT,
     otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
 )
@@ -46,36 +42,31 @@ CLUSTER_FIELDS = Table(
     naming="{name}",
     otherwise="components belong under component_placement, one level deeper",
 )
-
-
-class Size(NamedTuple):
-    """A field of `ParallelSizes`: its place in a job, and what editors say about it."""
-
-    path: tuple[str, ...]
-    about: str
-
-
+_SIZE = whole(1)
 PARALLEL_SIZES = {
-    "actor_tp": Size(
-        ("actor", "model", "tensor_model_parallel_size"),
+    "actor_tp": Field(
+        "actor.model.tensor_model_parallel_size",
+        _SIZE,
         "Tensor parallel size of the actor: with the rollout's, it makes the job a model-parallel one.",
     ),
-    "actor_pp": Size(("actor", "model", "pipeline_model_parallel_size"), "Pipeline parallel size of the actor."),
-    "actor_cp": Size(("actor", "model", "context_parallel_size"), "Context parallel size of the actor."),
-    "rollout_tp": Size(("rollout", "tensor_parallel_size"), "Tensor parallel size of a rollout engine."),
-    "rollout_pp": Size(("rollout", "pipeline_parallel_size"), "Pipeline parallel size of a rollout engine."),
-    "inference_tp": Size(
-        ("inference", "model", "tensor_model_parallel_size"),
-        "Tensor parallel size of inference; the actor's where it is left out.",
+    "actor_pp": Field("actor.model.pipeline_model_parallel_size", _SIZE, "Pipeline parallel size of the actor."),
+    "actor_cp": Field("actor.model.context_parallel_size", _SIZE, "Context parallel size of the actor."),
+    "rollout_tp": Field("rollout.tensor_parallel_size", _SIZE, "Tensor parallel size of a rollout engine."),
+    "rollout_pp": Field("rollout.pipeline_parallel_size", _SIZE, "Pipeline parallel size of a rollout engine."),
+    "inference_tp": Field(
+        "inference.model.tensor_model_parallel_size",
+        _SIZE,
+        "Tensor parallel size of inference; by default the actor's.",
     ),
-    "inference_pp": Size(
-        ("inference", "model", "pipeline_model_parallel_size"),
-        "Pipeline parallel size of inference; the actor's where it is left out.",
+    "inference_pp": Field(
+        "inference.model.pipeline_model_parallel_size",
+        _SIZE,
+        "Pipeline parallel size of inference; by default the actor's.",
     ),
 }
-RECOMPUTE_LOGPROBS = Size(
-    ("algorithm", "recompute_logprobs"),
-    "Whether the job computes log probabilities again; a job with inference says true.",
+"""The fields of `ParallelSizes`, each with its path in a job."""
+RECOMPUTE_LOGPROBS = Field(
+    "algorithm.recompute_logprobs", FLAG, "Whether the job computes log probabilities again; true for inference."
 )
 
 
@@ -165,9 +156,11 @@ class JobConfig:
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
         """Return the two sizes that only a model-parallel job has, as typed, by key, if they are given."""
-        keys = (PARALLEL_SIZES["actor_tp"].path, PARALLEL_SIZES["rollout_tp"].path)
-        found = {".".join(key): self.document.get(*key) for key in keys}
-        return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
+        found = {
+            name: self.document.get(*name.split("."))
+            for name in (PARALLEL_SIZES[key].name for key in ("actor_tp", "rollout_tp"))
+        }
+        return {name: describe(value).strip("'") for name, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
         """Read the parallel sizes of `actor`, `rollout` and `inference`; the default is 1."""
@@ -296,18 +289,17 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
 
 
 def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
-    given = {name: document.get(*size.path) for name, size in PARALLEL_SIZES.items()}
-    kind = whole(1)
-    sizes = {
-        name: kind.read(value, notes, PARALLEL_SIZES[name].path[-1]) or 1
-        for name, value in given.items()
-        if value is not None
-    }
-    recompute = document.get(*RECOMPUTE_LOGPROBS.path)
+    def read(field: Field) -> Any:
+        path = field.name.split(".")
+        value = document.get(*path)
+        return None if value is None else field.kind.read(value, notes, path[-1])
+
+    given = {name: read(field) for name, field in PARALLEL_SIZES.items()}
+    sizes = {name: size for name, size in given.items() if size is not None}
     # Inference recomputes with the actor's weights, so by default it has the actor's sizes.
     as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
     return ParallelSizes(
         **{**as_actor, **sizes},
         inference_is_own=any(name in sizes for name in as_actor),
-        recompute_logprobs=None if recompute is None else FLAG.read(recompute, notes, RECOMPUTE_LOGPROBS.path[-1]),
+        recompute_logprobs=read(RECOMPUTE_LOGPROBS),
     )

@@ -42,10 +42,7 @@ HARDWARE_FIELDS = Table(
     "Hardware that is declared and not found, such as robots.",
     Field(
         "type",
-        name(
-            taken_types,
-            "a kind has letters, digits, '_', '-' and '.'; accelerators are found on the node, not declared",
-        ),
+        name(taken_types, "a kind has letters, digits, '_', '-' and '.'; accelerators are found, not declared"),
         "The kind of hardware, under a name that you choose.",
         required=True,
         examples=("Franka",),

@@ -41,9 +41,10 @@ def inventory_schema() -> Schema:
 def _sizes() -> Schema:
     """Describe the sizes of a model-parallel job without refusing any value: other jobs have these names too."""
     found: Schema = {}
-    for path, about in (*PARALLEL_SIZES.values(), RECOMPUTE_LOGPROBS):
+    for field in (*PARALLEL_SIZES.values(), RECOMPUTE_LOGPROBS):
+        *path, last = field.name.split(".")
         inner = found
-        for key in path[:-1]:
+        for key in path:
             inner = inner.setdefault(key, {"properties": {}})["properties"]
-        inner[path[-1]] = {"description": about}
+        inner[last] = {"description": field.about}
     return found

@@ -14,25 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from roost.config import reading
 from roost.config.document import Value
-from roost.config.reading import (
-    MAX_NUMBER,
-    NAME_EXTRA,
-    Notes,
-    check_name,
-    describe,
-    known_hint,
-    read_bool,
-    read_fields,
-    read_filled_text,
-    read_int,
-    read_list,
-    read_name,
-    read_placement,
-    read_plain,
-    read_rank_list,
-    read_text,
-)
+from roost.config.reading import Notes, describe, read_fields, read_filled_text, read_list, read_text
 from roost.text import shorten
 
 Schema = dict[str, Any]
@@ -89,12 +73,12 @@ def by_name(of: Reads, *, least: int = 0) -> Kind:
     )
 
 
-def whole(minimum: int = 0, maximum: int = MAX_NUMBER) -> Kind:
+def whole(minimum: int = 0, maximum: int = reading.MAX_NUMBER) -> Kind:
     """A whole number, which may be quoted."""
     digits = r"^\s*0*[1-9][0-9]*\s*$" if minimum else r"^\s*-?[0-9]+\s*$"
     error = f"write a whole number from {minimum} on"
     return Kind(
-        lambda value, notes, what: read_int(value, notes, what, minimum=minimum, maximum=maximum),
+        lambda value, notes, what: reading.read_int(value, notes, what, minimum=minimum, maximum=maximum),
         lambda: typed("integer", "string", pattern=digits, error=error, minimum=minimum, maximum=maximum),
     )
 
@@ -102,7 +86,7 @@ def whole(minimum: int = 0, maximum: int = MAX_NUMBER) -> Kind:
 def name(taken: Callable[[], Iterable[str]], error: str) -> Kind:
     """A name that is not one of those taken, which its reader refuses with a hint of its own."""
     return Kind(
-        read_name,
+        reading.read_name,
         lambda: typed(*_SCALARS, pattern=rf"^(?!\s*({_any(sorted(taken()))})\s*$)\s*{_NAME}\s*$", error=error),
     )
 
@@ -113,7 +97,7 @@ def choice(known: Callable[[], Iterable[str]], noun: str) -> Kind:
     def read(value: Value, notes: Notes, what: str) -> str | None:
         text = read_text(value, notes, what)
         if text is not None and text not in known():
-            notes.config(value, f"{noun} {shorten(text)!r} is not known", hint=known_hint(text, known()))
+            notes.config(value, f"{noun} {shorten(text)!r} is not known", hint=reading.known_hint(text, known()))
             return None
         return text
 
@@ -201,13 +185,19 @@ def _read_share(value: Value, notes: Notes, what: str) -> float | None:
     return share
 
 
-def _read_target(value: Value, notes: Notes, what: str) -> str | None:
-    """`module.Name` or `module:Name`, with a dot."""
-    text = read_filled_text(value, notes, what)
-    if text is not None and not _TARGET.fullmatch(text):
-        notes.config(value, f"{what}: {shorten(text)!r} cannot be imported", hint="write module.Name")
-        return None
-    return None if text is None else text.replace(":", ".")
+def _reads(
+    read: Callable[[Value, Notes, str], str | None], convert: Callable[[str], Any], message: str, hint: str
+) -> Any:
+    """Return a reader of text that `convert` turns into a value, or into None if it has the wrong form."""
+
+    def reader(value: Value, notes: Notes, what: str) -> Any:
+        text = read(value, notes, what)
+        found = None if text is None else convert(text)
+        if text is not None and found is None:
+            notes.config(value, f"{what}{message.format(describe(value))}", hint=hint)
+        return found
+
+    return reader
 
 
 def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
@@ -216,7 +206,7 @@ def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | No
     for part in read_list(value, notes, what) if value.kind == "list" else [value]:
         text = read_text(part, notes, what)
         for item in [] if text is None else text.split(","):
-            label = check_name(item, part, notes, what)
+            label = reading.check_name(item, part, notes, what)
             if label is None:
                 return None
             if label in found:
@@ -237,24 +227,12 @@ def _read_texts(value: Value, notes: Notes, what: str) -> dict[str, str]:
     return {key: text for key, text in read.items() if text is not None}
 
 
-def _read_memory(value: Value, notes: Notes, what: str) -> int | None:
-    """Bytes, or a number with a unit: `80GiB`, `512 GB`."""
-    text = read_text(value, notes, what)
-    if text is None:
-        return None
+def _bytes(text: str) -> int | None:
+    """Convert bytes, or a number with a unit: `80GiB`, `512 GB`."""
     match = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2] not in UNITS:
-        notes.config(value, f"{what} is {describe(value)}", hint="write bytes, or a unit: 80GiB, 512GB")
         return None
     return int(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
-
-
-def _read_device(value: Value, notes: Notes, what: str) -> str | None:
-    text = read_filled_text(value, notes, what)
-    if text is not None and not re.fullmatch(r"[\w.:/-]+", text):
-        notes.config(value, f"{what} is {describe(value)}", hint="an index such as 3, or a UUID")
-        return None
-    return text
 
 
 def _any(words: Iterable[str]) -> str:
@@ -266,7 +244,7 @@ def _not_in(extra: str) -> str:
     return "".join(f"\\{c}" if c in r"\]^-[" else c for c in string.punctuation if c not in extra)
 
 
-_NAME = rf"[^\s{_not_in(NAME_EXTRA)}]+"
+_NAME = rf"[^\s{_not_in(reading.NAME_EXTRA)}]+"
 _IDENTIFIER = rf"[A-Za-z_][^\s{_not_in('_')}]*"
 _RANGE = r"[0-9]+(\s*-\s*[0-9]+)?"
 _SEGMENT = rf"{_RANGE}(\s*:\s*{_RANGE})?"
@@ -292,13 +270,14 @@ def _flag_pattern() -> str:
 TEXT = Kind(read_text, lambda: typed(*_SCALARS))
 FILLED_TEXT = Kind(read_filled_text, lambda: typed(*_SCALARS) | {"pattern": r"\S"})
 TEXTS = Kind(_read_texts, lambda: typed("object", "string", additionalProperties=typed(*_SCALARS, description="Text.")))
-PLAIN_LIST = Kind(partial(read_plain, kind="list"), lambda: typed("array", "string"))
-PLAIN_MAPPING = Kind(partial(read_plain, kind="mapping"), lambda: typed("object", "string"))
+PLAIN_LIST = Kind(partial(reading.read_plain, kind="list"), lambda: typed("array", "string"))
+PLAIN_MAPPING = Kind(partial(reading.read_plain, kind="mapping"), lambda: typed("object", "string"))
 FLAG = Kind(
-    read_bool, lambda: typed("boolean", "string", pattern=_flag_pattern(), error="write true or false", default=False)
+    reading.read_bool,
+    lambda: typed("boolean", "string", pattern=_flag_pattern(), error="write true or false", default=False),
 )
 NODE_RANKS = Kind(
-    read_rank_list,
+    reading.read_rank_list,
     lambda: _one_or_several(
         *("string", "integer"),
         pattern=rf"^\s*{_RANGE}(\s*,\s*{_RANGE})*\s*$",
@@ -308,7 +287,7 @@ NODE_RANKS = Kind(
     ),
 )
 PLACEMENT = Kind(
-    read_placement,
+    reading.read_placement,
     lambda: _one_or_several(
         *("string", "integer"),
         pattern=rf"^\s*(all(\s*:\s*{_RANGE})?|{_SEGMENT}(\s*,\s*{_SEGMENT})*)\s*$",
@@ -327,7 +306,12 @@ LABELS = Kind(
     ),
 )
 TARGET = Kind(
-    _read_target,
+    _reads(
+        read_filled_text,
+        lambda text: text.replace(":", ".") if _TARGET.fullmatch(text) else None,
+        ": {} cannot be imported",
+        "write module.Name",
+    ),
     lambda: typed("string", pattern=rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*[.:]{_IDENTIFIER}$", error="write module.Name"),
 )
 SHARE = Kind(
@@ -342,7 +326,7 @@ SHARE = Kind(
     ),
 )
 MEMORY = Kind(
-    _read_memory,
+    _reads(read_text, _bytes, " is {}", "write bytes, or a unit: 80GiB, 512GB"),
     lambda: typed(
         *("string", "integer", "number"),
         pattern=rf"^\s*[0-9]+(\.[0-9]+)?\s*({_any(unit for unit in UNITS if unit)})?\s*$",
@@ -352,6 +336,11 @@ MEMORY = Kind(
     ),
 )
 DEVICE = Kind(
-    _read_device,
+    _reads(
+        read_filled_text,
+        lambda text: text if re.fullmatch(r"[\w.:/-]+", text) else None,
+        " is {}",
+        "an index such as 3, or a UUID",
+    ),
     lambda: typed(*_SCALARS, pattern=rf"^[^\s{_not_in('_.:/-')}]+$", error="write an index such as 3, or a UUID"),
 )
