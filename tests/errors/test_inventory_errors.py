@@ -1,4 +1,4 @@
-"""Mistakes in what describes the hardware: an inventory file, the same as a dict, and the shorthand."""
+"""Mistakes in the description of the hardware: an inventory file, the same as a dict, and the shorthand."""
 
 from __future__ import annotations
 
@@ -594,10 +594,7 @@ DICTS = [
     (
         "a memory that is a fraction",
         {"nodes": [{"accelerators": 8, "memory": 80.5}]},
-        (
-            "inventory.nodes[0].memory: the memory of a node is the number 80.5\n"
-            "  hint: quote it to keep it as typed"
-        ),
+        ("inventory.nodes[0].memory: the memory of a node is the number 80.5\n  hint: quote it to keep it as typed"),
     ),
     (
         "a name that YAML made a boolean",
@@ -684,7 +681,7 @@ def test_a_broken_shorthand_is_explained(text, message, hint):
 
 
 @pytest.mark.parametrize("text", [None, 28, b"2x8", ["2x8"]], ids=repr)
-def test_a_shorthand_that_is_no_text_is_a_config_error(text):
+def test_a_shorthand_that_is_not_text_is_a_config_error(text):
     with pytest.raises(ConfigError, match="2x8"):
         Topology.from_shorthand(text)
 
@@ -707,7 +704,7 @@ def test_a_very_long_shorthand_does_not_make_a_very_long_message():
     ],
     ids=["bytes above 127", "a zero byte", "UTF-16"],
 )
-def test_an_inventory_that_is_no_text_is_refused(data, reason, tmp_path, monkeypatch):
+def test_an_inventory_that_is_not_text_is_refused(data, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab.yml").write_bytes(data)
     with pytest.raises(ConfigError) as caught:
