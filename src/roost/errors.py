@@ -96,10 +96,12 @@ class Problem:
 class RoostError(Exception):
     """The base of all errors that Roost raises on purpose; `problems` has everything that was found, one by one."""
 
-    def __init__(self, problems: str | Problem | Iterable[Problem], *, hint: str = "") -> None:
+    def __init__(
+        self, problems: str | Problem | Iterable[Problem], *, hint: str = "", where: Where | None = None
+    ) -> None:
         self.problems: tuple[Problem, ...]
         if isinstance(problems, str):
-            self.problems = (Problem(message=problems, hint=hint),)
+            self.problems = (Problem(message=problems, hint=hint, where=where),)
         elif isinstance(problems, Problem):
             self.problems = (problems,)
         else:

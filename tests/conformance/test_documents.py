@@ -1,4 +1,4 @@
-"""Every placement example of the documents, with the result they give."""
+"""Every placement example of the documents, with its documented result."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_packed_takes_the_older_names():
     assert older.get_placement(ONE_NODE) == newer.get_placement(ONE_NODE)
 
 
-def test_packed_wants_the_total_to_be_divisible_by_the_block():
+def test_packed_needs_a_multiple_of_the_block():
     with pytest.raises(AssertionError):
         PackedPlacementStrategy(0, 5, num_hardware_per_process=2, stride=2)
 
@@ -123,9 +123,9 @@ def test_components_can_share_one_rule(tmp_path):
         assert [item.local_hardware_ranks for item in placement.get_placement(name)] == [(i,) for i in range(8)]
 
 
-def test_components_beside_component_placement_are_told_where_to_go(tmp_path):
-    # One example of the documents leaves the level out; it cannot be told from a misspelt key.
-    with pytest.raises(ConfigError, match="components stand under component_placement, one level deeper"):
+def test_a_hint_says_where_misplaced_components_belong(tmp_path):
+    # One example of the documents omits the level; it is indistinguishable from a misspelt key.
+    with pytest.raises(ConfigError, match="components belong under component_placement, one level deeper"):
         text("cluster:\n  num_nodes: 1\n  actor,inference: 0-7\n", ONE_NODE, tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_a_mixed_placement_deduces_the_ranks_between(tmp_path):
     assert where == [0, 0, 1, 1, 3, 4, 5, 7, 7, 8, 8, 9, 9, 10, 10]
 
 
-def test_two_ranges_without_processes_number_them_on(tmp_path):
+def test_two_ranges_without_processes_continue_their_numbers(tmp_path):
     yaml = "cluster:\n  num_nodes: 1\n  component_placement:\n    actor: 0-3,4-7\n"
     assert text(yaml, ONE_NODE, tmp_path).get_world_size("actor") == 8
 

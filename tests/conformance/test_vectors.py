@@ -1,4 +1,4 @@
-"""The conformance cases: what a faithful implementation of the documents gives."""
+"""The conformance cases: the results of a faithful implementation of the documents."""
 
 from __future__ import annotations
 

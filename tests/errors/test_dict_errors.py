@@ -1,4 +1,4 @@
-"""Mistakes in a config that came as a dict or a DictConfig: there are no lines, so the key says where."""
+"""Mistakes in a config that is a dict or a DictConfig: there are no lines, so messages name the key."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.False: a key of component_placement is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -136,7 +136,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.True: a key of component_placement is the boolean True\n"
-            "  hint: YAML 1.1 reads an unquoted yes, on or true so: quote it"
+            "  hint: YAML 1.1 reads an unquoted yes, on or true as a boolean: quote it"
         ),
     ),
     (
@@ -145,7 +145,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.actor: component 'actor': the placement is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -154,7 +154,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.actor: component 'actor': the placement is the number 1.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -178,13 +178,13 @@ DICTS = [
         "a placement that is an object",
         job({"actor": {1, 2}}),
         ConfigError,
-        "cluster.component_placement.actor: a value of the type set cannot stand here",
+        "cluster.component_placement.actor: a value of the type set is not allowed here",
     ),
     (
         "a placement of bytes",
         job({"actor": b"0-7"}),
         ConfigError,
-        "cluster.component_placement.actor: a value of the type bytes cannot stand here",
+        "cluster.component_placement.actor: a value of the type bytes is not allowed here",
     ),
     (
         "a placement out of range",
@@ -239,7 +239,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.component_placement.4.5: a key of component_placement is the number 4.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -275,7 +275,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].label: the node group label is the number 4090.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -284,7 +284,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].label: the node group label is the boolean False\n"
-            "  hint: YAML 1.1 reads an unquoted no, off or false so: quote it"
+            "  hint: YAML 1.1 reads an unquoted no, off or false as a boolean: quote it"
         ),
     ),
     (
@@ -308,7 +308,7 @@ DICTS = [
         ConfigError,
         (
             "cluster.node_groups[0].node_ranks: node group 'a': node_ranks is the number 0.5\n"
-            "  hint: quote it to keep it as it was typed"
+            "  hint: quote it to keep it as typed"
         ),
     ),
     (
@@ -350,7 +350,7 @@ DICTS = [
         (
             "cluster.node_groups[0].env_configs[0].env_vars.DEBUG: node group 'a': the variable DEBUG is the "
             "boolean True\n"
-            "  hint: YAML 1.1 reads an unquoted yes, on or true so: quote it"
+            "  hint: YAML 1.1 reads an unquoted yes, on or true as a boolean: quote it"
         ),
     ),
     (
@@ -375,7 +375,7 @@ DICTS = [
             ],
         ),
         ConfigError,
-        "cluster.node_groups[0].hardware.configs[0].arm: a value of the type set cannot stand here",
+        "cluster.node_groups[0].hardware.configs[0].arm: a value of the type set is not allowed here",
     ),
     (
         "several mistakes",
@@ -388,7 +388,7 @@ DICTS = [
             "      ^\n"
             "  hint: ranks are numbers from 0 on\n"
             "cluster.component_placement.reward: component 'reward': the placement is the number 1.5\n"
-            "  hint: quote it to keep it as it was typed\n"
+            "  hint: quote it to keep it as typed\n"
             "cluster.component_placement.actor: component 'actor' asks for hardware rank 99 of node group "
             "'cluster', which has 0-15\n"
             "    0-99\n"
@@ -408,22 +408,22 @@ def test_a_mistake_in_a_dict_is_explained_with_its_key(config, error, message):
 
 DICTCONFIGS = [
     (
-        "a value still to be given",
+        "a value that is still missing",
         {"cluster": {"num_nodes": "???", "component_placement": {"actor": "0-7"}}},
         ConfigError,
-        "cluster.num_nodes: ??? is still to be given",
+        "cluster.num_nodes: ??? has no value yet",
     ),
     (
         "a placement still to be given",
         job({"actor": "???"}),
         ConfigError,
-        "cluster.component_placement.actor: ??? is still to be given",
+        "cluster.component_placement.actor: ??? has no value yet",
     ),
     (
         "the section still to be given",
         {"cluster": "???"},
         ConfigError,
-        "cluster: ??? is still to be given",
+        "cluster: ??? has no value yet",
     ),
     (
         "an interpolation of a key that is missing",
@@ -494,7 +494,7 @@ def test_a_mistake_in_a_dictconfig_is_explained_with_its_key(config, error, mess
     ],
     ids=lambda case: case[0],
 )
-def test_a_dictconfig_is_told_the_same_as_a_dict(case):
+def test_a_dictconfig_gets_the_same_message_as_a_dict(case):
     _, config, error, message = case
     try:
         config = OmegaConf.create(config)
@@ -525,7 +525,7 @@ def test_a_model_parallel_job_needs_actor_and_rollout(components, message):
     assert str(caught.value) == message
 
 
-def test_all_mistakes_of_sizes_are_told_at_once():
+def test_all_mistakes_in_sizes_come_in_one_error():
     sizes = {"actor": {"model": {"tensor_model_parallel_size": True}}, "rollout": {"tensor_parallel_size": 2.0}}
     with pytest.raises(ConfigError) as caught:
         make_plan({**job({"actor": "0-7", "rollout": "0-7"}), **sizes}, TWO_NODES)
@@ -538,9 +538,9 @@ def test_all_mistakes_of_sizes_are_told_at_once():
 @pytest.mark.parametrize(
     "extra",
     [{"checkpoint": "???"}, {"log_dir": "${hydra:runtime.cwd}/logs"}, {"seed": "${nowhere}"}],
-    ids=["a value still to be given", "a resolver of Hydra", "an interpolation of a key that is missing"],
+    ids=["a value that is still missing", "a resolver of Hydra", "an interpolation of a key that is missing"],
 )
-def test_what_is_open_in_the_sections_of_the_user_is_left_alone(extra):
+def test_missing_values_in_the_users_sections_are_ignored(extra):
     plan = make_plan(job({"actor": "0-7"}), TWO_NODES)
     assert make_plan(OmegaConf.create({**extra, **job({"actor": "0-7"})}), TWO_NODES) == plan
     lines = "".join(f"{key}: {value}\n" for key, value in extra.items())
@@ -548,14 +548,14 @@ def test_what_is_open_in_the_sections_of_the_user_is_left_alone(extra):
     assert make_plan(JobConfig.from_text(text), TWO_NODES) == plan
 
 
-def test_what_is_open_beside_the_sizes_is_left_alone():
+def test_missing_values_next_to_the_sizes_are_ignored():
     sizes = {"actor": {"checkpoint": "???", **SIZES["actor"]}, "rollout": {"dir": "${nowhere}", **SIZES["rollout"]}}
     config = {**job({"actor,rollout": "0-7"}), **SIZES}
     assert make_plan(OmegaConf.create({**config, **sizes}), TWO_NODES) == make_plan(config, TWO_NODES)
 
 
 @pytest.mark.parametrize("key", [("a", "b"), b"a", None, 1.5], ids=repr)
-def test_keys_of_the_users_own_sections_may_be_anything(key):
+def test_keys_in_the_users_sections_may_be_anything(key):
     plan = make_plan(job({"actor": "0-7"}), TWO_NODES)
     assert make_plan({key: 1, **job({"actor": "0-7"})}, TWO_NODES) == plan
 
@@ -571,7 +571,7 @@ def test_keys_of_the_users_own_sections_may_be_anything(key):
     ],
     ids=["None", "to be given", "unresolved", "cluster", "component_placement"],
 )
-def test_a_dictconfig_that_holds_nothing_is_refused(config):
+def test_an_empty_dictconfig_is_refused(config):
     with pytest.raises(ConfigError):
         make_plan(config, TWO_NODES)
 
@@ -579,7 +579,7 @@ def test_a_dictconfig_that_holds_nothing_is_refused(config):
 @pytest.mark.parametrize(
     "config", [None, 5, b"job.yaml", [], OmegaConf.create([])], ids=lambda value: type(value).__name__
 )
-def test_what_is_no_config_is_refused(config):
+def test_a_value_that_is_not_a_config_is_refused(config):
     with pytest.raises(ConfigError) as caught:
         make_plan(config, TWO_NODES)
     assert str(caught.value) == (
@@ -589,7 +589,7 @@ def test_what_is_no_config_is_refused(config):
 
 
 @pytest.mark.parametrize("text", ["cluster:\n  num_nodes: 1\n", "a\0b", "\udcff.yaml"], ids=ascii)
-def test_text_that_is_no_path_is_refused(text):
+def test_text_that_is_not_a_path_is_refused(text):
     with pytest.raises(ConfigError):
         make_plan(text, TWO_NODES)
 
@@ -606,7 +606,7 @@ def test_text_that_is_no_path_is_refused(text):
     ],
     ids=["num_nodes", "placement", "name", "key", "label", "node_ranks"],
 )
-def test_a_number_too_long_to_print_is_refused_all_the_same(make):
+def test_a_number_too_long_to_print_is_refused(make):
     with pytest.raises((ConfigError, PlacementError)):
         make_plan(make(10**5000), TWO_NODES)
 
@@ -619,14 +619,14 @@ def robot(setting):
     )
 
 
-def test_a_setting_that_holds_itself_is_refused():
+def test_a_setting_that_contains_itself_is_refused():
     circle: list[object] = []
     circle.append(circle)
     with pytest.raises(ConfigError):
         make_plan(robot(circle), TWO_NODES)
 
 
-def test_a_setting_that_is_nested_without_end_is_refused():
+def test_a_setting_nested_too_deep_is_refused():
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
@@ -639,6 +639,6 @@ def test_a_plan_for_all_of_no_nodes_is_refused():
         make_plan(job({"actor": "all"}), Topology(nodes=()))
 
 
-def test_a_kind_of_placement_that_is_not_known_is_refused():
+def test_an_unknown_kind_of_placement_is_refused():
     with pytest.raises(ConfigError, match="model-parallel"):
         make_plan(job({"actor": "0-7"}), TWO_NODES, placement="modelparallel")

@@ -1,4 +1,4 @@
-"""Broken configs, each with the exact message that a person gets, in a file beside it.
+"""Broken configs, each with the exact message that the user gets, in a file next to it.
 
 A case is `cases/<name>.yaml` (or `.json`) with `<name>.txt`. It is planned on 2x8, or on what `<name>.cluster` says:
 a shorthand, or the path of an inventory.
@@ -30,6 +30,6 @@ def test_a_broken_config_is_explained(name, golden, monkeypatch):
 
 
 def topology(path: Path) -> Topology:
-    beside = path.with_suffix(".cluster")
-    said = beside.read_text().strip() if beside.exists() else "2x8"
+    file = path.with_suffix(".cluster")
+    said = file.read_text().strip() if file.exists() else "2x8"
     return Topology.from_file(said) if said.endswith((".yml", ".yaml", ".json")) else Topology.from_shorthand(said)

@@ -1,4 +1,4 @@
-"""Whatever comes in, only ConfigError and PlacementError come out; they travel, and no `assert` makes them."""
+"""Any input raises only ConfigError or PlacementError, which can be pickled and do not come from an `assert`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def edited_plan():
 
 @pytest.mark.parametrize("carry", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])  # noqa: S301
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_error_is_the_same_after_a_journey(name, carry):
+def test_an_error_survives_pickling_and_copying(name, carry):
     with pytest.raises(RoostError) as caught:
         BROKEN[name]()
     arrived = carry(caught.value)
@@ -65,7 +65,7 @@ def test_errors_are_caught_as_what_the_documents_promise():
     assert not isinstance(not_read.value, AssertionError)
 
 
-def test_no_rule_is_held_by_an_assert_statement():
+def test_no_rule_relies_on_an_assert_statement():
     files = sorted(SOURCE.rglob("*.py"))
     found = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
@@ -106,12 +106,12 @@ def test_half_a_surrogate_pair_is_refused(text):
 
 
 @pytest.mark.parametrize("as_number", [4090, "no"])
-def test_an_interpolation_works_under_a_key_that_yaml_1_1_reads_otherwise(as_number):
+def test_an_interpolation_works_under_a_key_that_yaml_1_1_reads_differently(as_number):
     text = JOB.replace("actor", str(as_number))
     assert make_plan(JobConfig.from_text(text), TWO_NODES).component(str(as_number)).world_size == 4
 
 
-def test_escapes_of_json_are_read_as_json_means_them(tmp_path):
+def test_json_escapes_are_read_as_in_json(tmp_path):
     path = tmp_path / "job.json"
     job = {"note": "\U0001f680", "cluster": {"component_placement": {"actor": "0-3"}}}
     path.write_text(json.dumps(job, ensure_ascii=True), encoding="utf-8")
@@ -141,7 +141,7 @@ NOT_A_PLAN = {
 
 
 @pytest.mark.parametrize("name", NOT_A_PLAN)
-def test_what_is_no_plan_is_refused(name):
+def test_a_value_that_is_not_a_plan_is_refused(name):
     with pytest.raises(ConfigError, match="plan"):
         Plan.from_json(NOT_A_PLAN[name])
 
@@ -170,7 +170,7 @@ def test_a_plan_that_was_edited_anywhere_is_refused():
 
 
 def paths(value, path=()):
-    """Every place in a plan, of a list only the first two."""
+    """Return every place in a plan; only the first two of a list."""
     if path:
         yield path
     if isinstance(value, dict):

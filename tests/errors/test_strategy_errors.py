@@ -1,4 +1,4 @@
-"""Mistakes in the arguments of the strategies: refused when they are made, or when they meet the hardware."""
+"""Mistakes in the arguments of the strategies: refused when the strategy is made, or when it places."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ MADE_WRONGLY = [
         {"start_accelerator_id": 0, "end_accelerator_id": 7, "num_accelerators_per_process": -1},
         "num_hardware_per_process is -1, and must be at least 1",
     ),
-    (FlexiblePlacementStrategy, (), {}, "FlexiblePlacementStrategy takes hardware_ranks_list, once"),
-    (FlexiblePlacementStrategy, (None,), {}, "FlexiblePlacementStrategy takes hardware_ranks_list, once"),
+    (FlexiblePlacementStrategy, (), {}, "FlexiblePlacementStrategy takes hardware_ranks_list exactly once"),
+    (FlexiblePlacementStrategy, (None,), {}, "FlexiblePlacementStrategy takes hardware_ranks_list exactly once"),
     (
         FlexiblePlacementStrategy,
         ([[0]],),
         {"accelerator_id_lists": [[0]]},
-        "FlexiblePlacementStrategy takes hardware_ranks_list, once",
+        "FlexiblePlacementStrategy takes hardware_ranks_list exactly once",
     ),
     (FlexiblePlacementStrategy, ("01",), {}, "hardware_ranks_list is a list of lists of hardware ranks"),
     (FlexiblePlacementStrategy, (5,), {}, "hardware_ranks_list is a list of lists of hardware ranks"),
@@ -198,7 +198,7 @@ def test_a_strategy_that_does_not_fit_the_hardware_is_refused(strategy, message)
 
 
 @pytest.mark.parametrize("cluster", [None, "2x8", 16, {"nodes": []}], ids=repr)
-def test_a_strategy_wants_a_topology(cluster):
+def test_a_strategy_needs_a_topology(cluster):
     with pytest.raises(ConfigError) as caught:
         PackedPlacementStrategy(0, 7).get_placement(cluster)
     assert str(caught.value) == (
@@ -225,12 +225,12 @@ def test_a_cluster_whose_topology_is_none_is_refused():
     ],
     ids=["packed", "flexible", "node"],
 )
-def test_a_node_group_that_is_no_label_is_refused(make, label):
+def test_a_node_group_that_is_not_a_label_is_refused(make, label):
     with pytest.raises(PlacementError, match="node group"):
         make(label).get_placement(TWO_NODES)
 
 
-def test_a_number_too_long_to_print_is_refused_all_the_same():
+def test_a_number_too_long_to_print_is_refused():
     with pytest.raises(PlacementError):
         PackedPlacementStrategy(0, -(10**5000))
     with pytest.raises(PlacementError):

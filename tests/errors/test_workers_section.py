@@ -1,19 +1,22 @@
-"""Mistakes in the sections `workers` and `entry` of a job: each told with its place, all at once."""
+"""Mistakes in the sections `workers` and `entry` of a job: each is reported with its place, all in one error."""
 
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
-from roost import ConfigError
-from roost.config.job import read_job_draft
-from roost.config.run import read_run_config
-from roost.config.yaml_file import parse_text
+from roost import ComponentPlacement, ConfigError, Topology, make_plan
+from roost.cli.main import app
+from roost.config.run import read_job_text, read_run_config
+from roost.config.values import LEAST_SHARE, share_problem
+from roost.runtime.process.environment import check_variables
+from roost.runtime.reserve.reservation import check_share
 
 CLUSTER = "cluster: {num_nodes: 1, component_placement: {actor: 0-1, rollout: 2-3}}\n"
 
 
 def read(text: str):
-    return read_run_config(read_job_draft(parse_text(CLUSTER + text, name="job.yaml")))
+    return read_run_config(read_job_text(CLUSTER + text, name="job.yaml"))
 
 
 def test_the_short_and_the_long_form_are_read():
@@ -52,29 +55,38 @@ def test_one_class_can_be_named_for_several_components():
         ("workers: {actor: a.B, rollout: a.B}\n", ["the job has no 'entry'"]),
         ("workers: {actor: a.B}\nentry: a.b\n", ["component 'rollout' has no class"]),
         ("workers: {actor: a.B, rolout: a.B}\nentry: a.b\n", ["no component 'rolout'", "rollout"]),
-        ("workers: {actor: a.B, rollout: B}\nentry: a.b\n", ["'B' names nothing", "write module.Name"]),
-        ("workers: {actor: a.B, rollout: 'os.system(1)'}\nentry: a.b\n", ["names nothing that can be imported"]),
+        ("workers: {actor: a.B, rollout: B}\nentry: a.b\n", ["'B' cannot be imported", "write module.Name"]),
+        ("workers: {actor: a.B, rollout: 'os.system(1)'}\nentry: a.b\n", ["'os.system(1)' cannot be imported"]),
         ("workers: {actor: a.B, rollout: {kwargs: {}}}\nentry: a.b\n", ["'class'"]),
         (
             "workers: {actor: a.B, rollout: {class: a.B, kwargs: [1]}}\nentry: a.b\n",
-            ["kwargs has to be a mapping, and this is a list"],
+            ["kwargs must be a mapping, not a list"],
         ),
         (
             "workers: {actor: a.B, rollout: {class: a.B, args: {a: 1}}}\nentry: a.b\n",
-            ["args has to be a list, and this is a mapping"],
+            ["args must be a list, not a mapping"],
         ),
         ("workers: {actor: a.B, rollout: {class: a.B, restarts: -1}}\nentry: a.b\n", ["restarts"]),
         ("workers: {actor: a.B, rollout: {class: a.B, max_concurrency: 0}}\nentry: a.b\n", ["max_concurrency"]),
         ("workers: {actor: a.B, rollout: {clas: a.B}}\nentry: a.b\n", ["did you mean 'class'?"]),
-        ("workers: {actor: a.B, rollout: {class: a.B, env_vars: {A: [1]}}}\nentry: a.b\n", ["the value of A is text"]),
-        ("workers: {actor: a.B, rollout: {class: a.B, env_vars: {A: null}}}\nentry: a.b\n", ["the value of A is text"]),
-        ("workers: {actor: a.B, rollout: {class: a.B, env_vars: {1A: x}}}\nentry: a.b\n", ["'1A' cannot be set"]),
+        (
+            "workers: {actor: a.B, rollout: {class: a.B, env_vars: {A: [1]}}}\nentry: a.b\n",
+            ["the variable A must be a single value"],
+        ),
+        (
+            "workers: {actor: a.B, rollout: {class: a.B, env_vars: {A: null}}}\nentry: a.b\n",
+            ["the variable A has no value", "write"],
+        ),
+        (
+            "workers: {actor: a.B, rollout: {class: a.B, env_vars: {1A: x}}}\nentry: a.b\n",
+            ["'1A' cannot name an environment variable"],
+        ),
         ("workers: [a, b]\nentry: a.b\n", ["workers"]),
         ("workers: {actor: a.B, rollout: a.B}\nentry: [a]\n", ["entry"]),
         ("workers: {actor: a.B, rollout: ''}\nentry: a.b\n", ["worker 'rollout'"]),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text, messages):
+def test_a_mistake_is_reported_with_its_place(text, messages):
     with pytest.raises(ConfigError) as caught:
         read(text)
     for message in messages:
@@ -82,7 +94,81 @@ def test_a_mistake_is_told_with_its_place(text, messages):
     assert "job.yaml" in str(caught.value)
 
 
-def test_all_mistakes_come_at_once():
+def test_all_mistakes_come_in_one_error():
     with pytest.raises(ConfigError) as caught:
         read("workers: {actr: a.B, rollout: 7}\nentry: x\n")
     assert len(caught.value.problems) == 4
+
+
+NONSENSE = """
+workers: {actr: {clas: nothing, share: 7}}
+entry: "not a target"
+"""
+
+
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"], ["lint"]])
+def test_commands_that_read_a_job_refuse_nonsense_in_what_runs(tmp_path, command):
+    job = tmp_path / "job.yaml"
+    job.write_text(CLUSTER + NONSENSE)
+    done = CliRunner().invoke(app, [*command, str(job), "--cluster", "1x8"])
+    assert done.exit_code != 0
+    with pytest.raises(ConfigError) as caught:
+        make_plan(job, Topology.from_shorthand("1x8"))
+    assert len(caught.value.problems) == 6
+    assert {problem.where.line for problem in caught.value.problems if problem.where} == {3, 4}
+
+
+@pytest.mark.parametrize("text", ["", "entry: my.main\n", "workers: {'actor, rollout': my.Job}\n"])
+def test_a_job_without_one_of_the_sections_can_be_planned(tmp_path, text):
+    job = tmp_path / "job.yaml"
+    job.write_text(CLUSTER + text)
+    assert make_plan(job, Topology.from_shorthand("1x8")).names == ["actor", "rollout"]
+
+
+@pytest.mark.parametrize("other", [{"workers": 8}, {"workers": {"dataloader": 4}, "entry": ["anything"]}])
+def test_a_config_from_python_may_have_other_sections_of_these_names(other):
+    config = {"cluster": {"component_placement": {"actor": "0-7"}}, **other}
+    hardware = Topology.from_shorthand("1x8")
+    assert ComponentPlacement(config, hardware).get_world_size("actor") == 8
+    assert make_plan(config, hardware).names == ["actor"]
+
+
+@pytest.mark.parametrize("share", [0, -1, 0.00005, 1.0001, 7, float("nan"), True, "half", None])
+def test_the_reader_and_the_launcher_refuse_the_same_shares(share):
+    assert share_problem(share)
+    with pytest.raises(ConfigError, match=r"from 0\.0001 to 1"):
+        read_run_config(job_of(share=share))
+    if share is not None:
+        with pytest.raises(ConfigError, match=r"share is .*from 0\.0001 to 1"):
+            check_share(share, "share")
+
+
+@pytest.mark.parametrize("share", [LEAST_SHARE, 0.5, 1])
+def test_the_reader_and_the_launcher_accept_the_same_shares(share):
+    assert read_run_config(job_of(share=share)).workers[0].share == share
+    check_share(share, "share")
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "ROOST_JOB"])
+def test_a_worker_cannot_set_the_variables_that_roost_sets(name):
+    with pytest.raises(ConfigError, match=f"worker 'actor': {name} is set by Roost"):
+        read_run_config(job_of(env_vars={name: "1"}))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_boolean_is_refused_as_a_variable_wherever_it_is_written(value):
+    group = {"label": "a", "node_ranks": 0, "env_configs": [{"node_ranks": 0, "env_vars": {"A": value}}]}
+    cluster = {"component_placement": {"actor": 0}, "node_groups": [group]}
+    for read in (
+        lambda: read_run_config(job_of(env_vars={"A": value})),
+        lambda: make_plan({"cluster": cluster}, Topology.from_shorthand("1x8")),
+        lambda: check_variables({"A": value}),
+    ):
+        with pytest.raises(ConfigError, match=f"the variable A is the boolean {value}") as caught:
+            read()
+        assert "quote it" in caught.value.problems[0].hint
+
+
+def job_of(**worker):
+    cluster = {"component_placement": {"actor": "0-7"}}
+    return {"cluster": cluster, "workers": {"actor": {"class": "my_job.Actor", **worker}}, "entry": "my_job.main"}

@@ -1,6 +1,6 @@
 """Golden pictures: terminal at 80 and 120 columns with and without colour, SVG, HTML.
 
-`make golden` writes them anew. Look at every change: `git diff`, a browser for SVG and HTML.
+`make golden` writes them again. Check every change: `git diff`, a browser for SVG and HTML.
 """
 
 from __future__ import annotations
@@ -162,13 +162,13 @@ def test_ranks_are_never_cut_off_the_map():
             assert len(re.findall(rf"\[[a-z_]* ?{rank} *\]", text)) == 4, (width, rank)
 
 
-def test_every_strip_has_numbers_of_its_own():
+def test_every_strip_has_its_own_numbers():
     text = draw_terminal(make_grid(plan_of("robots")), width=40).plain.splitlines()
     franka = next(index for index, line in enumerate(text) if "Franka" in line)
     assert text[franka - 1].split() == ["0", "1"]
 
 
-def test_a_worker_that_is_wrapped_is_open_where_it_goes_on():
+def test_a_wrapped_worker_has_no_bracket_where_it_continues():
     config = {"cluster": {"component_placement": {"actor": "0-7:0"}}}
     plan = make_plan(config, Topology.from_shorthand("1x8"))
     lines = [line for line in draw_terminal(make_grid(plan), width=40).plain.splitlines() if "actor 0" in line]

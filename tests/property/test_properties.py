@@ -33,7 +33,7 @@ from strategies import jobs, model_parallel_jobs, placement_texts, spaces, topol
 
 
 def check_placements(placements, topology: Topology) -> None:
-    """What every list of placements obeys, whichever strategy made it."""
+    """Check what holds for every list of placements, whatever the strategy."""
     assert [item.rank for item in placements] == list(range(len(placements)))
     per_node: dict[int, list] = {}
     for item in placements:
@@ -53,7 +53,7 @@ def check_placements(placements, topology: Topology) -> None:
 
 
 @given(jobs() | model_parallel_jobs(), st.booleans())
-def test_a_legal_job_gives_a_plan_that_holds_together(job, isolate):
+def test_a_legal_job_makes_a_consistent_plan(job, isolate):
     config, topology = job
     before = copy.deepcopy(config)
     plan = make_plan(config, topology, isolate_accelerator=isolate)
@@ -89,7 +89,7 @@ def test_every_plan_can_be_drawn(job, width):
 
 
 @given(jobs(), jobs())
-def test_a_difference_read_backwards_is_the_reverse(one, other):
+def test_the_diff_of_swapped_plans_is_the_reverse(one, other):
     before, after = make_plan(*one), make_plan(*other)
     there, back = before.diff(after), after.diff(before)
     assert set(there.appeared) == set(back.went)
@@ -116,8 +116,8 @@ def test_a_model_parallel_job_uses_each_accelerator_once_and_its_sources_meet(jo
         assert smaller <= larger
 
 
-def test_the_jobs_drawn_reach_over_nodes_and_groups():
-    """The other properties speak only of what is drawn: it must cross nodes' edges, and name several groups."""
+def test_generated_jobs_span_nodes_and_groups():
+    """The other properties test only generated jobs, so some of those must span nodes and name several groups."""
     assert find(jobs(), lambda job: any(len(item.node_groups) > 1 for item in make_plan(*job).components))
     assert find(
         jobs(),
@@ -126,7 +126,7 @@ def test_the_jobs_drawn_reach_over_nodes_and_groups():
 
 
 def crosses_a_node(placement, topology: Topology) -> bool:
-    """Whether a placement of the cluster is one range over several nodes."""
+    """Return whether a placement of the cluster is one range over several nodes."""
     if not isinstance(placement, str) or placement == "all" or topology.space().is_bare:
         return False
     (first, *more) = parse_placement(placement)

@@ -1,4 +1,4 @@
-"""What the schema refuses, Roost refuses too: a legal file with one thing changed."""
+"""What the schema refuses, Roost refuses too: tried on legal files with one change."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ KEYS = st.sampled_from(["label", "node_rank", "placement", "class", "count", "x"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of every value in a document."""
+    """Return the path of every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]
 
 
 @st.composite
 def changed(draw: st.DrawFn, document: dict[str, Any]) -> Any:
-    """The document with one value replaced, left out, put under another key, or a key more."""
+    """Change the document in one place: replace, remove or rename a value, or add a key."""
     found = copy.deepcopy(document)
     *path, last = draw(st.sampled_from(places(document)[1:]))
     holder: Any = found

@@ -180,8 +180,8 @@ def test_a_constructor_that_raises_is_told_with_its_cause(roost_cluster):
         ((Worker, " ", 0, 0, {}), "worker_name is ' '"),
         ((Worker(), "w", 0, 0, {}), "starts a class"),
         ((Worker, "w", 0, 0, {"RANK": 3}), "'RANK' is 3"),
-        ((Worker, "w", 0, 0, {"A=B": "x"}), "cannot be set"),
-        ((Worker, "w", 0, 0, {"A": "x\0"}), "cannot be set"),
+        ((Worker, "w", 0, 0, {"A=B": "x"}), "'A=B' cannot name an environment variable"),
+        ((Worker, "w", 0, 0, {"A": "x\0"}), "zero byte"),
     ],
 )
 def test_what_is_not_there_is_refused_and_nothing_is_started(shared_cluster, arguments, message):

@@ -97,7 +97,7 @@ def test_all_mistakes_are_reported_before_anything_starts(roost_local_cluster, j
     assert done.returncode == 2
     for text in (
         "did you mean 'class'?",
-        "'main' names nothing that can be imported",
+        "'main' cannot be imported",
         "no component 'actr'",
         "'actor'",
     ):

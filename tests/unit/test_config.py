@@ -1,4 +1,4 @@
-"""Reading a job: files, dicts and DictConfigs say the same, and the user's own sections are left alone."""
+"""Reading a job: files, dicts and DictConfigs are equivalent, and the user's sections are ignored."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_merged_keys_come_first():
     assert str(config.cluster.components[2].segments[0]) == "2"
 
 
-def test_aliases_that_unfold_without_end_are_refused():
+def test_aliases_that_expand_without_end_are_refused():
     group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
     text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"
     text += "  node_groups: [" + ",".join(["*g"] * 2000) + "]\n"
-    with pytest.raises(ConfigError, match="unfold without end"):
+    with pytest.raises(ConfigError, match="expand without end"):
         JobConfig.from_text(text)
 
 
@@ -107,11 +107,11 @@ def test_a_yaml_1_1_pair_is_kept_in_a_file_and_hinted_at_in_a_dict():
 
 
 @pytest.mark.parametrize("extra", ["", "\n# comment\n", "x: " + "[" * 30 + "]" * 30 + "\n"])
-def test_what_stands_beside_the_cluster_section_does_not_matter(extra):
+def test_other_sections_than_cluster_do_not_matter(extra):
     assert names(JobConfig.from_text(extra + "\ncluster: {component_placement: {actor: 0}}\n")) == ["actor"]
 
 
-def test_a_placement_kind_that_is_none_is_refused():
+def test_an_invalid_placement_kind_is_refused():
     with pytest.raises(ConfigError, match="auto, hybrid or model-parallel"):
         make_plan({"cluster": {"component_placement": {"a": 0}}}, Topology.from_shorthand("1x1"), placement="bogus")
 
@@ -123,7 +123,7 @@ def test_a_draft_that_failed_on_one_cluster_can_be_planned_on_another():
     assert make_plan(draft, Topology.from_shorthand("1x8")).component("actor").world_size == 8
 
 
-def test_a_config_is_read_once_also_when_it_is_wrong():
+def test_a_config_is_read_once_even_if_it_is_wrong():
     calls = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its newer name is not in every version that we take
@@ -137,12 +137,12 @@ def test_a_config_is_read_once_also_when_it_is_wrong():
 @pytest.mark.parametrize(
     ("config", "hint"),
     [
-        ({"num_nodes": 1, "component_placement": {"actor": 0}}, "hand over the whole config"),
+        ({"num_nodes": 1, "component_placement": {"actor": 0}}, "pass the whole config"),
         ({"clus ter": {}}, "is that 'clus ter'?"),
         ({"defaults": ["a"]}, "Hydra config that is not composed"),
     ],
 )
-def test_a_missing_cluster_section_is_told_by_what_is_there(config, hint):
+def test_the_hint_for_a_missing_cluster_section_depends_on_the_other_keys(config, hint):
     with pytest.raises(ConfigError) as caught:
         make_plan(config, Topology.from_shorthand("1x1"))
     assert hint in str(caught.value)
@@ -171,13 +171,13 @@ def test_a_missing_file_and_a_folder_are_config_errors(tmp_path):
 
 
 def test_a_huge_range_is_refused_and_never_expanded():
-    # Expanding any of these would take all memory: that they are answered at all is the test.
+    # Expanding any of these would take all memory: the test is that it returns.
     for text in ("0-999999999999", "0:0-999999999999", "0-99999999999999:0-9999", "all:0-99999999999"):
         with pytest.raises(PlacementError):
             make_plan({"cluster": {"component_placement": {"actor": text}}}, Topology.from_shorthand("2x8"))
 
 
-def test_all_mistakes_of_a_file_are_told_at_once():
+def test_all_mistakes_in_a_file_come_in_one_error():
     text = """\
 cluster:
   num_nodes: 0
@@ -192,7 +192,7 @@ cluster:
     assert [problem.where.line for problem in caught.value.problems] == [2, 4, 5, 6, 7]
 
 
-def test_a_group_that_is_declared_wrongly_is_told_once():
+def test_a_group_that_is_declared_wrongly_is_reported_once():
     text = """\
 cluster:
   component_placement:

@@ -32,7 +32,7 @@ def test_a_piece_is_made_as_its_class(arm):
 
 
 @pytest.mark.usefixtures("arm")
-def test_every_mistake_in_the_settings_is_told():
+def test_every_mistake_in_the_settings_is_reported():
     found = setting_problems("Arm", {"robot_pi": "x", "joints": "many", "cameras": "front"})
     assert "'Arm' has no setting 'robot_pi'; did you mean 'robot_ip'?" in found["robot_pi"]
     assert "'joints' of 'Arm' is 'many'" in found["joints"]
@@ -54,13 +54,13 @@ def test_a_config_that_does_not_fit_is_pointed_at():
     assert str(caught.value).startswith("job.yaml:9:56: node group 'arms': the setting 'joints' of 'Arm' is 'six'")
 
 
-def test_settings_are_taken_as_they_are(arm):
+def test_settings_are_not_interpolated(arm):
     assert make_piece("Arm", 0, {"robot_ip": "${oc.env:HOME}"}) == arm("${oc.env:HOME}", node_rank=0)
     with pytest.raises(ConfigError):
         make_piece("Arm", 0, {"robot_ip": "???"})
 
 
-def test_a_class_that_refuses_its_settings_is_told():
+def test_a_class_that_refuses_its_settings_is_reported():
     @register_hardware("Picky")
     @dataclass
     class Picky:
@@ -74,13 +74,13 @@ def test_a_class_that_refuses_its_settings_is_told():
         make_piece("Picky", 0, {"speed": 10})
 
 
-def test_a_kind_that_nobody_registered_takes_anything():
+def test_a_kind_that_is_not_registered_takes_any_settings():
     assert setting_problems("Whatever", {"a": object()}) == {}
 
 
-def test_a_kind_is_registered_once_and_again_only_by_itself(arm):
+def test_only_the_same_class_can_register_a_kind_again(arm):
     assert register_hardware("Arm")(arm) is arm
-    with pytest.raises(ConfigError, match="'Arm' is registered already"):
+    with pytest.raises(ConfigError, match="'Arm' is already registered"):
 
         @register_hardware("Arm")
         @dataclass

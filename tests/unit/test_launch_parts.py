@@ -148,7 +148,7 @@ def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
         PlacementError, match=r"planned on node 0 with the accelerators 0 and 1, and that node offers 0"
     ):
         strategy.get_placement(Topology.from_shorthand("2x1"))
-    with pytest.raises(PlacementError, match=r"node 1 .* is not there"):
+    with pytest.raises(PlacementError, match=r"node 1 .* does not exist"):
         strategy.get_placement(Topology.from_shorthand("1x2"))
     with pytest.raises(PlacementError, match="no component 'rollout'"):
         plan.get_strategy("rollout")
@@ -157,7 +157,7 @@ def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
     group = {"label": "g", "node_ranks": "0-1"}
     job = {"cluster": {"node_groups": [group], "component_placement": {"actor": {"node_group": "g", "placement": "0"}}}}
     grouped = make_plan(job, Topology.from_shorthand("2x2")).get_strategy("actor")
-    with pytest.raises(PlacementError, match="node group 'g', which is not there"):
+    with pytest.raises(PlacementError, match="node group 'g', which does not exist"):
         grouped.get_placement(Topology.from_shorthand("2x2"))
 
 

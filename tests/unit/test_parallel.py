@@ -1,4 +1,4 @@
-"""Model-parallel placement beyond the conformance cases: node groups, and how it is chosen."""
+"""Model-parallel placement beyond the conformance cases: node groups, and when it applies."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_an_unknown_group_is_pointed_at():
         place(on("c", "0"), "0")
 
 
-def test_bare_nodes_are_no_place_for_a_model():
+def test_a_model_cannot_go_on_bare_nodes():
     with pytest.raises(PlacementError, match="needs accelerators"):
         place(on("node", "0"), "0")
 
 
-def test_process_ranks_may_only_say_what_the_sizes_make():
+def test_process_ranks_cannot_contradict_the_sizes():
     assert place("0-3", "4-7:0-1", rollout_tp=2).get_world_size("rollout") == 2
     with pytest.raises(PlacementError, match="asks for 4 processes, but its parallel sizes make 2"):
         place("0-3", "4-7:0-3", rollout_tp=2)
@@ -73,7 +73,7 @@ def test_the_same_accelerators_in_another_order_do_not_meet():
 
 
 @pytest.mark.parametrize("placement", [{"actor": "0-3", "rollout": "2-7"}, {"actor,rollout": "0-2"}])
-def test_mistakes_beside_the_model_are_told_with_it(placement):
+def test_mistakes_in_other_components_come_with_those_of_the_model(placement):
     config = {
         "cluster": {"component_placement": {**placement, "reward": "0-99"}},
         "actor": {"model": {"tensor_model_parallel_size": 2}},
@@ -103,12 +103,12 @@ SIZES = {"actor": {"model": {"tensor_model_parallel_size": 4}}, "rollout": {"ten
         ({"actor": "0-7"}, SIZES, "hybrid"),
     ],
 )
-def test_auto_takes_a_job_for_model_parallel_only_if_it_is_one(components, sizes, mode):
+def test_auto_chooses_model_parallel_only_for_such_a_job(components, sizes, mode):
     plan = make_plan({"cluster": {"component_placement": components}, **sizes}, TOPOLOGY)
     assert plan.mode.value == mode
 
 
-def test_the_choice_can_be_made_by_hand():
+def test_the_choice_can_be_explicit():
     config = {"cluster": {"component_placement": {"actor,rollout": "0-7"}}, **SIZES}
     assert make_plan(config, TOPOLOGY, placement="hybrid").component("rollout").world_size == 8
     assert make_plan(config, TOPOLOGY, placement="model-parallel").component("rollout").world_size == 4

@@ -1,4 +1,4 @@
-"""The plan as a value: JSON, hash, environment, difference, findings."""
+"""The plan as a value: JSON, hash, environment, diff, findings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def codes(made: Plan) -> list[str]:
     return [finding.code for finding in lint(made)]
 
 
-def test_a_plan_is_json_and_back():
+def test_a_plan_survives_json():
     made = plan(actor=on("g", "0-7:0-3"), env=on("node", "0-4:0-9"), arm=on("r", "all"))
     data = json.loads(made.to_json())
     assert data["version"] == 1
@@ -76,7 +76,7 @@ def test_a_plan_that_was_edited_is_refused():
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"version": 2, "components": {}}', '{"version": 1, "components": 3, "topology": {}}']
 )
-def test_what_is_no_plan_is_refused(text):
+def test_a_value_that_is_not_a_plan_is_refused(text):
     with pytest.raises(ConfigError):
         Plan.from_json(text)
 
@@ -126,7 +126,7 @@ def test_workers_without_accelerators_of_their_own_see_what_their_node_has():
     assert not [name for name in made.environment("env", 2) if "VISIBLE" in name]
 
 
-def test_asking_for_a_worker_that_is_not_there_names_those_that_are():
+def test_the_error_for_a_missing_worker_names_those_that_exist():
     made = plan(actor="0-1", env=on("node", "0"))
     with pytest.raises(PlacementError, match=r"no rank 2: it has ranks 0-1"):
         made.environment("actor", 2)
@@ -136,7 +136,7 @@ def test_asking_for_a_worker_that_is_not_there_names_those_that_are():
         made.placement("rollout", 0)
 
 
-def test_occupants_tell_who_is_on_what():
+def test_occupants_are_the_workers_of_each_piece():
     made = plan(actor="0-1:0", reward="0", env=on("node", "4:0-1"))
     assert made.occupants() == {
         Piece(0, "accelerator", 0): [WorkerId("actor", 0), WorkerId("reward", 0)],
@@ -145,7 +145,7 @@ def test_occupants_tell_who_is_on_what():
     }
 
 
-def test_a_difference_tells_who_moved_came_and_went():
+def test_a_diff_lists_workers_that_moved_appeared_and_went():
     topology = Topology.from_shorthand("2x4")
     before = plan(topology, actor="0-3", rollout="4-5", old="6")
     after = plan(topology, actor="0-1,4-5", rollout="6-7", new="2")
@@ -169,7 +169,7 @@ def test_a_difference_tells_who_moved_came_and_went():
     }
 
 
-def test_a_difference_sees_more_than_places():
+def test_a_diff_covers_more_than_places():
     small, large = Topology.from_shorthand("1x4"), Topology.from_shorthand("1x4,1x0")
     found = plan(small, actor="0-3").diff(plan(large, actor="0-3"))
     assert found.facts == (
@@ -181,7 +181,7 @@ def test_a_difference_sees_more_than_places():
     assert not found.moved
 
 
-def test_lint_is_silent_on_a_plan_with_nothing_to_say():
+def test_lint_finds_nothing_in_a_good_plan():
     assert lint(plan(Topology.from_shorthand("2x4"), actor="0-7")) == ()
 
 
@@ -190,7 +190,7 @@ def test_lint_finds_idle_accelerators():
     assert str(finding) == "warning: 8 of 12 accelerators idle: nodes 1-2: 0-3 [idle]"
 
 
-def test_lint_tells_of_sharing_as_information():
+def test_lint_reports_sharing_as_information():
     (finding,) = lint(plan(Topology.from_shorthand("1x4"), actor="0-3", reward="1-2"))
     assert str(finding) == "info: actor and reward share 2 accelerators: node 0: 1-2 [shared]"
 
@@ -201,14 +201,14 @@ def test_lint_finds_an_uneven_spread():
     assert codes(plan(Topology.from_shorthand("2x0"), env=on("node", "0-1:0-2"))) == []
 
 
-def test_lint_takes_a_component_that_fills_unlike_nodes_for_even():
+def test_lint_accepts_a_component_that_fills_different_nodes():
     assert codes(plan(Topology.from_shorthand("1x8:H100,1x4:4090"), actor="all")) == []
     assert codes(plan(Topology.from_shorthand("2x4"), actor="0-4")) == ["idle", "uneven"]
-    # One more is a difference on hardware, and none on bare nodes.
+    # One more is uneven on hardware, but not on bare nodes.
     assert "uneven" in codes(plan(Topology.from_shorthand("2x4"), actor="0-3,4-6"))
 
 
-def test_lint_tells_that_parallel_sizes_place_nothing():
+def test_lint_finds_parallel_sizes_that_place_nothing():
     config = {
         "cluster": {"component_placement": {"actor,rollout,critic": "0-3"}},
         "actor": {"model": {"tensor_model_parallel_size": 4}},
@@ -216,7 +216,7 @@ def test_lint_tells_that_parallel_sizes_place_nothing():
     }
     (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]
     assert warning.code == "sizes-ignored"
-    assert "there is 'critic' beside actor, rollout, inference and reward" in warning.message
+    assert "there is 'critic' besides actor, rollout, inference and reward" in warning.message
     del config["rollout"]
     config["cluster"]["component_placement"] = {"actor,rollout": "0-3"}
     (warning,) = [item for item in lint(make_plan(config, Topology.from_shorthand("1x4"))) if item.level == "warning"]
@@ -251,7 +251,7 @@ def model_parallel(shape, components, *, tp=1, pp=1, rollout_tp=1, inference=Non
     return ModelParallelComponentPlacement(config, Topology.from_shorthand(shape)).plan()
 
 
-def test_lint_leaves_a_strided_rollout_alone():
+def test_lint_accepts_a_strided_rollout():
     assert codes(model_parallel("1x4", {"actor,rollout": "0-3"}, tp=4, rollout_tp=2)) == ["shared"]
 
 
@@ -267,14 +267,14 @@ def test_lint_finds_inference_workers_that_are_left_over():
     assert messages == ["inference has 6 workers, and 4 hold one copy of the model: 2 left over"]
 
 
-def test_lint_finds_a_num_nodes_unlike_the_cluster():
+def test_lint_finds_a_num_nodes_that_differs_from_the_cluster():
     made = make_plan({"cluster": {"num_nodes": 3, "component_placement": {"a": "0-7"}}}, Topology.from_shorthand("2x4"))
     assert [str(finding) for finding in lint(made)] == [
         "warning: cluster.num_nodes is 3, but the plan is for 2 nodes [num-nodes]"
     ]
 
 
-def test_a_difference_of_nodes_tells_the_fields_that_differ():
+def test_a_diff_of_nodes_lists_the_fields_that_differ():
     def of(**fields) -> Plan:
         return plan(Topology.from_dict({"nodes": [{"accelerators": 2, **fields}]}), actor="0")
 
@@ -288,20 +288,20 @@ def test_a_difference_of_nodes_tells_the_fields_that_differ():
     )
 
 
-def test_hands_change_only_if_other_components_hold_them():
+def test_hardware_changes_hands_only_between_components():
     topology = Topology.from_shorthand("1x4")
     before, after = plan(topology, actor="0", reward="0"), plan(topology, reward="0", actor="0")
     assert before.diff(after).changed_hands == ()
 
 
-def test_a_component_without_workers_is_none():
+def test_a_component_without_workers_is_refused():
     from roost import ComponentPlan
 
     with pytest.raises(PlacementError, match="has no workers"):
         ComponentPlan(name="a", node_groups=(), hardware_ranks=(), placements=())
 
 
-def test_a_plan_cannot_be_changed_through_what_it_hands_out():
+def test_a_plan_cannot_be_changed_through_what_it_returns():
     made = plan(arm=on("r", "0"))
     before = made.hash
     made.topology.groups[1].hardware[0].settings["x"] = 1
@@ -310,7 +310,7 @@ def test_a_plan_cannot_be_changed_through_what_it_hands_out():
 
 
 def test_a_group_is_made_once_however_many_workers_ask_for_it():
-    # Each worker's environment asks for its group: made anew each time, a comparison would grow with the square.
+    # Each worker's environment needs its group: without a cache, a comparison would be quadratic.
     topology = Topology.from_shorthand("3x8")
     assert topology.group("cluster") is topology.group("cluster")
     assert topology.group("node") is topology.group("node")

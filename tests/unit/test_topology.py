@@ -58,7 +58,7 @@ def test_the_shorthand_counts_nodes_and_accelerators():
 
 
 @pytest.mark.parametrize("text", ["", "8", "2x", "x8", "2x8x2", "0x8", "-1x8", "2x8,", "2x8:", "999999999x8", "2x9999"])
-def test_a_shorthand_that_is_none_is_refused(text):
+def test_an_invalid_shorthand_is_refused(text):
     with pytest.raises(ConfigError):
         Topology.from_shorthand(text)
 
@@ -106,7 +106,7 @@ def test_a_cluster_without_accelerators_counts_nodes():
     assert Topology.from_shorthand("3x0").space().is_bare
 
 
-def test_several_groups_count_on():
+def test_ranks_continue_over_several_groups():
     space = Topology.from_dict(INVENTORY).space("robot,h100")
     assert space.count == 10
     assert space.locate(1).kind == "Franka"
@@ -129,14 +129,14 @@ def test_groups_that_cannot_be_used_together_are_refused(labels, said):
         Topology.from_dict(INVENTORY).space(labels)
 
 
-def test_a_place_that_is_not_there_has_no_rank():
+def test_a_place_that_does_not_exist_has_no_rank():
     space = Topology.from_shorthand("2x8").space()
     for place in ((0, 8), (2, 0), (0, -1)):
         with pytest.raises(PlacementError):
             space.rank_of(*place)
 
 
-def test_a_topology_is_made_in_code_as_well():
+def test_a_topology_can_be_made_in_code():
     topology = Topology(nodes=(Node(accelerators=(Accelerator(model="H100"),) * 2), Node()))
     assert topology.space().count == 2
     assert topology_of(topology) is topology
@@ -180,7 +180,7 @@ def test_a_new_vendor_is_registered_once():
         visible_devices("nochip")
 
 
-def test_conversions_stay_quick_on_a_large_cluster():
+def test_conversions_stay_fast_on_a_large_cluster():
     space = Topology.from_shorthand("100000x8").space()
     assert space.locate(799_999) == (99_999, 7, "accelerator", "cluster")
     assert space.rank_of(99_999, 7) == 799_999
@@ -232,7 +232,7 @@ def test_a_topology_made_in_code_is_checked_as_a_file_is(make):
         make()
 
 
-def test_what_has_no_order_is_put_in_one():
+def test_values_without_an_order_are_sorted():
     variables = (("B", "2"), ("A", "1"))
     arms = (DeclaredHardware.make("Franka", 1), ARM)
     made = grouped(node_ranks=(0, 1), hardware=arms, env_configs=(EnvConfig(node_ranks=(0,), env_vars=variables),))
@@ -240,7 +240,7 @@ def test_what_has_no_order_is_put_in_one():
     assert Topology.from_dict(made.to_dict()) == made
 
 
-def test_settings_that_are_no_json_are_refused():
+def test_settings_that_are_not_json_are_refused():
     for value in (float("nan"), object()):
         with pytest.raises(ConfigError, match="cannot be written as JSON"):
             DeclaredHardware.make("Franka", 0, {"x": value})
@@ -266,7 +266,7 @@ def test_strategies_are_values():
         PackedPlacementStrategy(0, 3).stride = 5
 
 
-def test_a_node_in_two_groups_has_no_two_ranks():
+def test_a_node_in_two_groups_cannot_have_two_ranks():
     topology = Topology.from_dict(
         {
             "nodes": [{"accelerators": 0}] * 3,
@@ -277,6 +277,6 @@ def test_a_node_in_two_groups_has_no_two_ranks():
         NodePlacementStrategy([0, 1, 2, 3], ["a", "b"]).get_placement(topology)
 
 
-def test_isolation_is_yes_or_no():
+def test_isolation_is_true_or_false():
     with pytest.raises(PlacementError, match="True or False, not 'no'"):
         PackedPlacementStrategy(0, 1).get_placement(Topology.from_shorthand("1x2"), "no")

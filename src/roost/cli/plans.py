@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roost.cli.out import tell
-from roost.config.job import read_job_draft
+from roost.config.run import read_job_text
 from roost.config.topology import Topology
-from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text, parse_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, make_plan
@@ -124,7 +124,7 @@ def _parse_plan(path: Path, text: str) -> Plan:
 
 def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    draft = read_job_draft(parse_text(text, name=str(path)))
+    draft = read_job_text(text, name=str(path))
     num_nodes = draft.job.cluster.num_nodes
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"

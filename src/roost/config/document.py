@@ -1,6 +1,6 @@
-"""What the user wrote, as values that know where they stand: the model, and dicts and DictConfigs in it.
+"""What the user wrote, as values that know their place: the model, and its implementation for dicts and DictConfigs.
 
-Only the keys that are asked for are read. `files` has the same for YAML and JSON files.
+Only the keys that a reader asks for are read. `yaml_file` implements the same model for YAML and JSON files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scalar = str | int | float | bool | None
 
 
 class Value(ABC):
-    """One value of a document: a mapping, a list or a scalar, and where it stands."""
+    """One value of a document: a mapping, a list or a scalar, and its place."""
 
     __slots__ = ("path",)
 
@@ -38,40 +38,40 @@ class Value(ABC):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """What sort of value this is."""
+        """Whether this is a mapping, a list or a scalar."""
 
     @property
     @abstractmethod
     def scalar(self) -> Scalar:
-        """The scalar: from a file always its text (None for null), from a dict the object itself."""
+        """The scalar: always text (None for null) from a file, the object itself from a dict."""
 
     @property
     def broken(self) -> ConfigError | None:
-        """Why the value cannot be read, where it cannot: an interpolation that leads nowhere, a `???`."""
+        """Why the value cannot be read, such as an interpolation without a target or a `???`; None if it can."""
         return None
 
     @abstractmethod
     def items(self) -> Iterator[tuple[Value, Value]]:
-        """The pairs of a mapping, keys as values of their own so that a mistake in one can be shown."""
+        """Yield the pairs of a mapping; keys are values too, so that a mistake in one can be shown."""
 
     @abstractmethod
     def elements(self) -> Iterator[Value]:
-        """The values of a list."""
+        """Yield the values of a list."""
 
     @abstractmethod
     def where(self, span: tuple[int, int] | None = None) -> Where:
-        """Where this stands; `span` narrows it to a part of a scalar's text."""
+        """Return the place of this value; `span` narrows it to a part of a scalar's text."""
 
     @abstractmethod
     def keys(self) -> list[str]:
-        """The names of a mapping, without looking at what is under them."""
+        """Return the names of a mapping without reading their values."""
 
     @abstractmethod
     def _child(self, name: str) -> Value | None:
-        """What a mapping has under `name`, with a look at nothing else."""
+        """Return the value of `name` in a mapping without reading any other."""
 
     def get(self, *names: str) -> Value | None:
-        """The value under `names`, or None where there is none; what stands beside is the user's."""
+        """Return the value at the path `names`, or None; keys that are not on the path belong to the user."""
         found: Value | None = self
         for name in names:
             if found is None or found.kind != "mapping":
@@ -80,13 +80,13 @@ class Value(ABC):
         return found
 
     def plain(self) -> Any:
-        """The value as dicts, lists and scalars of Python, with YAML 1.2's idea of numbers and booleans."""
+        """Return the value as dicts, lists and scalars of Python; numbers and booleans follow YAML 1.2."""
         return self._plain([_MAX_SETTINGS], 0)
 
     def _plain(self, left: list[int], depth: int) -> Any:
         left[0] -= 1
         if left[0] < 0 or depth > MAX_DEPTH:
-            raise ConfigError(Problem(message="these settings are too many or nested too deep", where=self.where()))
+            raise ConfigError("these settings are too many or nested too deep", where=self.where())
         if self.broken is not None:
             raise self.broken
         if self.kind == "mapping":
@@ -95,7 +95,7 @@ class Value(ABC):
             return [value._plain(left, depth + 1) for value in self.elements()]
         scalar = self._plain_scalar()
         if isinstance(scalar, float) and not math.isfinite(scalar):
-            raise ConfigError(Problem(message=f"{scalar} cannot be a setting", where=self.where()))
+            raise ConfigError(f"{scalar} cannot be a setting", where=self.where())
         return scalar
 
     def _plain_scalar(self) -> Scalar:
@@ -140,7 +140,7 @@ class PlainValue(Value):
         if message is None and isinstance(raw, int) and abs(raw) > _MAX_NUMBER:
             message = f"a number of about {int(raw.bit_length() * 0.30103)} digits is too large"
         if message is None and self.kind == "scalar" and not (raw is None or isinstance(raw, str | int | float)):
-            message = f"a value of the type {type(raw).__name__} cannot stand here"
+            message = f"a value of the type {type(raw).__name__} is not allowed here"
         return None if message is None else ConfigError(Problem(message=message, where=self.where()))
 
     def items(self) -> Iterator[tuple[Value, Value]]:
@@ -170,13 +170,13 @@ class PlainValue(Value):
         raw: Any = self._raw
         if not type(raw).__module__.startswith("omegaconf"):
             return PlainValue(raw[key], path, self._anchor)
-        from omegaconf.errors import MissingMandatoryValue
+        from omegaconf.errors import MissingMandatoryValue  # the raw value comes from it, so it is loaded
 
         try:
             return PlainValue(raw[key], path, self._anchor)
         except MissingMandatoryValue:
-            return PlainValue(None, path, self._anchor, broken="??? is still to be given")
-        except Exception as error:  # an interpolation can run any resolver of the user's
+            return PlainValue(None, path, self._anchor, broken="??? has no value yet")
+        except Exception as error:  # an interpolation can run any resolver that the user registered
             return PlainValue(None, path, self._anchor, broken=f"cannot be read: {first_line(error)}")
 
 
@@ -189,7 +189,7 @@ def _is_huge(key: object) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what another library says, fit to be printed."""
+    """Return the first line of another library's message, safe to print."""
     lines = str(error).splitlines()
     text = lines[0] if lines else type(error).__name__
     return shorten("".join(c for c in text if c.isprintable()), 200)

@@ -15,9 +15,9 @@ from roost.errors import ConfigError
 from roost.text import join_words
 
 ACCELERATOR = "accelerator"
-"""The kind of hardware that is found and not declared."""
+"""The kind of hardware that Roost finds on a node; it cannot be declared."""
 BARE_NODE = "node"
-"""The kind of a node that stands for itself."""
+"""The kind of a node that is placed on as a whole."""
 
 
 class AcceleratorType(str):
@@ -46,9 +46,9 @@ AcceleratorType.NONE = AcceleratorType("none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleDevices:
-    """How a vendor's runtime is told which devices to see: a variable, and what stands before the ids.
+    """The variable that tells a vendor's runtime which devices to see, and the prefix of its value.
 
-    `resource` is what Ray calls these accelerators when it counts them.
+    `resource` is Ray's name for these accelerators.
     """
 
     variable: str
@@ -56,17 +56,17 @@ class VisibleDevices:
     resource: str = "GPU"
 
     def value(self, devices: Sequence[str]) -> str:
-        """What the variable is set to for these devices."""
+        """Return the value of the variable for these devices."""
         return self.prefix + ",".join(devices)
 
     def devices(self, value: str) -> tuple[str, ...]:
-        """The devices that such a value names, in its order.
+        """Return the devices that such a value names, in its order.
 
         >>> VisibleDevices(variable="CUDA_VISIBLE_DEVICES").devices("3, 1")
         ('3', '1')
         """
         words = [word.strip() for word in value.strip().removeprefix(self.prefix).split(",")]
-        # As the runtimes do it: what follows an index that is none does not count.
+        # As the runtimes do: nothing after an invalid index counts.
         return tuple(itertools.takewhile(lambda word: word not in ("", "-1"), words))
 
 
@@ -83,7 +83,7 @@ def register_accelerator_type(
 ) -> AcceleratorType:
     """Add a vendor: its name in inventories, and the variable that says which devices a process sees.
 
-    `resource` is what Ray calls these accelerators, as in `ray start --resources '{"MUSA": 8}'`; left out, it is
+    `resource` is Ray's name for these accelerators, as in `ray start --resources '{"MUSA": 8}'`; by default it is
     the name in capitals.
 
     >>> register_accelerator_type("musa", variable="MUSA_VISIBLE_DEVICES")
@@ -100,17 +100,17 @@ def register_accelerator_type(
 
 
 def accelerator_types() -> Mapping[str, VisibleDevices]:
-    """Every known accelerator type and how its visible devices are set."""
+    """Return every known accelerator type, and how its visible devices are set."""
     return dict(_VISIBLE_DEVICES)
 
 
 def taken_types() -> set[str]:
-    """The kinds of hardware that cannot be declared: they are found, or stand for nodes."""
+    """Return the kinds of hardware that cannot be declared: accelerators, and the words for nodes."""
     return {"cluster", BARE_NODE, ACCELERATOR, *_VISIBLE_DEVICES}
 
 
 def visible_devices(accelerator_type: str) -> VisibleDevices:
-    """How to tell this vendor's runtime which devices to see."""
+    """Return how to tell this vendor's runtime which devices to see."""
     try:
         return _VISIBLE_DEVICES[accelerator_type]
     except KeyError:

@@ -1,6 +1,6 @@
-"""The job's config as a value: `ClusterConfig` for the `cluster` section, `JobConfig` for the whole.
+"""A job's config as a value: `ClusterConfig` for the `cluster` section, `JobConfig` for the whole.
 
-The other sections belong to the user and pass untouched; `ParallelSizes` holds the few numbers of them
+`run` reads `workers` and `entry`. The other sections belong to the user; `ParallelSizes` holds the few numbers in them
 that a model-parallel placement needs.
 """
 
@@ -12,45 +12,67 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.document import Value
-from roost.config.node_groups import MAX_NODES, NodeGroup, read_node_groups
+from roost.config.fields import Field, Section, Table
+from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_node_groups
 from roost.config.ranks import Segment
-from roost.config.reading import (
-    Keys,
-    Notes,
-    PlacementText,
-    check_name,
-    describe,
-    read_bool,
-    read_fields,
-    read_int,
-    read_list,
-    read_mapping,
-    read_placement,
-    read_text,
-)
+from roost.config.reading import Notes, PlacementText, check_name, describe
+from roost.config.values import FLAG, LABELS, PLACEMENT, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
 from roost.text import did_you_mean
 
-CLUSTER_KEYS = Keys(("num_nodes", "component_placement", "node_groups"), required=("component_placement",))
-COMPONENT_KEYS = Keys(("node_group", "placement"), required=("placement",))
-PARALLEL_SIZES: dict[str, tuple[str, ...]] = {
-    "actor_tp": ("actor", "model", "tensor_model_parallel_size"),
-    "actor_pp": ("actor", "model", "pipeline_model_parallel_size"),
-    "actor_cp": ("actor", "model", "context_parallel_size"),
-    "rollout_tp": ("rollout", "tensor_parallel_size"),
-    "rollout_pp": ("rollout", "pipeline_parallel_size"),
-    "inference_tp": ("inference", "model", "tensor_model_parallel_size"),
-    "inference_pp": ("inference", "model", "pipeline_model_parallel_size"),
+COMPONENT_FIELDS = Table(
+    "Ranks of hardware, and after a colon the process ranks on them: `0-7`, `0-3:0-7` for two processes on each, "
+    "`0-7:0-3` for two pieces of hardware each, `all`; or a mapping of node_group and placement.",
+    Field("placement", PLACEMENT, "The ranks, counted over the node group.", required=True),
+    Field("node_group", LABELS, "The label of the node group, or several: `a800,4090`. `node` is all nodes, bare."),
+    short=PLACEMENT,
+    otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
+)
+CLUSTER_FIELDS = Table(
+    "Where each component of the job goes.",
+    Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
+    Field(
+        "component_placement",
+        by_name(COMPONENT_FIELDS, least=1),
+        "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
+        required=True,
+    ),
+    Field("node_groups", items(GROUP_FIELDS), "Labels over nodes, with their hardware and their environment."),
+    naming="{name}",
+    otherwise="components belong under component_placement, one level deeper",
+)
+_SIZE = whole(1)
+PARALLEL_SIZES = {
+    "actor_tp": Field(
+        "actor.model.tensor_model_parallel_size",
+        _SIZE,
+        "Tensor parallel size of the actor: with the rollout's, it makes the job a model-parallel one.",
+    ),
+    "actor_pp": Field("actor.model.pipeline_model_parallel_size", _SIZE, "Pipeline parallel size of the actor."),
+    "actor_cp": Field("actor.model.context_parallel_size", _SIZE, "Context parallel size of the actor."),
+    "rollout_tp": Field("rollout.tensor_parallel_size", _SIZE, "Tensor parallel size of a rollout engine."),
+    "rollout_pp": Field("rollout.pipeline_parallel_size", _SIZE, "Pipeline parallel size of a rollout engine."),
+    "inference_tp": Field(
+        "inference.model.tensor_model_parallel_size",
+        _SIZE,
+        "Tensor parallel size of inference; by default the actor's.",
+    ),
+    "inference_pp": Field(
+        "inference.model.pipeline_model_parallel_size",
+        _SIZE,
+        "Pipeline parallel size of inference; by default the actor's.",
+    ),
 }
-"""Where a job says each of `ParallelSizes`."""
-RECOMPUTE_LOGPROBS = ("algorithm", "recompute_logprobs")
-_FORMS = "write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement"
+"""The fields of `ParallelSizes`, each with its path in a job."""
+RECOMPUTE_LOGPROBS = Field(
+    "algorithm.recompute_logprobs", FLAG, "Whether the job computes log probabilities again; true for inference."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentConfig:
-    """What the config says of one component: its node groups (none: the cluster) and its segments."""
+    """One component in the config: its node groups (none means the cluster) and its segments."""
 
     name: str
     node_groups: tuple[str, ...]
@@ -59,13 +81,13 @@ class ComponentConfig:
     group_values: tuple[Value, ...] = field(default=(), repr=False, compare=False)
 
     def where(self, segment: Segment | None = None, *, last: bool = False) -> Where:
-        """Where the placement stands, or one segment of it, or that segment's last resource."""
+        """Return the place of the placement, of one segment, or of that segment's last resource."""
         if segment is None:
             return self.source.where()
         return self.source.where(segment.last_span if last else segment.span)
 
     def where_group(self, label: str | None = None) -> Where:
-        """Where the component names its node groups, or one of them."""
+        """Return the place where the component names its node groups, or one of them."""
         found = dict(zip(self.node_groups, self.group_values, strict=True))
         return (found.get(label or "") or next(iter(found.values()), self.source.value)).where()
 
@@ -91,7 +113,7 @@ class ParallelSizes:
     inference_tp: int = 1
     inference_pp: int = 1
     inference_is_own: bool = False
-    """Whether the config gives inference sizes of its own; else it is cut as the actor is."""
+    """Whether the config gives sizes for inference; by default it has those of the actor."""
     recompute_logprobs: bool | None = None
 
 
@@ -114,7 +136,7 @@ class JobConfig:
 
     @classmethod
     def from_text(cls, text: str, name: str = "<text>") -> JobConfig:
-        """Read YAML text; `name` stands for the file in messages."""
+        """Read YAML text; messages call the file `name`."""
         return _checked(parse_text(text, name=name))
 
     @classmethod
@@ -123,7 +145,7 @@ class JobConfig:
         return _checked(as_document(config))
 
     def where_group(self, label: str) -> Where | None:
-        """Where the job declares a node group, rightly or wrongly; None where it does not."""
+        """Return the place where the job declares a node group, even wrongly; None if it does not."""
         section = self.document.get("cluster", "node_groups")
         for item in section.elements() if section is not None and section.kind == "list" else ():
             found = item.get("label")
@@ -133,20 +155,22 @@ class JobConfig:
         return None
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
-        """The two sizes that only a model-parallel job has, as typed, by key; those that are given."""
-        keys = (PARALLEL_SIZES["actor_tp"], PARALLEL_SIZES["rollout_tp"])
-        found = {".".join(key): self.document.get(*key) for key in keys}
-        return {key: describe(value).strip("'") for key, value in found.items() if value is not None}
+        """Return the two sizes that only a model-parallel job has, as typed, by key, if they are given."""
+        found = {
+            name: self.document.get(*name.split("."))
+            for name in (PARALLEL_SIZES[key].name for key in ("actor_tp", "rollout_tp"))
+        }
+        return {name: describe(value).strip("'") for name, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
-        """The parallel sizes of `actor`, `rollout`, `inference` and `algorithm`; what is left out is 1."""
+        """Read the parallel sizes of `actor`, `rollout` and `inference`; the default is 1."""
         notes = Notes()
         sizes = _read_parallel_sizes(self.document, notes)
         notes.raise_if_any()
         return sizes
 
     def where_components(self) -> Where:
-        """Where the components are named."""
+        """Return the place where the components are named."""
         return (self.document.get("cluster", "component_placement") or self.document).where()
 
 
@@ -154,33 +178,36 @@ class JobConfig:
 class JobDraft:
     """A job's config as far as it can be read, and the mistakes in it.
 
-    What is mistaken is left out of `job`, so that a planner can check the rest and tell all mistakes in one go.
+    `job` leaves out what is mistaken, so that a planner can check the rest and report all mistakes together.
     """
 
     job: JobConfig
     notes: Notes
+    names: tuple[str, ...]
+    """Every component that the job names, including those whose placement cannot be read."""
 
 
 def read_job_draft(config: object) -> JobDraft:
-    """Read any config once: a path, a dict, a DictConfig, a JobConfig, or a draft, which is handed back."""
+    """Read any config once: a path, a dict, a DictConfig, a JobConfig, or a draft, which is returned."""
     if isinstance(config, JobDraft):
         return config
     notes = Notes()
     if isinstance(config, JobConfig):
-        return JobDraft(job=config, notes=notes)
+        return JobDraft(job=config, notes=notes, names=tuple(item.name for item in config.cluster.components))
     document = as_document(config)
-    return JobDraft(job=JobConfig(cluster=_read_cluster(document, notes), document=document), notes=notes)
+    cluster, names = _read_cluster(document, notes, CLUSTER_FIELDS)
+    return JobDraft(job=JobConfig(cluster=cluster, document=document), notes=notes, names=names)
 
 
 def read_cluster_section(section: object) -> ClusterConfig:
-    """Read the `cluster` section alone, as `Cluster(cluster_cfg=cfg.cluster)` has it; components may be left out."""
+    """Read the `cluster` section alone, as in `Cluster(cluster_cfg=cfg.cluster)`; components are optional there."""
     document = as_document({"cluster": section})
     if isinstance(section, Mapping) and "cluster" in section:
         raise ConfigError(
-            "cluster_cfg is the whole config", hint="hand over its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
+            "cluster_cfg is the whole config", hint="pass its section 'cluster': Cluster(cluster_cfg=cfg.cluster)"
         )
     notes = Notes()
-    config = _read_cluster(document, notes, CLUSTER_KEYS._replace(required=()))
+    config, _ = _read_cluster(document, notes, CLUSTER_FIELDS.optional())
     notes.raise_if_any()
     return config
 
@@ -191,31 +218,25 @@ def _checked(document: Value) -> JobConfig:
     return draft.job
 
 
-def _read_cluster(document: Value, notes: Notes, keys: Keys = CLUSTER_KEYS) -> ClusterConfig:
+def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterConfig, tuple[str, ...]]:
+    """Read the section as far as possible, and the names of all components."""
     empty = ClusterConfig(num_nodes=None, components=())
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
-        return empty
+        return empty, ()
     try:
-        section = document.get("cluster")
+        value = document.get("cluster")
     except ConfigError as error:
         notes.take(error)
-        return empty
-    if section is None:
+        return empty, ()
+    if value is None:
         notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
-        return empty
-    hint = "components stand under component_placement, one level deeper"
-    fields = read_mapping(section, notes, "cluster", keys, otherwise=hint)
-    num_nodes = None
-    if "num_nodes" in fields:
-        num_nodes = read_int(fields["num_nodes"], notes, "num_nodes", minimum=1, maximum=MAX_NODES)
-    groups: tuple[NodeGroup, ...] = ()
-    if "node_groups" in fields:
-        groups = read_node_groups(fields["node_groups"], notes, num_nodes, f"num_nodes is {num_nodes}")
-    components: tuple[ComponentConfig, ...] = ()
-    if "component_placement" in fields:
-        components = _read_components(fields["component_placement"], notes)
-    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups)
+        return empty, ()
+    section = table.read(value, notes, "cluster")
+    num_nodes = section.read("num_nodes")
+    groups = read_node_groups(section.read("node_groups", ()), notes, num_nodes, f"num_nodes is {num_nodes}")
+    components, names = _read_components(section, notes)
+    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups), names
 
 
 def _no_cluster_hint(keys: list[str]) -> str:
@@ -223,47 +244,38 @@ def _no_cluster_hint(keys: list[str]) -> str:
     if close:
         return f"is that {close!r}?"
     if "component_placement" in keys:
-        return "this is the section itself: put it under 'cluster:', or hand over the whole config"
+        return "this is the section itself: put it under 'cluster:', or pass the whole config"
     if "defaults" in keys:
         return "this looks like a Hydra config that is not composed: plan the composed one, as --cfg job prints it"
     return "put num_nodes, component_placement and node_groups under 'cluster:'"
 
 
-def _read_components(value: Value, notes: Notes) -> tuple[ComponentConfig, ...]:
-    if value.kind == "mapping" and not value.keys():
+def _read_components(cluster: Section, notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
+    value = cluster.value("component_placement") if "component_placement" in cluster else None
+    if value is not None and value.kind == "mapping" and not value.keys():
         notes.config(value, "component_placement names no component")
-    found: dict[str, ComponentConfig] = {}
-    seen: set[str] = set()
-    for text, entry in read_fields(value, notes, "component_placement").items():
+    found: dict[str, ComponentConfig | None] = {}
+    for text, pair in cluster.read("component_placement", {}).items():
         for part in text.split(","):
-            name = check_name(part, entry.key, notes, "the component name")
-            if name is None:
-                continue
-            if name in seen:
-                notes.config(entry.key, f"component {name!r} is named twice")
-                continue
-            seen.add(name)
-            component = _read_component(name, entry.value, notes)
-            if component is not None:
-                found[name] = component
-    return tuple(found.values())
+            name = check_name(part, pair.key, notes, "the component name")
+            if name in found:
+                notes.config(pair.key, f"component {name!r} is named twice")
+            elif name is not None:
+                found[name] = _read_component(name, pair.value, notes)
+    return tuple(item for item in found.values() if item is not None), tuple(found)
 
 
 def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | None:
+    what = f"component {name!r}"
     groups: dict[str, Value] = {}
-    placement = value
     if value.kind == "mapping":
-        what = f"component {name!r}"
-        fields = read_mapping(value, notes, what, COMPONENT_KEYS, otherwise=_FORMS)
-        if "node_group" in fields:
-            labels = _read_labels(fields["node_group"], notes, what)
-            if labels is None:
-                return None
-            groups = labels
-        if "placement" not in fields:
+        section = COMPONENT_FIELDS.read(value, notes, what)
+        groups = section.read("node_group", {})
+        read = section.read("placement", what=what)
+        if "node_group" in section and not groups:
             return None
-        placement = fields["placement"]
-    read = read_placement(placement, notes, f"component {name!r}")
+    else:
+        read = PLACEMENT.read(value, notes, what)
     if read is None:
         return None
     source, segments = read
@@ -276,47 +288,18 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
     )
 
 
-def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
-    found: dict[str, Value] = {}
-    for part in read_list(value, notes, f"{what}: node_group") if value.kind == "list" else [value]:
-        text = read_text(part, notes, f"{what}: node_group")
-        if text is None:
-            return None
-        for name in text.split(","):
-            label = check_name(name, part, notes, f"{what}: the node group")
-            if label is None:
-                return None
-            if label in found:
-                notes.config(part, f"{what} names node group {label!r} twice")
-                return None
-            found[label] = part
-    if not found:
-        notes.config(value, f"{what}: node_group is an empty list")
-        return None
-    return found
-
-
 def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
-    def size(name: str, default: int = 1) -> int:
-        value = document.get(*PARALLEL_SIZES[name])
-        if value is None:
-            return default
-        return read_int(value, notes, PARALLEL_SIZES[name][-1], minimum=1) or default
+    def read(field: Field) -> Any:
+        path = field.name.split(".")
+        value = document.get(*path)
+        return None if value is None else field.kind.read(value, notes, path[-1])
 
-    recompute = document.get(*RECOMPUTE_LOGPROBS)
-    actor_tp = size("actor_tp")
-    actor_pp = size("actor_pp")
+    given = {name: read(field) for name, field in PARALLEL_SIZES.items()}
+    sizes = {name: size for name, size in given.items() if size is not None}
+    # Inference recomputes with the actor's weights, so by default it has the actor's sizes.
+    as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
     return ParallelSizes(
-        actor_tp=actor_tp,
-        actor_pp=actor_pp,
-        actor_cp=size("actor_cp"),
-        rollout_tp=size("rollout_tp"),
-        rollout_pp=size("rollout_pp"),
-        # Inference recomputes with the actor's weights, so it is cut as the actor is unless it says otherwise.
-        inference_tp=size("inference_tp", actor_tp),
-        inference_pp=size("inference_pp", actor_pp),
-        inference_is_own=any(
-            document.get(*PARALLEL_SIZES[name]) is not None for name in ("inference_tp", "inference_pp")
-        ),
-        recompute_logprobs=None if recompute is None else read_bool(recompute, notes, RECOMPUTE_LOGPROBS[-1]),
+        **{**as_actor, **sizes},
+        inference_is_own=any(name in sizes for name in as_actor),
+        recompute_logprobs=read(RECOMPUTE_LOGPROBS),
     )

@@ -1,4 +1,4 @@
-"""Kinds of declared hardware that the user describes: a dataclass is the schema of the settings.
+"""Kinds of declared hardware that the user registers: a dataclass is the schema of the settings.
 
     @register_hardware("Franka")
     @dataclass(frozen=True)
@@ -9,7 +9,7 @@
         def check(self) -> None:  # optional: runs on the robot's node before anything is launched
             socket.create_connection((self.robot_ip, 80), timeout=2).close()
 
-A kind that nobody registered takes any settings.
+A kind that is not registered takes any settings.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ from roost.text import did_you_mean, join_words
 Kind = TypeVar("Kind", bound=type)
 
 _KINDS: dict[str, type] = {}
-_NODE_RANK = "node_rank"
+NODE_RANK = "node_rank"
+"""The key of a piece's node, next to its settings."""
 
 
 def register_hardware(name: str) -> Callable[[Kind], Kind]:
     """Make a dataclass the schema of a kind of hardware; its `check()`, if any, runs on the hardware's node."""
     if not isinstance(name, str) or name_problem(name) or name in taken_types():
-        raise ConfigError(f"{name!r} cannot name a kind of hardware", hint="it is no name, or means something already")
+        raise ConfigError(
+            f"{name!r} cannot name a kind of hardware", hint="it is not a valid name, or already means something else"
+        )
 
     def register(kind: Kind) -> Kind:
         if not dataclasses.is_dataclass(kind):
-            raise ConfigError(f"hardware {name!r} needs a dataclass for its settings, and {kind!r} is none")
+            raise ConfigError(f"hardware {name!r} needs a dataclass for its settings, and {kind!r} is not one")
         known = _KINDS.setdefault(name, kind)
         # A module that is loaded again, as in a notebook, registers its class again.
         if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-            raise ConfigError(f"hardware {name!r} is registered already, with {known.__module__}.{known.__qualname__}")
+            raise ConfigError(f"hardware {name!r} is already registered, with {known.__module__}.{known.__qualname__}")
         _KINDS[name] = kind
         return kind
 
@@ -48,42 +51,42 @@ def register_hardware(name: str) -> Callable[[Kind], Kind]:
 
 
 def hardware_kind(name: str) -> type | None:
-    """The dataclass that was registered for a kind, or None."""
+    """Return the dataclass registered for a kind, or None."""
     return _KINDS.get(name)
 
 
 def is_setting(name: str, setting: str) -> bool:
-    """Whether a registered kind has such a setting."""
+    """Return whether a registered kind has this setting."""
     kind = _KINDS.get(name)
     return kind is not None and setting in {field.name for field in dataclasses.fields(kind)}
 
 
 def make_piece(name: str, node_rank: int, settings: Mapping[str, Any]) -> Any:
-    """One piece of hardware as its registered class; ConfigError where the settings do not fit the class."""
+    """Make one piece of hardware as its registered class; ConfigError if the settings do not fit the class."""
     kind = _KINDS[name]
     problems = setting_problems(name, settings)
     if problems:
         raise ConfigError("; ".join(problems.values()))
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf  # slow to load, and few jobs register hardware
 
-    own_rank = {_NODE_RANK: node_rank} if _NODE_RANK in {field.name for field in dataclasses.fields(kind)} else {}
+    own_rank = {NODE_RANK: node_rank} if NODE_RANK in {field.name for field in dataclasses.fields(kind)} else {}
     try:
         return OmegaConf.to_object(_merged(kind, {**settings, **own_rank}))
     except Exception as error:
-        # The class's own __post_init__ may refuse what its types allow.
+        # The class's __post_init__ may refuse what its types allow.
         raise ConfigError(f"{name!r} does not take {dict(settings)!r}: {error}") from None
 
 
 def setting_problems(name: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with the settings of a registered kind, by setting; a setting that is missing has its own name."""
+    """Return what is wrong with the settings of a registered kind, by setting, including those that are missing."""
     kind = _KINDS.get(name)
     if kind is None:
         return {}
-    from omegaconf.errors import OmegaConfBaseException
+    from omegaconf.errors import OmegaConfBaseException  # as above
 
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    # The piece's node is written beside the settings, and handed in by whoever makes the piece.
-    fields.pop(_NODE_RANK, None)
+    # `make_piece` fills in the node, which is written next to the settings.
+    fields.pop(NODE_RANK, None)
     found: dict[str, str] = {}
     for setting in sorted(set(settings) - set(fields)):
         close = did_you_mean(setting, fields)
@@ -102,16 +105,16 @@ def setting_problems(name: str, settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _merged(kind: type, settings: Mapping[str, Any]) -> Any:
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf  # as above
 
     schema = OmegaConf.structured(kind)
-    # A frozen dataclass makes a config that refuses to be filled in.
+    # A frozen dataclass makes a read-only config.
     OmegaConf.set_readonly(schema, False)
     return OmegaConf.merge(schema, {name: _literal(value) for name, value in settings.items()})
 
 
 def _literal(value: Any) -> Any:
-    """Text as it is: by now nothing in a setting stands for something else."""
+    """Escape what OmegaConf would interpolate: the settings are already resolved."""
     if isinstance(value, str):
         return value.replace("${", "\\${")
     if isinstance(value, list):

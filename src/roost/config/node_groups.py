@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roost.config.document import Value
+from roost.config.fields import Field, Section, Table
 from roost.config.hardware import accelerator_types, taken_types
-from roost.config.kinds import is_setting, setting_problems
+from roost.config.kinds import NODE_RANK, is_setting, setting_problems
 from roost.config.ranks import format_ranks
-from roost.config.reading import (
-    Keys,
-    Notes,
-    name_problem,
-    outside,
-    read_bool,
-    read_fields,
-    read_filled_text,
-    read_int,
-    read_list,
-    read_mapping,
-    read_name,
-    read_rank_list,
-    read_text,
-)
+from roost.config.reading import Notes, name_problem, outside
+from roost.config.values import FILLED_TEXT, FLAG, NODE_RANKS, items, name, variables, whole
 from roost.errors import ConfigError
 from roost.text import join_words, shorten
 
@@ -36,19 +23,61 @@ NODE = "node"
 """The reserved group of all nodes as bare nodes."""
 RESERVED = (CLUSTER, NODE)
 MAX_NODES = 1_000_000
+WORKER_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "ROOST_JOB"})
+"""What Roost sets for every worker: a job that set one of them would contradict the plan."""
 
-GROUP_KEYS = Keys(
-    ("label", "node_ranks", "hardware", "ignore_hardware", "env_configs"), required=("label", "node_ranks")
+
+def group_variables() -> frozenset[str]:
+    """Return the variables that a node group cannot set: its workers', their master's address, the visible devices."""
+    visible = {item.variable for item in accelerator_types().values()}
+    return WORKER_VARIABLES | {"MASTER_ADDR", "MASTER_PORT"} | visible
+
+
+HARDWARE_CONFIG_FIELDS = Table(
+    "One piece: its node, and settings of your own.",
+    Field(NODE_RANK, whole(), "The rank of the node that it is on.", required=True),
+    is_open=True,
 )
-HARDWARE_KEYS = Keys(("type", "configs"), required=("type", "configs"))
-PIECE_NODE = "node_rank"
-"""Beside it, a piece of declared hardware has settings that are the user's."""
-ENV_CONFIG_KEYS = Keys(("node_ranks", "env_vars", "python_interpreter_path"), required=("node_ranks",))
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-# Roost writes these, and the visible devices, for every worker: a group that set them would make it lie.
-_OWN_VARIABLES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "ROOST_JOB"}
+HARDWARE_FIELDS = Table(
+    "Hardware that is declared and not found, such as robots.",
+    Field(
+        "type",
+        name(taken_types, "a kind has letters, digits, '_', '-' and '.'; accelerators are found, not declared"),
+        "The kind of hardware, under a name that you choose.",
+        required=True,
+        examples=("Franka",),
+    ),
+    Field(
+        "configs",
+        items(HARDWARE_CONFIG_FIELDS, least=1),
+        "The pieces, in the order of their ranks on a node.",
+        required=True,
+    ),
+)
+ENV_CONFIG_FIELDS = Table(
+    "What workers get on these nodes. A node takes one.",
+    Field("node_ranks", NODE_RANKS, "The nodes that it is for; they belong to the group.", required=True),
+    Field("env_vars", variables(group_variables, lists=True)),
+    Field(
+        "python_interpreter_path",
+        FILLED_TEXT,
+        "The Python that runs the workers there.",
+        examples=("/opt/venv/bin/python",),
+    ),
+)
+GROUP_FIELDS = Table(
+    "A label over nodes.",
+    Field(
+        "label",
+        name(lambda: RESERVED, "a label has letters, digits, '_', '-' and '.'; 'cluster' and 'node' are reserved"),
+        "The name by which components ask for the group.",
+        required=True,
+        examples=("a800", "4090"),
+    ),
+    Field("node_ranks", NODE_RANKS, "The ranks of its nodes: `0-3,5`, a number, or a list.", required=True),
+    Field("hardware", HARDWARE_FIELDS),
+    Field("ignore_hardware", FLAG, "Take the nodes as bare nodes, whatever hardware they have."),
+    Field("env_configs", items(ENV_CONFIG_FIELDS), "What workers get on some of the nodes: variables, an interpreter."),
 )
 
 
@@ -63,11 +92,11 @@ class DeclaredHardware:
     type: str
     node_rank: int
     settings_json: str = "{}"
-    """The settings as JSON: text cannot be changed, and every reader of `settings` gets dicts of its own."""
+    """The settings as JSON: text is immutable, and `settings` returns a new dict each time."""
 
     @classmethod
     def make(cls, kind: str, node_rank: int, settings: Mapping[str, Any] | None = None) -> DeclaredHardware:
-        """A piece of hardware with settings, which are numbers, texts, lists and dicts."""
+        """Make a piece of hardware; its settings are numbers, texts, lists and dicts."""
         try:
             text = json.dumps(settings or {}, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -76,7 +105,7 @@ class DeclaredHardware:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings, as a dict that belongs to the caller."""
+        """The settings, as a new dict."""
         found: dict[str, Any] = json.loads(self.settings_json)
         return found
 
@@ -90,7 +119,7 @@ class EnvConfig:
     python_interpreter_path: str | None = None
 
     def __post_init__(self) -> None:
-        # Their order means nothing, and two that say the same are equal.
+        # Their order has no meaning: two configs with the same variables are equal.
         object.__setattr__(self, "env_vars", tuple(sorted(self.env_vars)))
 
 
@@ -120,11 +149,11 @@ class NodeGroup:
         covered = [rank for item in self.env_configs for rank in item.node_ranks]
         if len(set(covered)) != len(covered) or not set(covered) <= nodes:
             raise ConfigError(f"{what} has env_configs that overlap, or that name a node that it does not have")
-        # Hardware ranks follow the nodes; on one node, the order in which the pieces are declared.
+        # Hardware ranks follow the nodes, and on one node the order of declaration.
         object.__setattr__(self, "hardware", tuple(sorted(self.hardware, key=lambda piece: piece.node_rank)))
 
     def to_dict(self) -> dict[str, Any]:
-        """The group as an inventory or a job file says it."""
+        """Return the group as it is written in an inventory or a job."""
         out: dict[str, Any] = {"label": self.label, "node_ranks": list(self.node_ranks)}
         if self.ignore_hardware:
             out["ignore_hardware"] = True
@@ -136,56 +165,49 @@ class NodeGroup:
         return out
 
 
-def read_node_groups(value: Value, notes: Notes, num_nodes: int | None, limit: str) -> tuple[NodeGroup, ...]:
-    """Read a list of node groups, noting every mistake; `num_nodes` bounds the node ranks, and `limit` says why."""
+def read_node_groups(values: Iterable[Value], notes: Notes, num_nodes: int | None, limit: str) -> tuple[NodeGroup, ...]:
+    """Read node groups, noting every mistake; `num_nodes` bounds the node ranks, and `limit` says why."""
     groups: dict[str, NodeGroup] = {}
     declared: dict[tuple[str, int], str] = {}
-    for item in read_list(value, notes, "node_groups"):
-        group = _read_group(item, notes, num_nodes, limit)
+    for value in values:
+        group = _read_group(value, notes, num_nodes, limit)
         if group is None:
             continue
         if group.label in groups:
-            notes.config(_at(item, "label"), f"node group {group.label!r} is declared twice")
-        elif _is_declared_once(group, declared, item, notes):
+            notes.config(_at(value, "label"), f"node group {group.label!r} is declared twice")
+        elif _is_declared_once(group, declared, value, notes):
             groups[group.label] = group
     return tuple(groups.values())
 
 
 def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -> NodeGroup | None:
-    fields = read_mapping(value, notes, "a node group", GROUP_KEYS)
-    if "label" not in fields or "node_ranks" not in fields:
-        return None
-    label = read_name(fields["label"], notes, "the node group label")
-    if label is None:
-        return None
-    what = f"node group {label!r}"
     noted = len(notes.problems)
-    if label in RESERVED:
-        notes.config(fields["label"], f"the label {label!r} is reserved", hint=_reserved_hint(label))
+    section = GROUP_FIELDS.read(value, notes, "a node group")
+    label = section.read("label", what="the node group label")
+    if label is None or "node_ranks" not in section:
         return None
-    node_ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks")
+    if label in RESERVED:
+        notes.config(section.value("label"), f"the label {label!r} is reserved", hint=_reserved_hint(label))
+        return None
+    section = replace(section, what=f"node group {label!r}")
+    node_ranks = section.read("node_ranks")
     if node_ranks is None:
         return None
     if num_nodes is not None and node_ranks[-1] >= num_nodes:
         strange = [rank for rank in node_ranks if rank >= num_nodes]
         hint = "node ranks count from 0, and ranges include both ends"
-        notes.config(fields["node_ranks"], outside(strange, what, num_nodes, limit), hint=hint)
+        notes.config(section.value("node_ranks"), outside(strange, section.what, num_nodes, limit), hint=hint)
         return None
-    ignore = False
-    if "ignore_hardware" in fields:
-        ignore = bool(read_bool(fields["ignore_hardware"], notes, f"{what}: ignore_hardware"))
-    hardware: tuple[DeclaredHardware, ...] = ()
-    if "hardware" in fields:
-        hardware = _read_hardware(fields["hardware"], notes, what, node_ranks)
-        if ignore:
-            notes.config(
-                fields["ignore_hardware"],
-                f"{what} declares hardware and ignores it",
-                hint="leave out ignore_hardware, or make a second group for the bare nodes",
-            )
-    env_configs: tuple[EnvConfig, ...] = ()
-    if "env_configs" in fields:
-        env_configs = _read_env_configs(fields["env_configs"], notes, what, node_ranks)
+    ignore = section.read("ignore_hardware", False)
+    nodes = set(node_ranks)
+    hardware = _read_hardware(section, notes, nodes)
+    if "hardware" in section and ignore:
+        notes.config(
+            section.value("ignore_hardware"),
+            f"{section.what} declares hardware and ignores it",
+            hint="leave out ignore_hardware, or make a second group for the bare nodes",
+        )
+    env_configs = _read_env_configs(section, notes, nodes)
     if len(notes.problems) > noted:
         return None
     return NodeGroup(
@@ -193,47 +215,40 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
     )
 
 
-def _read_hardware(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[DeclaredHardware, ...]:
-    fields = read_mapping(value, notes, f"{what}: hardware", HARDWARE_KEYS)
-    if "type" not in fields or "configs" not in fields:
+def _read_hardware(group: Section, notes: Notes, nodes: Set[int]) -> tuple[DeclaredHardware, ...]:
+    section, what = group.read("hardware"), group.what
+    kind = section.read("type", what=f"{what}: the hardware type") if section else None
+    if kind is None or "configs" not in section or not _is_free_type(kind, section.value("type"), notes, what):
         return ()
-    kind = read_name(fields["type"], notes, f"{what}: the hardware type")
-    if kind is None or not _is_free_type(kind, fields["type"], notes, what):
-        return ()
-    items = read_list(fields["configs"], notes, f"{what}: hardware configs")
-    if not items and fields["configs"].kind == "list":
-        notes.config(fields["configs"], f"{what} declares hardware but no piece of it")
-    nodes = set(node_ranks)
+    configs = section.value("configs")
+    if configs.kind == "list" and not list(configs.elements()):
+        notes.config(configs, f"{what} declares hardware but no piece of it")
     found: list[DeclaredHardware] = []
-    for item in items:
-        settings = read_fields(item, notes, f"{what}: a hardware config")
-        if PIECE_NODE not in settings:
-            if item.kind == "mapping":
-                notes.config(item, f"{what}: a hardware config lacks {PIECE_NODE!r}")
-            continue
-        rank_value = settings.pop(PIECE_NODE).value
-        node_rank = read_int(rank_value, notes, f"{what}: node_rank of a hardware config")
+    for value in section.read("configs", what=f"{what}: hardware configs"):
+        piece = HARDWARE_CONFIG_FIELDS.read(value, notes, f"{what}: a hardware config")
+        node_rank = piece.read(NODE_RANK, what=f"{what}: node_rank of a hardware config")
         if node_rank is None:
             continue
         if node_rank not in nodes:
-            has = shorten(format_ranks(node_ranks))
-            notes.config(rank_value, f"{what} declares hardware on node rank {node_rank}, but has nodes {has}")
+            has = shorten(format_ranks(sorted(nodes)))
+            message = f"{what} declares hardware on node rank {node_rank}, but has nodes {has}"
+            notes.config(piece.value(NODE_RANK), message)
             continue
         try:
-            plain = {name: setting.value.plain() for name, setting in settings.items()}
+            plain = {name: pair.value.plain() for name, pair in piece.pairs.items() if name != NODE_RANK}
         except ConfigError as error:
             notes.take(error)
             continue
         for setting, problem in setting_problems(kind, plain).items():
-            entry = settings.get(setting)
-            at = item if entry is None else entry.value if is_setting(kind, setting) else entry.key
+            pair = piece.pairs.get(setting)
+            at = value if pair is None else pair.value if is_setting(kind, setting) else pair.key
             notes.config(at, f"{what}: {problem}")
         found.append(DeclaredHardware.make(kind, node_rank, plain))
     return tuple(found)
 
 
 def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
-    """Whether hardware can be declared under this name: not where it already means something else."""
+    """Return whether hardware can be declared under this name; note a name that already has a meaning."""
     if kind in RESERVED:
         notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
     elif kind in taken_types():
@@ -245,74 +260,34 @@ def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
 def _check_ascending(ranks: object, what: str) -> None:
     whole = isinstance(ranks, tuple) and all(type(rank) is int and rank >= 0 for rank in ranks)
     if not whole or not ranks or list(ranks) != sorted(set(ranks)):  # type: ignore[call-overload]
-        raise ConfigError(f"{what} must be a tuple of whole numbers that ascend, with at least one in it")
+        raise ConfigError(f"{what} must be a tuple of ascending whole numbers, at least one")
 
 
-def _read_env_configs(value: Value, notes: Notes, what: str, node_ranks: Sequence[int]) -> tuple[EnvConfig, ...]:
-    nodes = set(node_ranks)
+def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[EnvConfig, ...]:
     taken: set[int] = set()
     found: list[EnvConfig] = []
-    for item in read_list(value, notes, f"{what}: env_configs"):
-        fields = read_mapping(item, notes, f"{what}: an env_config", ENV_CONFIG_KEYS)
-        if "node_ranks" not in fields:
-            continue
-        ranks = read_rank_list(fields["node_ranks"], notes, f"{what}: node_ranks of an env_config")
+    what = group.what
+    for value in group.read("env_configs", ()):
+        section = replace(ENV_CONFIG_FIELDS.read(value, notes, f"{what}: an env_config"), what=what)
+        ranks = section.read("node_ranks", what=f"{what}: node_ranks of an env_config")
+        env_vars, path = section.read("env_vars", {}), section.read("python_interpreter_path")
         if ranks is None:
             continue
         if strange := [rank for rank in ranks if rank not in nodes]:
             notes.config(
-                fields["node_ranks"],
+                section.value("node_ranks"),
                 f"{what}: an env_config names node rank {shorten(format_ranks(strange))}, "
-                f"but the group has nodes {shorten(format_ranks(node_ranks))}",
+                f"but the group has nodes {shorten(format_ranks(sorted(nodes)))}",
             )
         if twice := sorted(taken & set(ranks)):
             notes.config(
-                fields["node_ranks"],
+                section.value("node_ranks"),
                 f"{what}: two env_configs cover node rank {shorten(format_ranks(twice))}",
                 hint="a node takes one env_config; merge them, or give them different nodes",
             )
         taken.update(ranks)
-        path = None
-        if "python_interpreter_path" in fields:
-            path = read_filled_text(fields["python_interpreter_path"], notes, f"{what}: python_interpreter_path")
-        env_vars = _read_env_vars(fields["env_vars"], notes, what) if "env_vars" in fields else ()
-        found.append(EnvConfig(node_ranks=ranks, env_vars=env_vars, python_interpreter_path=path))
+        found.append(EnvConfig(node_ranks=ranks, env_vars=tuple(env_vars.items()), python_interpreter_path=path))
     return tuple(found)
-
-
-def _read_env_vars(value: Value, notes: Notes, what: str) -> tuple[tuple[str, str], ...]:
-    """A mapping of variables, or a list of such mappings."""
-    own = own_variables()
-    found: dict[str, str] = {}
-    for part in read_list(value, notes, f"{what}: env_vars") if value.kind == "list" else [value]:
-        for name, entry in read_fields(part, notes, f"{what}: env_vars").items():
-            if not VARIABLE.fullmatch(name):
-                notes.config(entry.key, f"{what}: {shorten(name)!r} cannot name an environment variable")
-            elif name in own:
-                notes.config(entry.key, f"{what}: {name} is set by Roost for each worker and cannot be set here")
-            elif name in found:
-                notes.config(entry.key, f"{what}: env_vars names {name!r} twice")
-            else:
-                text = _variable_text(entry.value, notes, f"{what}: the variable {shorten(name)}")
-                if text is not None:
-                    found[name] = text
-    return tuple(sorted(found.items()))
-
-
-def own_variables() -> frozenset[str]:
-    """The variables that Roost sets for each worker, which a node group cannot set."""
-    return _OWN_VARIABLES | {item.variable for item in accelerator_types().values()}
-
-
-def _variable_text(value: Value, notes: Notes, what: str) -> str | None:
-    """Variables are text: numbers are taken as typed, and a boolean in a dict has no one spelling."""
-    if value.kind == "scalar" and isinstance(value.scalar, float):
-        return repr(value.scalar)
-    text = read_text(value, notes, what)
-    if text is not None and "\0" in text:
-        notes.config(value, f"{what} has a zero byte in it")
-        return None
-    return text
 
 
 def _is_declared_once(group: NodeGroup, declared: dict[tuple[str, int], str], value: Value, notes: Notes) -> bool:
@@ -325,7 +300,7 @@ def _is_declared_once(group: NodeGroup, declared: dict[tuple[str, int], str], va
 
 
 def declared_twice(one: str, other: str, kind: str, node_rank: int) -> tuple[str, str]:
-    """Message and hint for hardware that two groups declare."""
+    """Return the message and the hint for hardware that two groups declare."""
     return (
         f"node groups {one!r} and {other!r} both declare {kind!r} on node rank {node_rank}",
         "declare each piece once; several components may use one group",

@@ -1,7 +1,7 @@
 """The rank syntax: `0-3`, `0-1:0-3,3-5,7-10:7-14`, `all`.
 
 A comma ends a segment; a segment is `resources[:processes]`. Ranges include both ends and are never
-expanded here, so that a range of 10^12 costs nothing until somebody refuses it.
+expanded here, so that a range of 10^12 costs nothing until a reader refuses it.
 
 >>> parse_placement("0-1:0-3,3-5")
 (Segment(resources=0-1, processes=0-3), Segment(resources=3-5, processes=4-6))
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from roost.errors import PlacementError, Problem
+from roost.errors import PlacementError
 from roost.text import shorten
 
 MAX_PROCESSES = 2_000_000
@@ -50,8 +50,8 @@ class RankRange:
 class Segment:
     """One `resources[:processes]`; `resources` is None for `all`.
 
-    `processes` is None only for an `all` without processes, whose count the hardware decides. `span` is where
-    the segment stands in its string, and `last_span` where its last resource does.
+    `processes` is None only for an `all` without processes, whose count the hardware decides. `span` is the place
+    of the segment in its string, and `last_span` that of its last resource.
     """
 
     resources: RankRange | None
@@ -66,7 +66,7 @@ class Segment:
 
 
 class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Problem
-    """What is wrong with a rank string, and where in it; only this package sees it."""
+    """What is wrong with a rank string, and where in it; it never leaves this package."""
 
     def __init__(self, message: str, span: tuple[int, int], hint: str = "") -> None:
         super().__init__(message)
@@ -76,7 +76,7 @@ class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Probl
 
 
 def parse_placement(text: str) -> tuple[Segment, ...]:
-    """Read a placement string; PlacementError where it breaks a rule that needs no hardware."""
+    """Parse a placement string; PlacementError if it breaks a rule that needs no hardware."""
     try:
         return read_segments(text)
     except SyntaxProblem as problem:
@@ -84,12 +84,12 @@ def parse_placement(text: str) -> tuple[Segment, ...]:
 
 
 def format_placement(segments: Iterable[Segment]) -> str:
-    """The shortest string that reads back as `segments`."""
+    """Return the shortest string that parses to `segments`."""
     return ",".join(str(segment) for segment in segments)
 
 
 def parse_ranks(text: str) -> tuple[RankRange, ...]:
-    """Read `0-3,5,8-9`, a plain list of ranks as `node_ranks` has it: ascending, each once."""
+    """Parse `0-3,5,8-9`, a plain list of ranks as in `node_ranks`: ascending, each once."""
     try:
         return read_ranks(text)
     except SyntaxProblem as problem:
@@ -97,17 +97,17 @@ def parse_ranks(text: str) -> tuple[RankRange, ...]:
 
 
 def count_ranks(ranges: Sequence[RankRange]) -> int:
-    """How many ranks the ranges hold together."""
+    """Count the ranks in all ranges."""
     return sum(len(item) for item in ranges)
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ascending ranks as ranges: `[0, 1, 2, 5]` is `0-2,5`."""
+    """Format ascending ranks as ranges: `[0, 1, 2, 5]` is `0-2,5`."""
     return ",".join(map(str, runs_of(ranks)))
 
 
 def runs_of(ranks: Sequence[int]) -> list[RankRange]:
-    """The runs of neighbours in ascending ranks."""
+    """Return the runs of neighbours in ascending ranks."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -127,7 +127,7 @@ def read_segments(text: str) -> tuple[Segment, ...]:
     for resources, processes, span, last_span in parser.segments():
         if resources is None and (segments or not parser.at_end()):
             raise SyntaxProblem(
-                "'all' stands for every resource, so it must be the only segment",
+                "'all' means every resource, so it must be the only segment",
                 span,
                 "write 'all' alone, or name the ranges",
             )
@@ -203,11 +203,11 @@ def _token_hint(text: str) -> str:
 
 
 def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
-    return PlacementError(Problem(message=f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint))
+    return PlacementError(f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint)
 
 
 class _Parser:
-    """Recursive descent over the few tokens there are; spaces between tokens mean nothing."""
+    """A recursive descent parser; spaces between tokens mean nothing."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [
@@ -222,7 +222,7 @@ class _Parser:
         return self._next >= len(self._tokens)
 
     def segments(self) -> Iterable[tuple[RankRange | None, RankRange | None, _Span, _Span]]:
-        """The segments as (resources, processes, span, span of the last resource)."""
+        """Yield the segments as (resources, processes, span, span of the last resource)."""
         if self.at_end():
             raise SyntaxProblem("no ranks are given", (0, max(1, self._end)), "write a range such as 0-7, or all")
         while True:
@@ -251,7 +251,7 @@ class _Parser:
         text, at, stop = self._peek()
         if text.lower() == "all":
             if text != "all":
-                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), "write all in small letters")
+                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), "write all in lower case")
             self._next += 1
             return None
         return self._range("resource")

@@ -1,4 +1,4 @@
-"""Typed reading of a document: every mistake is noted and reading goes on, so that all are shown at once."""
+"""Typed reading of a document: readers note every mistake and go on, so that one error reports them all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roost.config.document import Value
 from roost.config.ranks import (
@@ -21,9 +21,11 @@ from roost.config.ranks import (
 from roost.errors import ConfigError, PlacementError, Problem, RoostError, Where
 from roost.text import did_you_mean, join_words, shorten
 
+MAX_NUMBER = 10_000_000
+"""The largest whole number of a field that has no limit of its own."""
 _MAX_LISTED_RANKS = 1_000_000
 NAME_EXTRA = "_-."
-"""What a name may have in it beside letters and digits."""
+"""The characters of a name other than letters and digits."""
 _SPACE_HINT = "YAML makes a mapping of '0-3: 0-7': write 0-3:0-7 without a space"
 
 
@@ -38,27 +40,27 @@ class Notes:
         self._placement = False
 
     def copy(self) -> Notes:
-        """The same notes, to go on from without changing these."""
+        """Return a copy, to continue without changing these."""
         other = Notes()
         other.problems, other._placement = list(self.problems), self._placement
         return other
 
     def config(self, value: Value, message: str, hint: str = "", span: tuple[int, int] | None = None) -> None:
-        """Note something that cannot be read or is not known."""
+        """Note a value that cannot be read or is not known."""
         self.problems.append(Problem(message=message, hint=hint, where=value.where(span)))
 
     def placement(self, *problems: Problem) -> None:
-        """Note broken placement rules."""
+        """Note placement rules that are broken."""
         self.problems.extend(problems)
         self._placement = True
 
     def take(self, error: RoostError) -> None:
-        """Note everything that an error says."""
+        """Note all problems of an error."""
         self.problems.extend(error.problems)
         self._placement = self._placement or isinstance(error, PlacementError)
 
     def raise_if_any(self) -> None:
-        """Raise one error with all that was noted, in the order of the file."""
+        """Raise one error with all problems, in the order of the file."""
         if not self.problems:
             return
         unique = list({str(problem): problem for problem in reversed(self.problems)}.values())[::-1]
@@ -68,24 +70,16 @@ class Notes:
         raise (PlacementError if self._placement else ConfigError)(unique)
 
 
-class Keys(NamedTuple):
-    """The keys that a mapping may have, and those of them that it must have: one table for reader and schema."""
-
-    known: tuple[str, ...]
-    required: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A key of a mapping, as it was written, and what stands under it."""
+class Pair(NamedTuple):
+    """A key of a mapping, as it is written, and its value."""
 
     key: Value
     value: Value
 
 
-def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
-    """A mapping's fields by name; keys that are no text and keys named twice are noted."""
-    found: dict[str, Field] = {}
+def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Pair]:
+    """Read a mapping's pairs by name; note keys that are not text and keys named twice."""
+    found: dict[str, Pair] = {}
     if not _is_kind(value, "mapping", notes, what):
         return found
     try:
@@ -101,32 +95,12 @@ def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Field]:
             first = found[name].key.where().line
             notes.config(key, f"{what} names {shorten(name)!r} twice" + (f", first in line {first}" if first else ""))
             continue
-        found[name] = Field(key, item)
+        found[name] = Pair(key, item)
     return found
 
 
-def read_mapping(value: Value, notes: Notes, what: str, keys: Keys, otherwise: str = "") -> dict[str, Value]:
-    """A mapping's values by key; unknown keys are noted, with `otherwise` as a hint where none comes near."""
-    names = keys.known
-    noted = len(notes.problems)
-    fields = read_fields(value, notes, what)
-    if not fields and len(notes.problems) > noted:
-        return {}
-    meant: set[str | None] = set()
-    for name, field in fields.items():
-        if name not in names:
-            close = did_you_mean(name, names)
-            meant.add(close)
-            hint = otherwise if otherwise and close is None else known_hint(name, names)
-            notes.config(field.key, f"{what} has no key {shorten(name)!r}", hint=hint)
-    for name in keys.required:
-        if name not in fields and name not in meant:
-            notes.config(value, f"{what} lacks {name!r}")
-    return {name: field.value for name, field in fields.items() if name in names}
-
-
 def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
-    """The elements of a list."""
+    """Read the values of a list."""
     if not _is_kind(value, "list", notes, what):
         return []
     try:
@@ -136,23 +110,34 @@ def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
         return []
 
 
+def read_plain(value: Value, notes: Notes, what: str, kind: str) -> Any:
+    """Read a list or a mapping whose contents belong to the user, as lists, dicts and scalars of Python."""
+    try:
+        return value.plain() if _is_kind(value, kind, notes, what) else None
+    except ConfigError as error:
+        notes.take(error)
+        return None
+
+
 def read_text(value: Value, notes: Notes, what: str) -> str | None:
-    """A text; whole numbers are taken as the text they were typed as, such as a label `4090`."""
+    """Read a text; a whole number is the text that was typed, such as a label `4090`."""
     scalar = _scalar(value, notes, what)
     if isinstance(scalar, str):
         return scalar
     if isinstance(scalar, bool):
         typed = "yes, on or true" if scalar else "no, off or false"
-        notes.config(value, f"{what} is the boolean {scalar}", hint=f"YAML 1.1 reads an unquoted {typed} so: quote it")
+        notes.config(
+            value, f"{what} is the boolean {scalar}", hint=f"YAML 1.1 reads an unquoted {typed} as a boolean: quote it"
+        )
     elif isinstance(scalar, int):
         return str(scalar)
     elif isinstance(scalar, float):
-        notes.config(value, f"{what} is the number {scalar}", hint="quote it to keep it as it was typed")
+        notes.config(value, f"{what} is the number {scalar}", hint="quote it to keep it as typed")
     return None
 
 
 def read_filled_text(value: Value, notes: Notes, what: str) -> str | None:
-    """A text with something in it."""
+    """Read a text that is not blank."""
     text = read_text(value, notes, what)
     if text is not None and not text.strip():
         notes.config(value, f"{what} is empty")
@@ -161,13 +146,13 @@ def read_filled_text(value: Value, notes: Notes, what: str) -> str | None:
 
 
 def read_name(value: Value, notes: Notes, what: str) -> str | None:
-    """A label or component name: letters and digits of any script, `_`, `-` and `.`."""
+    """Read a label or component name: letters and digits of any script, `_`, `-` and `.`."""
     text = read_text(value, notes, what)
     return None if text is None else check_name(text, value, notes, what)
 
 
 def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
-    """The name in its normal form, or None with a note where it is none."""
+    """Return the name in its normal form; note what is not a name and return None."""
     name = unicodedata.normalize("NFC", text.strip())
     problem = name_problem(name)
     if problem:
@@ -177,7 +162,7 @@ def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
 
 
 def name_problem(name: str) -> tuple[str, str] | None:
-    """What keeps a text from being a name, and a hint; None for a name in its normal form."""
+    """Return what keeps a text from being a name, and a hint; None for a name in its normal form."""
     bad = [c for c in name if not (c.isalnum() or c in NAME_EXTRA or unicodedata.combining(c))]
     if not name:
         return "is empty", ""
@@ -189,8 +174,8 @@ def name_problem(name: str) -> tuple[str, str] | None:
     return None
 
 
-def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum: int = 10_000_000) -> int | None:
-    """A whole number from `minimum` to `maximum`."""
+def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum: int = MAX_NUMBER) -> int | None:
+    """Read a whole number from `minimum` to `maximum`."""
     scalar = _scalar(value, notes, what)
     if scalar is None:
         return None
@@ -210,7 +195,7 @@ def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum
 
 
 def read_bool(value: Value, notes: Notes, what: str) -> bool | None:
-    """A boolean: `true` or `false`, or one of the older spellings."""
+    """Read a boolean: `true` or `false`, or one of the older spellings."""
     scalar = _scalar(value, notes, what)
     if scalar is None or isinstance(scalar, bool):
         return scalar
@@ -224,7 +209,7 @@ def read_bool(value: Value, notes: Notes, what: str) -> bool | None:
 
 
 def read_rank_list(value: Value, notes: Notes, what: str) -> tuple[int, ...] | None:
-    """Ranks as text (`0-3,5`), as a number, or as a list of either: ascending, each once."""
+    """Read ranks as text (`0-3,5`), as a number, or as a list of either: ascending, each once."""
     parts = read_list(value, notes, what) if value.kind == "list" else [value]
     if not parts and value.kind == "list" and value.broken is None:
         notes.config(value, f"{what} is an empty list")
@@ -251,14 +236,14 @@ def read_rank_list(value: Value, notes: Notes, what: str) -> tuple[int, ...] | N
 
 @dataclass(frozen=True, slots=True)
 class PlacementText:
-    """A placement as it was typed: one text, or a list of texts that were joined, and where each stands."""
+    """A placement as it was typed: one text, or a joined list of texts, and the place of each."""
 
     value: Value
     text: str
     parts: tuple[tuple[int, Value], ...]
 
     def where(self, span: tuple[int, int] | None = None) -> Where:
-        """Where a part of the text stands."""
+        """Return the place of a part of the text."""
         if span is None:
             return self.value.where()
         start, part = [item for item in self.parts if item[0] <= span[0]][-1]
@@ -266,7 +251,7 @@ class PlacementText:
 
 
 def read_placement(value: Value, notes: Notes, what: str) -> tuple[PlacementText, tuple[Segment, ...]] | None:
-    """A placement string, number or list of segments: the text as typed, and what it says."""
+    """Read a placement string, number or list of segments: the text as typed, and its segments."""
     if value.kind == "mapping":
         notes.config(value, f"{what}: a placement is ranks such as 0-7, not a mapping", hint=_SPACE_HINT)
         return None
@@ -291,30 +276,30 @@ def read_placement(value: Value, notes: Notes, what: str) -> tuple[PlacementText
 
 
 def describe(value: Value) -> str:
-    """A value in a few words, for messages."""
+    """Describe a value in a message."""
     if value.kind != "scalar":
         return f"a {value.kind}"
     if value.broken is not None:
-        return "what cannot be read"
+        return "a value that cannot be read"
     scalar = value.scalar
     return "nothing" if scalar is None else shorten(repr(scalar), 42)
 
 
 def known_hint(name: str, known: Iterable[str]) -> str:
-    """A hint that names what was probably meant, or all that is known."""
+    """Return a hint with the name that was probably meant, or with all that are known."""
     close = did_you_mean(name, known)
     return f"did you mean {close!r}?" if close else f"it has {join_words([repr(item) for item in sorted(known)])}"
 
 
 def pair_hint(scalar: object) -> str:
-    """A hint where a number may have been a pair `a:b` that YAML 1.1 read in base 60."""
+    """Return a hint if a number may have been a pair `a:b` that YAML 1.1 read in base 60."""
     if isinstance(scalar, bool) or not isinstance(scalar, int) or scalar < 60:
         return ""
     return f"YAML 1.1 reads an unquoted {scalar // 60}:{scalar % 60} as {scalar}: if that was meant, quote it"
 
 
 def outside(ranks: list[int], what: str, nodes: int, limit: str) -> str:
-    """What to say of node ranks that are not there."""
+    """Return the message for node ranks that do not exist."""
     word = "rank" if len(ranks) == 1 else "ranks"
     there = "the only node rank is 0" if nodes == 1 else f"node ranks are 0-{nodes - 1}"
     return f"{what} names node {word} {shorten(format_ranks(ranks))}, but {limit}, so {there}"

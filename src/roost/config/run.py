@@ -1,33 +1,49 @@
-"""The sections of a job that say what runs: `workers`, a class for each component, and `entry`, what is called then."""
+"""The sections of a job that say what runs: `workers`, a class for each component, and `entry`, a function."""
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from roost.config.document import Value
-from roost.config.job import JobDraft
-from roost.config.node_groups import VARIABLE
-from roost.config.reading import (
-    Keys,
-    Notes,
-    describe,
-    known_hint,
-    read_fields,
-    read_filled_text,
-    read_int,
-    read_mapping,
-)
-from roost.errors import ConfigError
+from roost.config.fields import Field, Table
+from roost.config.job import JobDraft, read_job_draft
+from roost.config.node_groups import WORKER_VARIABLES
+from roost.config.reading import Notes, known_hint, read_fields
+from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
+from roost.config.yaml_file import parse_text, read_file
+from roost.errors import ConfigError, Where
 
-_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
-WORKER_KEYS = Keys(("class", "args", "kwargs", "env_vars", "max_concurrency", "restarts", "share"), required=("class",))
+WORKER_FIELDS = Table(
+    "The class that runs as this component, as module.Name; or a mapping with its arguments.",
+    Field("class", TARGET, "The class, as module.Name; it derives from Worker.", required=True),
+    Field("args", PLAIN_LIST, "The positional arguments of its constructor."),
+    Field("kwargs", PLAIN_MAPPING, "The keyword arguments of its constructor."),
+    Field("env_vars", variables(lambda: WORKER_VARIABLES)),
+    Field("max_concurrency", whole(1), "How many calls a worker serves at the same time."),
+    Field("restarts", whole(), "How often a rank is started again when it dies."),
+    Field("share", SHARE, "The part of each of its accelerators that a worker uses."),
+    short=TARGET,
+)
+RUN_FIELDS = Table(
+    "What runs.",
+    Field("workers", by_name(WORKER_FIELDS), "The class of each component, for `roost run`."),
+    Field(
+        "entry",
+        TARGET,
+        "The function that `roost run` calls when all workers are ready, as module.name.",
+        examples=("my_job.main",),
+    ),
+    is_open=True,
+    naming="{name}",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What runs as one component: a class by its name, its arguments, and how it is launched."""
+    """What runs as one component: a class by name, its arguments, and how to launch it."""
 
     component: str
     target: str
@@ -38,119 +54,106 @@ class WorkerConfig:
     restarts: int = 0
     share: float | None = None
     """The part of each of its accelerators that a worker uses."""
+    source: Value | None = field(default=None, repr=False, compare=False)
+
+    def where_variable(self, name: str) -> Where | None:
+        """Return the place where the job names an environment variable."""
+        section = self.source.get("env_vars") if self.source else None
+        return next((key.where() for key, _ in section.items() if key.scalar == name), None) if section else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What a job runs: its workers in the order of the components, and the function that is called."""
+    """What a job runs: its workers in the order of the components, and the function to call."""
 
     workers: tuple[WorkerConfig, ...]
     entry: str
 
 
-def read_run_config(draft: JobDraft) -> RunConfig:
-    """Read `workers` and `entry`; all mistakes at once, with those of the section `cluster`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDraft(JobDraft):
+    """A job read in full: as a draft, and with it the workers and the entry as far as they can be read."""
+
+    workers: dict[str, WorkerConfig]
+    entry: str | None
+
+
+def read_job_file(path: str | Path) -> RunDraft:
+    """Read all sections of a job file, noting every mistake; `workers` and `entry` may be left out."""
+    return read_run_draft(read_file(path))
+
+
+def read_job_text(text: str, *, name: str) -> RunDraft:
+    """Read all sections of a job from its text; messages call the file `name`."""
+    return read_run_draft(parse_text(text, name=name))
+
+
+def read_run_draft(config: object) -> RunDraft:
+    """Read all sections of any config; see `read_job_draft`."""
+    if isinstance(config, RunDraft):
+        return config
+    draft = read_job_draft(config)
     notes = draft.notes.copy()
-    document = draft.job.document
-    names = [component.name for component in draft.job.cluster.components]
-    workers: dict[str, WorkerConfig] = {}
-    section, entry = document.get("workers"), document.get("entry")
-    if section is None:
-        notes.config(document, "the job has no section 'workers'", hint=f"name a class: workers: {{{_example(names)}}}")
-    else:
-        workers = _read_workers(section, names, notes)
-        missing = [name for name in names if name not in workers and section.get(name) is None]
-        for name in missing:
-            notes.config(section, f"component {name!r} has no class in 'workers'", hint=f"write {name}: my_job.Actor")
-    target = None
-    if entry is None:
+    section, entry = (_section(draft.job.document, name, notes) for name in RUN_FIELDS.fields)
+    return RunDraft(
+        job=draft.job,
+        notes=notes,
+        names=draft.names,
+        workers={} if section is None else _read_workers(section, draft.names, notes),
+        entry=None if entry is None else TARGET.read(entry, notes, "entry"),
+    )
+
+
+def read_run_config(config: object) -> RunConfig:
+    """Read `workers` and `entry`, both of which `roost run` needs; raise one error with all mistakes of the job."""
+    draft = read_run_draft(config)
+    notes, document = draft.notes.copy(), draft.job.document
+    given = document.keys() if document.kind == "mapping" else RUN_FIELDS.fields
+    if "workers" not in given:
+        example = f"{draft.names[0] if draft.names else 'actor'}: my_job.Actor"
+        notes.config(document, "the job has no section 'workers'", hint=f"name a class: workers: {{{example}}}")
+    if "entry" not in given:
         notes.config(document, "the job has no 'entry'", hint="name the function that runs it: entry: my_job.main")
-    else:
-        target = _read_target(entry, notes, "entry")
     notes.raise_if_any()
-    return RunConfig(workers=tuple(workers[name] for name in names), entry=str(target))
+    return RunConfig(workers=tuple(draft.workers[name] for name in draft.names), entry=str(draft.entry))
 
 
-def _read_workers(section: Value, names: list[str], notes: Notes) -> dict[str, WorkerConfig]:
+def _section(document: Value, name: str, notes: Notes) -> Value | None:
+    try:
+        return document.get(name)
+    except ConfigError as error:
+        notes.take(error)
+        return None
+
+
+def _read_workers(section: Value, names: tuple[str, ...], notes: Notes) -> dict[str, WorkerConfig]:
     found: dict[str, WorkerConfig] = {}
-    for text, item in read_fields(section, notes, "workers").items():
-        for name in (part.strip() for part in text.split(",")):
+    seen: set[str] = set()
+    for text, pair in read_fields(section, notes, "workers").items():
+        for name in (unicodedata.normalize("NFC", part.strip()) for part in text.split(",")):
             if name not in names:
-                notes.config(item.key, f"workers: the job has no component {name!r}", hint=known_hint(name, names))
-                continue
-            worker = _read_worker(name, item.value, notes)
+                notes.config(pair.key, f"workers: the job has no component {name!r}", hint=known_hint(name, names))
+            elif name in seen:
+                notes.config(pair.key, f"workers names {name!r} twice")
+            seen.add(name)
+            worker = _read_worker(name, pair.value, notes)
             if worker is not None:
                 found[name] = worker
+    for name in names if section.kind == "mapping" else ():
+        if name not in seen:
+            notes.config(section, f"component {name!r} has no class in 'workers'", hint=f"write {name}: my_job.Actor")
     return found
 
 
 def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     what = f"worker {name!r}"
     if value.kind != "mapping":
-        target = _read_target(value, notes, what)
+        target = TARGET.read(value, notes, what)
         return None if target is None else WorkerConfig(component=name, target=target)
-    fields = read_mapping(value, notes, what, WORKER_KEYS)
-    target = _read_target(fields["class"], notes, what) if "class" in fields else None
-    options: dict[str, Any] = {}
-    for key, minimum in (("max_concurrency", 1), ("restarts", 0)):
-        if key in fields:
-            options[key] = read_int(fields[key], notes, f"{what}: {key}", minimum=minimum)
-    if "share" in fields:
-        options["share"] = _read_share(fields["share"], notes, what)
-    for key, kind in (("args", "list"), ("kwargs", "mapping"), ("env_vars", "mapping")):
-        if key in fields and fields[key].kind != kind:
-            notes.config(fields[key], f"{what}: {key} has to be a {kind}, and this is {describe(fields[key])}")
-        elif key in fields:
-            try:
-                options[key] = fields[key].plain()
-            except ConfigError as error:
-                notes.take(error)
-    if "args" in options:
-        options["args"] = tuple(options["args"])
-    if "env_vars" in options:
-        options["env_vars"] = _read_env_vars(fields["env_vars"], notes, what)
+    section = WORKER_FIELDS.read(value, notes, what)
+    read = {key: section.read(key) for key in WORKER_FIELDS.fields}
+    target, args = read.pop("class"), tuple(read.pop("args") or ())
     if target is None:
         return None
-    return WorkerConfig(
-        component=name, target=target, **{key: item for key, item in options.items() if item is not None}
-    )
-
-
-def _read_share(value: Value, notes: Notes, what: str) -> float | None:
-    try:
-        share = float(str(value.scalar)) if value.kind == "scalar" else 0.0
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        notes.config(
-            value, f"{what}: share is {describe(value)}", hint="it is a part of an accelerator, above 0 and at most 1"
-        )
-        return None
-    return share
-
-
-def _read_env_vars(value: Value, notes: Notes, what: str) -> dict[str, str]:
-    """Names and values are text: the file's own spelling, where it gives a number."""
-    found: dict[str, str] = {}
-    for name, item in read_fields(value, notes, f"{what}: env_vars").items():
-        if not VARIABLE.fullmatch(name):
-            notes.config(item.key, f"{what}: {name!r} cannot be set as an environment variable")
-        elif item.value.kind != "scalar" or item.value.scalar is None:
-            notes.config(item.value, f"{what}: the value of {name} is text", hint=f'write {name}: ""')
-        else:
-            found[name] = str(item.value.scalar)
-    return found
-
-
-def _read_target(value: Value, notes: Notes, what: str) -> str | None:
-    text = read_filled_text(value, notes, what)
-    if text is None:
-        return None
-    if not _TARGET.fullmatch(text):
-        notes.config(value, f"{what}: {text!r} names nothing that can be imported", hint="write module.Name")
-        return None
-    return text.replace(":", ".")
-
-
-def _example(names: list[str]) -> str:
-    return f"{names[0] if names else 'actor'}: my_job.Actor"
+    given = {key: item for key, item in read.items() if item is not None}
+    return WorkerConfig(component=name, target=target, args=args, source=value, **given)

@@ -27,7 +27,7 @@ from roost.text import did_you_mean, join_words, shorten
 class Accelerator:
     """One accelerator: its vendor's type, its model, its memory in bytes.
 
-    `device` is what the visible-devices variable calls it, where that is not its place on the node: a node that was
+    `device` is what the visible-devices variable calls it, if that is not its index on the node: a node
     started with `CUDA_VISIBLE_DEVICES=3,1` has the devices 3 and 1, in this order.
     """
 
@@ -39,7 +39,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine. Its rank is its place in `Topology.nodes`."""
+    """One machine. Its rank is its index in `Topology.nodes`."""
 
     accelerators: tuple[Accelerator, ...] = ()
     name: str | None = None
@@ -50,7 +50,7 @@ class Node:
 
     @property
     def accelerator_type(self) -> AcceleratorType:
-        """The type of the node's accelerators, or NONE."""
+        """The type of the node's accelerators; NONE if it has none."""
         return self.accelerators[0].type if self.accelerators else AcceleratorType.NONE
 
     @property
@@ -59,7 +59,7 @@ class Node:
         return tuple(item.device or str(local) for local, item in enumerate(self.accelerators))
 
     def doubled_devices(self) -> list[str]:
-        """Those that two accelerators have, by mistake."""
+        """Return the devices that two accelerators claim."""
         return sorted(device for device, count in Counter(self.devices).items() if count > 1)
 
 
@@ -84,7 +84,7 @@ class Stretch(NamedTuple):
 class RankSpace:
     """The hardware ranks of one or several node groups, in the order named.
 
-    Both directions are quick: a binary search from rank to place, a look-up from place to rank.
+    Both directions are fast: a binary search from rank to place, a lookup from place to rank.
     """
 
     __slots__ = ("_by_place", "_starts", "count", "labels", "stretches")
@@ -120,18 +120,18 @@ class RankSpace:
         return "node rank" if self.is_bare else "hardware rank"
 
     def stretch_of(self, rank: int) -> tuple[Stretch, int]:
-        """The stretch that holds a rank, and its first rank; `rank` must be below `count`."""
+        """Return the stretch that holds a rank, and its first rank; `rank` must be below `count`."""
         index = bisect_right(self._starts, rank) - 1
         return self.stretches[index], self._starts[index]
 
     def locate(self, rank: int) -> Spot:
-        """From a hardware rank to node and local rank."""
+        """Return the node and local rank of a hardware rank."""
         self.check([rank])
         stretch, start = self.stretch_of(rank)
         return Spot(stretch.node_rank, rank - start, stretch.kind, stretch.label)
 
     def rank_of(self, node_rank: int, local_rank: int, kind: str | None = None) -> int:
-        """From node and local rank to the hardware rank; `kind` is needed only where a node has several."""
+        """Return the hardware rank of a node and local rank; `kind` is needed only if a node has several."""
         if kind is None:
             kinds = {item.kind for item in self.stretches}
             kind = kinds.pop() if len(kinds) == 1 else ACCELERATOR
@@ -141,7 +141,7 @@ class RankSpace:
         return start + local_rank
 
     def check(self, ranks: Sequence[int], who: str = "the placement") -> None:
-        """Raise PlacementError where one of these ascending ranks is not there."""
+        """Raise PlacementError if one of these ascending ranks does not exist."""
         if not ranks or (ranks[0] >= 0 and ranks[-1] < self.count):
             return
         outside = ranks[0] if ranks[0] < 0 else next(rank for rank in reversed(ranks) if rank >= self.count)
@@ -167,7 +167,7 @@ class Topology:
             raise ConfigError("a topology has a tuple of nodes, at least one, and a tuple of node groups")
         checked: set[int] = set()
         for rank, node in enumerate(self.nodes):
-            # A large cluster is made of few kinds of node.
+            # A large cluster has few kinds of node.
             if id(node.accelerators) in checked:
                 continue
             checked.add(id(node.accelerators))
@@ -179,7 +179,7 @@ class Topology:
         declared: dict[tuple[str, int], str] = {}
         for group in self.groups:
             if group.label in self._cache.groups or group.label in RESERVED:
-                raise ConfigError(f"the node group label {group.label!r} is there twice, or reserved")
+                raise ConfigError(f"the node group label {group.label!r} is declared twice, or reserved")
             self._cache.groups[group.label] = group
             self._check_node_ranks(group)
             for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
@@ -199,34 +199,35 @@ class Topology:
 
     @classmethod
     def from_shorthand(cls, text: str) -> Topology:
-        """`2x8`, or `4x8:H100,2x4:4090,1x0`: nodes x accelerators : model."""
+        """Read `2x8`, or `4x8:H100,2x4:4090,1x0`: nodes x accelerators : model."""
+        # The readers make topologies, so this module loads them only when it is asked to read.
         from roost.config.inventory import read_shorthand
 
         return read_shorthand(text)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Topology:
-        """The inventory format, as a dict."""
+        """Read the inventory format from a dict."""
         from roost.config.inventory import read_inventory
 
         return read_inventory(data)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Topology:
-        """An inventory file, YAML or JSON."""
+        """Read an inventory file, YAML or JSON."""
         from roost.config.inventory import read_inventory_file
 
         return read_inventory_file(path)
 
     def to_dict(self) -> dict[str, Any]:
-        """The inventory format; `Topology.from_dict(t.to_dict()) == t`."""
+        """Return the inventory format; `Topology.from_dict(t.to_dict()) == t`."""
         from roost.config.inventory import write_inventory
 
         return write_inventory(self)
 
     @property
     def topology(self) -> Topology:
-        """Itself: wherever a cluster is wanted, a topology will do."""
+        """Itself: a topology can be used in place of a cluster."""
         return self
 
     @property
@@ -240,7 +241,7 @@ class Topology:
         return sum(len(node.accelerators) for node in self.nodes)
 
     def group(self, label: str) -> NodeGroup:
-        """A node group by its label; the reserved ones hold all nodes."""
+        """Return a node group by its label; the reserved ones hold all nodes."""
         found = self._cache.groups.get(label)
         if found is None and label in RESERVED:
             everywhere = tuple(range(len(self.nodes)))
@@ -254,7 +255,7 @@ class Topology:
         return found
 
     def env_config(self, label: str, node_rank: int) -> EnvConfig | None:
-        """The environment that a group gives its workers on a node, where it has one."""
+        """Return the environment that a group gives its workers on a node, if any."""
         by_node = self._cache.env_configs.get(label)
         if by_node is None:
             by_node = {rank: item for item in self.group(label).env_configs for rank in item.node_ranks}
@@ -262,7 +263,7 @@ class Topology:
         return by_node.get(node_rank)
 
     def declared_on(self, node_rank: int) -> dict[str, int]:
-        """How many pieces of each declared kind a node has."""
+        """Count the pieces of each declared kind on a node."""
         if not self._cache.declared:
             for item in (item for group in self.groups for item in group.hardware):
                 on_node = self._cache.declared.setdefault(item.node_rank, {})
@@ -270,7 +271,7 @@ class Topology:
         return self._cache.declared.get(node_rank, {})
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> Topology:
-        """The same hardware with more groups over it; a label may come twice if both say the same."""
+        """Return the same hardware with more groups; a label may come twice if both groups are equal."""
         mine = {group.label: group for group in self.groups}
         new = []
         for group in groups:
@@ -285,7 +286,7 @@ class Topology:
         return replace(self, groups=(*self.groups, *new)) if new else self
 
     def space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
-        """The hardware ranks of a group, of several in the order named, or of the cluster.
+        """Return the hardware ranks of a group, of several in the order named, or of the cluster.
 
         A label may itself be a list in text, as in YAML: `"a800,4090"`.
         """
@@ -297,7 +298,7 @@ class Topology:
         return found
 
     def node_space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
-        """The nodes of the groups as bare nodes, whatever hardware they have."""
+        """Return the nodes of the groups as bare nodes, whatever hardware they have."""
         names = split_labels(labels) or (CLUSTER,)
         bare = [Stretch(label, rank, BARE_NODE, 1) for label in names for rank in self.group(label).node_ranks]
         return _make_space(names, bare)
@@ -322,7 +323,7 @@ class Topology:
 
 
 class _Cache:
-    """What a topology works out once: its groups by label, their rank spaces, what is where."""
+    """What a topology computes once: its groups by label, their rank spaces, the hardware of each node."""
 
     __slots__ = ("declared", "env_configs", "groups", "spaces")
 
@@ -334,7 +335,7 @@ class _Cache:
 
 
 def _make_space(names: tuple[str, ...], stretches: Sequence[Stretch]) -> RankSpace:
-    """The rank space of some stretches; PlacementError where one piece would have two ranks or kinds do not mix."""
+    """Make a rank space; PlacementError if one piece would have two ranks, or bare nodes mix with hardware."""
     seen: dict[tuple[int, str], str] = {}
     for stretch in stretches:
         other = seen.setdefault((stretch.node_rank, stretch.kind), stretch.label)
@@ -365,7 +366,7 @@ class HasTopology(Protocol):
 
 
 def topology_of(cluster: object) -> Topology:
-    """The topology of a cluster, or a topology itself."""
+    """Return the topology of a cluster, or a topology itself."""
     found = getattr(cluster, "topology", None)
     if isinstance(found, Topology):
         return found
@@ -376,7 +377,7 @@ def topology_of(cluster: object) -> Topology:
 
 
 def split_labels(labels: str | int | Sequence[str] | None) -> tuple[str, ...]:
-    """`"a800, 4090"` or `["a800", "4090"]` as a tuple of labels; nothing for None."""
+    """Split `"a800, 4090"` or `["a800", "4090"]` into labels; None has none."""
     if labels is None:
         return ()
     parts = [labels] if isinstance(labels, str | int) else list(labels) if isinstance(labels, Iterable) else []

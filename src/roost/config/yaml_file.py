@@ -1,7 +1,7 @@
 """Files of YAML and JSON, with the line and column of every value.
 
 YAML is composed but never constructed: scalars stay the text that was typed (`8:0`, `no`, `4090`), no tag
-makes an object, and an alias costs nothing until it is looked at.
+makes an object, and an alias costs nothing until it is read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_file(path: str | Path, *, limit: int = JOB_FILE_LIMIT) -> Value:
 
 
 def load_text(path: str | Path, *, limit: int) -> str:
-    """The text of a file (or a pipe), read once and never more than `limit` bytes of it."""
+    """Read the text of a file or a pipe, once and never more than `limit` bytes."""
     name = shorten(str(path).split("\n")[0], 200)
     try:
         with Path(path).open("rb") as file:
@@ -50,7 +50,7 @@ def load_text(path: str | Path, *, limit: int) -> str:
 
 
 def check_size(name: str, size: int, limit: int) -> None:
-    """Refuse a file that is too large to be what it should be."""
+    """Raise ConfigError for a file that is larger than such files are."""
     if size > limit:
         raise ConfigError(
             f"{name}: the file has {size / 2**20:.1f} MiB, and at most {limit // 2**20} MiB are read",
@@ -59,9 +59,9 @@ def check_size(name: str, size: int, limit: int) -> None:
 
 
 def parse_text(text: str, *, name: str = "<text>") -> Value:
-    """Read YAML (or JSON) text; `name` stands for the file in messages."""
+    """Read YAML (or JSON) text; messages call the file `name`."""
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise ConfigError(f"{name}: not a text: it has half of a character in it")
+        raise ConfigError(f"{name}: not a text: it contains half a surrogate pair")
     if not text.strip():
         raise ConfigError(f"{name}: the file is empty")
     if name.endswith(".json"):
@@ -78,7 +78,7 @@ def parse_text(text: str, *, name: str = "<text>") -> Value:
 
 
 def as_document(config: object) -> Value:
-    """Any config as a document: a path, a dict, a DictConfig, or a document."""
+    """Return any config as a document: a path, a dict, a DictConfig, or a document."""
     if isinstance(config, Value):
         return config
     if isinstance(config, str | Path):
@@ -103,7 +103,7 @@ def _decode(name: str, data: bytes) -> str:
 
 
 def _checked_size(text: str, name: str) -> int:
-    """How many values a file has; deep nesting is refused before anything recurses into it."""
+    """Count the values of a file; refuse deep nesting before anything recurses into it."""
     depth = values = 0
     for event in yaml.parse(text, Loader=_Loader):
         values += 1
@@ -118,7 +118,7 @@ def _checked_size(text: str, name: str) -> int:
 
 
 def _json_as_yaml(text: str, name: str) -> str:
-    """JSON that YAML reads as well: it may be indented with tabs, and write one character as two escapes."""
+    """Turn JSON into text that YAML reads too: JSON allows tabs and one character written as two escapes."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -126,7 +126,7 @@ def _json_as_yaml(text: str, name: str) -> str:
     except RecursionError:
         raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
-        raise ConfigError(f"{name}: a number in it has too many digits") from None
+        raise ConfigError(f"{name}: a number has too many digits") from None
     pair = re.compile(r"(?<!\\)((?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
     return pair.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text).replace("\t", " ")
 
@@ -145,13 +145,13 @@ def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
     elif "single document" in str(context):
         message, hint = "another document begins here", "a file holds one document: take out the '---'"
     elif "alias" in problem:
-        hint = "an anchor (&name) must stand before the alias (*name) that uses it"
+        hint = "an anchor (&name) must come before the alias (*name) that uses it"
     elif "duplicate anchor" in problem or "duplicate anchor" in str(context):
-        message, hint = "this anchor (&name) is declared twice", "give each anchor a name of its own"
+        message, hint = "this anchor (&name) is declared twice", "give each anchor its own name"
     elif "mapping values are not allowed" in problem:
         hint = "quote the value, or check the indentation"
     where = Where(key="", file=file.name, line=mark.line + 1, text=text, offset=min(mark.column, len(text)))
-    return ConfigError(Problem(message=message, hint=hint, where=where))
+    return ConfigError(message, hint=hint, where=where)
 
 
 class YamlValue(Value):
@@ -198,7 +198,7 @@ class YamlValue(Value):
         column, length = mark.column, 1
         if isinstance(self._node, yaml.ScalarNode):
             text = str(self._node.value)
-            # An anchor, a tag or a quote stand before the text; escaped, folded or over several lines it is not there.
+            # An anchor, a tag or a quote may precede the text; an escaped or folded text is not in the line as such.
             before = _BEFORE_TEXT.match(line, column)
             shown = before.end() if before else column
             if text and line.startswith(text, shown):
@@ -211,7 +211,9 @@ class YamlValue(Value):
         if len(found) > 1:
             again = YamlValue(found[1][0], (*self.path, name), self._file).where()
             raise ConfigError(
-                Problem(message=f"{name!r} is here twice, first in line {found[0][0].start_mark.line + 1}", where=again)
+                Problem(
+                    message=f"{name!r} is written twice, first in line {found[0][0].start_mark.line + 1}", where=again
+                )
             )
         return self._file.value(found[0][1], (*self.path, name)) if found else None
 
@@ -245,7 +247,7 @@ class YamlValue(Value):
                     where = YamlValue(key, (*self.path, "<<"), self._file).where()
                     itself = isinstance(source, yaml.MappingNode)
                     message = "this '<<' merges itself" if itself else "'<<' merges a mapping, or a list of mappings"
-                    raise ConfigError(Problem(message=message, where=where))
+                    raise ConfigError(message, where=where)
                 inner = self._pairs(source, depth + 1)
                 self._file.count(len(inner) + 1)
                 found += [(k, v, True) for k, v, _ in inner]
@@ -253,14 +255,14 @@ class YamlValue(Value):
 
 
 class _File:
-    """A composed file: its name, its lines, and what OmegaConf makes of it where it interpolates."""
+    """A composed file: its name, its lines, and the OmegaConf document that resolves its interpolations."""
 
     def __init__(self, name: str, text: str, values: int) -> None:
         self.name = name
         self.text = text
-        # The line breaks of YAML, so that its line numbers find our lines.
+        # Split as YAML does, so that its line numbers match.
         self._lines = re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
-        # Each value may be looked at a few times; only aliases and merges can make it many more.
+        # A value is read a few times at most; only aliases and merges can make it many more.
         self._left = 100_000 + 8 * values
         self._omega: Any = None
 
@@ -270,7 +272,7 @@ class _File:
     def count(self, values: int) -> None:
         self._left -= values
         if self._left < 0:
-            raise ConfigError(f"{self.name}: its aliases and merges unfold without end")
+            raise ConfigError(f"{self.name}: its aliases and merges expand without end")
 
     def value(self, node: yaml.Node, path: tuple[str | int, ...]) -> Value:
         value = YamlValue(node, path, self)
@@ -279,7 +281,7 @@ class _File:
         return value
 
     def _interpolated(self, value: YamlValue) -> Value:
-        from omegaconf import OmegaConf
+        from omegaconf import OmegaConf  # slow to load, and most files do not interpolate
 
         try:
             if self._omega is None:
@@ -287,7 +289,7 @@ class _File:
             found = self._omega
             for part in value.path:
                 found = found[_omega_key(found, part)]
-        except Exception as error:  # any resolver of the user's may run here, and any tag be constructed
+        except Exception as error:  # any resolver that the user registered may run here, and any tag be constructed
             text = shorten(repr(value.scalar))
             broken = f"{text} cannot be resolved: {first_line(error)}"
             return PlainValue(None, value.path, value.where(), broken=broken)
@@ -295,7 +297,7 @@ class _File:
 
 
 def _omega_key(container: Any, part: str | int) -> Any:
-    """The key as OmegaConf has it, which reads YAML 1.1: `4090` is a number there, and `no` is False."""
+    """Return the key as OmegaConf has it, which reads YAML 1.1: `4090` is a number there, and `no` is False."""
     if isinstance(part, int) or not isinstance(container, Mapping) or part in container:
         return part
     typed = yaml.safe_load(part)
@@ -303,7 +305,7 @@ def _omega_key(container: Any, part: str | int) -> Any:
 
 
 def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
-    """Merged keys first, as OmegaConf has them; an earlier merge wins, and the mapping's own key over all."""
+    """Put merged keys first, as OmegaConf does; an earlier merge wins, and the mapping's own key wins over all."""
     names = {_node_text(key) for key, _ in own}
     found: dict[str, _Pair] = {}
     for key, value in merged:
@@ -313,7 +315,7 @@ def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
 
 
 def _node_text(key: yaml.Node) -> str:
-    """A key's text; a mapping or list as a key has none, and is told apart by where it stands."""
+    """Return a key's text; a mapping or a list as a key has none, so its identity stands in for it."""
     return str(key.value) if isinstance(key, yaml.ScalarNode) else f"?{id(key)}"
 
 

@@ -1,15 +1,18 @@
-"""From the config's `component_placement` to a strategy for each component."""
+"""Turn the config's `component_placement` into a strategy for each component."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
 from roost.config.reading import Notes, pair_hint
+from roost.config.run import RunDraft, WorkerConfig
 from roost.config.topology import RankSpace, Topology, topology_of
+from roost.config.values import variable_problem
 from roost.errors import ConfigError, PlacementError, Problem
+from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.plan import ComponentPlan, PlacementMode, Plan
 from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
@@ -18,7 +21,7 @@ from roost.text import join_words, plural
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSegment:
-    """A segment with `all` written out: which ranks, for which processes, known to be there."""
+    """A segment with `all` expanded: ranks that exist, and the processes on them."""
 
     resources: RankRange
     processes: RankRange
@@ -27,14 +30,14 @@ class ResolvedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentLayout:
-    """One component, resolved against the hardware: its strategy, and what that gave."""
+    """One component, resolved against the hardware: its strategy, and the plan that it makes."""
 
     strategy: PlacementStrategy
     plan: ComponentPlan
 
 
 class ComponentPlacement:
-    """Where every component of a config goes on a cluster.
+    """Place every component of a config on a cluster.
 
     >>> from roost import Topology
     >>> config = {"cluster": {"num_nodes": 1, "component_placement": {"actor,inference": "0-7"}}}
@@ -50,11 +53,13 @@ class ComponentPlacement:
         self._isolate_accelerator = isolate_accelerator
         self._topology = _join_groups(topology_of(cluster), draft.job, notes)
         self._layouts = self._lay_out(notes)
+        if isinstance(draft, RunDraft):
+            self._check_variables(draft.workers, notes)
         notes.raise_if_any()
 
     @property
     def topology(self) -> Topology:
-        """The hardware that was planned on, with the groups of inventory and config."""
+        """The hardware of the plan, with the groups of inventory and config."""
         return self._topology
 
     @property
@@ -73,23 +78,23 @@ class ComponentPlacement:
         return list(self._layouts)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The hardware ranks of a component, counted over its node groups (node ranks on bare nodes)."""
+        """Return the hardware ranks of a component, counted over its node groups (node ranks on bare nodes)."""
         return list(self._layout_of(component_name).plan.hardware_ranks)
 
     def get_world_size(self, component_name: str) -> int:
-        """How many processes a component has."""
+        """Return how many processes a component has."""
         return self._layout_of(component_name).plan.world_size
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """The strategy that places a component."""
+        """Return the strategy that places a component."""
         return self._layout_of(component_name).strategy
 
     def get_placement(self, component_name: str) -> list[Placement]:
-        """The placements of a component, in rank order."""
+        """Return the placements of a component, in rank order."""
         return list(self._layout_of(component_name).plan.placements)
 
     def plan(self) -> Plan:
-        """All placements as one value."""
+        """Return all placements as one value."""
         return Plan(
             topology=self._topology,
             components=tuple(layout.plan for layout in self._layouts.values()),
@@ -107,7 +112,7 @@ class ComponentPlacement:
             ) from None
 
     def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
-        """Every component's layout; one that cannot be placed is noted and left out."""
+        """Lay out every component; note and leave out those that cannot be placed."""
         layouts: dict[str, ComponentLayout] = {}
         for component in self._job.cluster.components:
             if not self._has_groups(component, notes):
@@ -118,13 +123,22 @@ class ComponentPlacement:
                 notes.placement(*(pointed(problem, component) for problem in error.problems))
         return layouts
 
+    def _check_variables(self, workers: Mapping[str, WorkerConfig], notes: Notes) -> None:
+        """Note the variables that say which devices a worker sees, where the plan sets them."""
+        for name in workers.keys() & self._layouts.keys():
+            worker, placements = workers[name], self._layouts[name].plan.placements
+            for variable in worker.env_vars.keys() & {visible_variable(placement) for placement in placements}:
+                message, hint = variable_problem(variable, "", taken=[variable]) or ("", "")
+                where = worker.where_variable(variable)
+                notes.take(ConfigError(Problem(message=f"worker {name!r}: {message}", hint=hint, where=where)))
+
     def _has_groups(self, component: ComponentConfig, notes: Notes) -> bool:
-        """Whether the component's node groups are there and go together; what is wrong is noted."""
+        """Return whether the component's node groups exist and can be combined; note it if not."""
         for label in component.node_groups:
             try:
                 self._topology.group(label)
             except PlacementError as error:
-                # A group that the job declares wrongly was noted where it is declared.
+                # The reader has already noted a group that the job declares wrongly.
                 if self._job.where_group(label) is None:
                     notes.placement(pointed(error.problems[0], component).at(component.where_group(label)))
                 return False
@@ -149,11 +163,11 @@ class ComponentPlacement:
         return self._layout(component, segments, strategy)
 
     def _too_few_nodes(self) -> str:
-        """A hint where ranks are missing because the cluster is smaller than the job says."""
+        """Return a hint if ranks are missing because the cluster is smaller than the job says."""
         wanted, there = self._job.cluster.num_nodes, self._topology.num_nodes
         if wanted is None or wanted <= there:
             return ""
-        return f"num_nodes is {wanted}, but the cluster that was given has {plural(there, 'node')}"
+        return f"num_nodes is {wanted}, but the given cluster has {plural(there, 'node')}"
 
     def _layout(
         self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy
@@ -168,11 +182,11 @@ class ComponentPlacement:
 
 
 class HybridComponentPlacement(ComponentPlacement):
-    """Components on any sets of hardware, as embodied jobs use it."""
+    """Components on any sets of hardware, as in embodied jobs."""
 
 
 def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
-    """The topology with the job's node groups over it; one that does not fit is noted and left out."""
+    """Add the job's node groups to the topology; note and leave out those that do not fit."""
     try:
         return topology.with_groups(job.cluster.node_groups)
     except ConfigError:
@@ -185,7 +199,7 @@ def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
 
 
 def resolve(component: ComponentConfig, space: RankSpace, hint: str = "") -> list[ResolvedSegment]:
-    """The component's segments with `all` written out, every rank known to be there; `hint` if one is not."""
+    """Resolve the component's segments against the hardware; `hint` explains ranks that do not exist."""
     found: list[ResolvedSegment] = []
     for segment in component.segments:
         resources = segment.resources or RankRange(0, space.count - 1)
@@ -206,11 +220,11 @@ def _check_resources(
         (problem,) = error.problems
         hint = hint or _range_hint(component, resources, space)
         where = component.where(segment, last=True)
-        raise PlacementError(Problem(message=problem.message, hint=hint, where=where)) from None
+        raise PlacementError(problem.message, hint=hint, where=where) from None
 
 
 def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpace) -> str:
-    """What to write instead of a range that is not all there."""
+    """Return what to write instead of a range that exceeds the hardware."""
     if not space.count:
         return ""
     if resources.first < space.count:
@@ -220,17 +234,15 @@ def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpa
 
 
 def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[range]:
-    """The hardware of each process of a segment: several pieces each, or one piece for several."""
+    """Yield the hardware of each process of a segment: several pieces each, or one piece for several."""
     resources, processes = segment.resources, segment.processes
     pieces, count = len(resources), len(processes)
     if pieces % count and count % pieces:
         raise PlacementError(
-            Problem(
-                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
-                f"{pieces} pieces of hardware ({resources}): neither number divides the other",
-                hint=_even_hint(pieces, count),
-                where=component.where(segment.segment),
-            )
+            f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
+            f"{pieces} pieces of hardware ({resources}): neither number divides the other",
+            hint=_even_hint(pieces, count),
+            where=component.where(segment.segment),
         )
     first = resources.first
     if pieces >= count:
@@ -241,17 +253,15 @@ def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Ite
 
 
 def _share_nodes(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[int]:
-    """The node of each process of a segment, as evenly as it goes, the first nodes taking one more."""
+    """Yield the node of each process of a segment, spread evenly; the first nodes take one more."""
     resources, processes = segment.resources, segment.processes
     nodes, count = len(resources), len(processes)
     if nodes > count:
         raise PlacementError(
-            Problem(
-                message=f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
-                f"{nodes} nodes ({resources}): a process never has two nodes",
-                hint=f"name {plural(count, 'node rank')}, or {nodes} processes",
-                where=component.where(segment.segment),
-            )
+            f"component {component.name!r}: {plural(count, 'process', 'processes')} ({processes}) on "
+            f"{nodes} nodes ({resources}): a process never has two nodes",
+            hint=f"name {plural(count, 'node rank')}, or {nodes} processes",
+            where=component.where(segment.segment),
         )
     each, more = divmod(count, nodes)
     return (resources.first + index for index in range(nodes) for _ in range(each + 1 if index < more else each))
@@ -266,7 +276,7 @@ def _even_hint(pieces: int, count: int) -> str:
 
 
 def pointed(problem: Problem, component: ComponentConfig) -> Problem:
-    """The problem, said of the component and pointed at where its placement stands."""
+    """Return the problem with the component's name and the place of its placement."""
     if problem.where is not None:
         return problem
     segment = None

@@ -1,18 +1,21 @@
-"""What changes from one plan to another: who moved, came and went, and which hardware changed hands."""
+"""What changes from one plan to another: workers that move, appear or go, and hardware that changes hands."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
-from roost.placement.placement import Placement
-from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId, pieces_of, seat
+from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.text import plural
+
+if TYPE_CHECKING:
+    # `Plan.diff` calls this module.
+    from roost.placement.plan import ComponentPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +29,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedVariables:
-    """A worker that stays where it is and gets other variables: name, before, after."""
+    """A worker that stays in its place and gets other variables, as (name, before, after)."""
 
     worker: WorkerId
     variables: tuple[tuple[str, str | None, str | None], ...]
@@ -43,7 +46,7 @@ class ChangedHands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDiff:
-    """The difference of two plans; false where they are alike."""
+    """The difference of two plans; false if they are equal."""
 
     moved: tuple[Moved, ...]
     appeared: tuple[WorkerId, ...]
@@ -58,7 +61,7 @@ class PlanDiff:
         return any(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """The difference as JSON has it."""
+        """Return the difference as JSON has it."""
         return {
             "moved": [
                 {"worker": str(item.worker), "before": seat(item.before), "after": seat(item.after)}
@@ -85,7 +88,7 @@ class PlanDiff:
 
 
 def diff_plans(before: Plan, after: Plan) -> PlanDiff:
-    """What changes from `before` to `after`."""
+    """Return what changes from `before` to `after`."""
     old = _workers(before)
     new = _workers(after)
     both = [worker for worker in old if worker in new]
@@ -104,7 +107,7 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         facts=tuple(_facts(before, after)),
     )
     if not found and before != after:
-        # Every worker keeps its place and its variables; whatever it is, the plans are not the same.
+        # Every worker keeps its place and its variables, and still the plans differ.
         return replace(found, facts=(("plan", before.hash[:8], after.hash[:8]),))
     return found
 
@@ -157,7 +160,7 @@ def _groups_text(component: ComponentPlan) -> str:
 
 
 def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, str]]:
-    """Where two topologies differ: how many there is, the first nodes that are not alike, the groups."""
+    """Return where two topologies differ: their sizes, their nodes, their groups."""
     shapes = [
         f"{plural(item.num_nodes, 'node')}, {plural(item.num_accelerators, 'accelerator')}" for item in (before, after)
     ]
@@ -173,7 +176,7 @@ def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, st
 
 
 def _unlike(before: Node | None, after: Node | None) -> tuple[str, str]:
-    """What two nodes have in the fields in which they differ."""
+    """Return the values of two nodes in the fields that differ."""
     old = {} if before is None else _node_facts(before)
     new = {} if after is None else _node_facts(after)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]

@@ -1,4 +1,4 @@
-"""The nearest layout that fits on the accelerators that are free: pure, for messages."""
+"""Find the nearest layout that fits on the free accelerators, for messages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from itertools import groupby
 
 from roost.config.hardware import ACCELERATOR
 from roost.config.topology import Topology
-from roost.placement.placement import Placement
-from roost.placement.plan import Piece, pieces_of
+from roost.placement.placement import Piece, Placement, pieces_of
 
 Components = Mapping[str, Sequence[Placement]]
 
 
 def nearest_fit(topology: Topology, components: Components, free: Collection[Piece]) -> dict[str, str] | None:
-    """`component_placement` for the same components on free accelerators, moved as little as it goes; None if none is.
+    """Return a `component_placement` of the same components on free accelerators, moved as little as possible, or None.
 
-    Processes that share accelerators still do, no process leaves its node, and their order stays.
+    Processes that share accelerators still share them, no process spans two nodes, and their order stays.
 
     >>> from roost import FlexiblePlacementStrategy
     >>> topology = Topology.from_shorthand("1x4")
@@ -48,7 +47,7 @@ def nearest_fit(topology: Topology, components: Components, free: Collection[Pie
 
 
 def _units(components: Components) -> Iterator[list[Piece]]:
-    """Accelerators that have to stay together, since a process has several of them; in order."""
+    """Yield the sets of accelerators that must stay together because one process has several of them, in order."""
     together: dict[Piece, set[Piece]] = {}
     for placements in components.values():
         for placement in placements:
@@ -61,7 +60,7 @@ def _units(components: Components) -> Iterator[list[Piece]]:
 
 
 def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, keep: bool) -> dict[Piece, Piece] | None:
-    """A free place for each unit, in order: where it is if that is free and `keep`, else the next that there is."""
+    """Find a free place for each unit, in order: with `keep` its own if that is free, else the next one."""
     moved: dict[Piece, Piece] = {}
     start = 0
     for unit in units:
@@ -82,7 +81,7 @@ def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, kee
 
 
 def _written(ranks: Sequence[tuple[int, ...]]) -> str | None:
-    """Each process's hardware ranks as a placement; None where that cannot be said."""
+    """Write each process's hardware ranks as a placement; None if the syntax cannot express it."""
     segments: list[tuple[list[int], list[int]]] = []
     shapes: list[str] = []
     for process, own in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""A plan put together from groups that were placed one by one, as a script launches them."""
+"""Make a plan from groups that a script places and launches one by one."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from roost.placement.strategies import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """The placements of one group, and the strategy that gave them, where there was one."""
+    """The placements of one group, and the strategy that made them, if any."""
 
     placements: Sequence[Placement]
     strategy: PlacementStrategy | None = None
 
 
 def gather_plan(topology: Topology, groups: Mapping[str, Placed]) -> Plan:
-    """One component for each group, under its name; groups that come from one plan keep its mode and its order.
+    """Make a plan with one component for each group; groups from one plan keep its mode and its order.
 
     >>> from roost import PackedPlacementStrategy
     >>> topology = Topology.from_shorthand("1x4")
@@ -58,7 +58,7 @@ def _component(topology: Topology, name: str, placed: Placed) -> ComponentPlan:
 
 
 def _labels(placed: Placed) -> tuple[str, ...]:
-    """The node groups over which hardware ranks are counted; none stands for the cluster."""
+    """Return the node groups over which hardware ranks are counted; none means the cluster."""
     known = (PackedPlacementStrategy, FlexiblePlacementStrategy, NodePlacementStrategy)
     if isinstance(placed.strategy, known):
         return placed.strategy.node_groups
@@ -67,7 +67,7 @@ def _labels(placed: Placed) -> tuple[str, ...]:
 
 
 def _ranks(topology: Topology, labels: Sequence[str], placements: Sequence[Placement]) -> tuple[int, ...]:
-    """The ranks that are used, of hardware or of nodes, counted over the node groups."""
+    """Return the ranks in use, of hardware or of nodes, counted over the node groups."""
     if not any(placement.local_hardware_ranks for placement in placements):
         nodes = topology.node_space(labels)
         return tuple(sorted({nodes.rank_of(placement.cluster_node_rank, 0) for placement in placements}))

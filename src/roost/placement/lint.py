@@ -1,4 +1,4 @@
-"""Findings on a legal plan that a person would want to know before paying for it."""
+"""Findings on a legal plan that its author should know before paying for the hardware."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
-from roost.placement.plan import ComponentPlan, Piece, Plan, WorkerId
+from roost.placement.placement import Piece, WorkerId
+from roost.placement.plan import ComponentPlan, Plan
 from roost.text import join_words, plural
 
 _Occupants = dict[Piece, list[WorkerId]]
@@ -17,7 +18,7 @@ _Occupants = dict[Piece, list[WorkerId]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing to know: a stable code, how much it matters, and what it is."""
+    """One finding: a stable code, its level, and the message."""
 
     code: str
     level: Literal["warning", "info"]
@@ -28,7 +29,7 @@ class Finding:
 
 
 def lint(plan: Plan) -> tuple[Finding, ...]:
-    """What a person would want to know of a plan; warnings first."""
+    """Return the findings on a plan, warnings first."""
     occupants = plan.occupants()
     found: list[Finding] = []
     found += _num_nodes(plan)
@@ -75,7 +76,7 @@ def _idle(plan: Plan, occupants: _Occupants) -> Iterator[Finding]:
 
 
 def _by_node(ranks: dict[int, list[int]]) -> str:
-    """`node 0: 4-7; nodes 2-3: 0-7`: nodes with the same ranks are said together."""
+    """Format ranks by node, as `node 0: 4-7; nodes 2-3: 0-7`; nodes with the same ranks share an entry."""
     nodes: dict[str, list[int]] = {}
     for node_rank, local in ranks.items():
         nodes.setdefault(format_ranks(local), []).append(node_rank)
@@ -100,10 +101,10 @@ def _uneven(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
     per_node = Counter(placement.cluster_node_rank for placement in component.placements)
     counts = Counter(per_node.values())
     kind = component.placements[0].hardware_type
-    # A component that fills unlike nodes alike is even: its workers go with what each node has of that kind.
+    # A component that fills different nodes equally is even: each node has workers in proportion to its hardware.
     has = {rank: _pieces_on(plan, rank, kind) for rank in per_node}
     alike = len({workers / max(1, has[rank]) for rank, workers in per_node.items()}) == 1
-    # On bare nodes the first ones take one more where it does not come out even.
+    # On bare nodes the first ones take one more if the number does not divide.
     if not alike and max(counts) - min(counts) > (1 if kind == BARE_NODE else 0):
         parts = [f"{size} on {plural(nodes, 'node')}" for size, nodes in sorted(counts.items(), reverse=True)]
         spread = join_words(parts) if len(parts) < 4 else f"{min(counts)} to {max(counts)} on {len(per_node)} nodes"

@@ -1,7 +1,7 @@
 """Placement for model-parallel jobs: an actor, a rollout, and perhaps inference and reward.
 
-Collocated, actor and rollout share all their accelerators, and the rollout is strided so that the source
-ranks of both sit on the same ones (weights then move without a copy). Disaggregated, each has its own.
+Colocated, actor and rollout share all their accelerators, and the rollout is strided so that the source ranks of both
+are on the same ones (weights then move without a copy). Disaggregated, each has its own.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _Share:
         return self.last - self.first + 1
 
     def common(self, other: _Share) -> int:
-        """How many accelerators both have."""
+        """Count the accelerators that both have."""
         mine = {place.node_rank: place for place in self.places}
         both = [(mine[place.node_rank], place) for place in other.places if place.node_rank in mine]
         return sum(max(0, min(a.stop, b.stop) - max(a.start, b.start)) for a, b in both)
 
 
 class ModelParallelComponentPlacement(ComponentPlacement):
-    """Actor, rollout and optional inference on consecutive accelerators, cut by their parallel sizes."""
+    """Actor, rollout and optional inference on consecutive accelerators, divided by their parallel sizes."""
 
     @cached_property
     def _sizes(self) -> ParallelSizes:
@@ -60,7 +60,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """Collocated where actor and rollout have the same accelerators, else disaggregated."""
+        """Colocated if actor and rollout have the same accelerators, else disaggregated."""
         return self._mode
 
     @property
@@ -70,7 +70,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether every component has accelerators of its own."""
+        """Whether every component has its own accelerators."""
         return self._mode is PlacementMode.DISAGGREGATED
 
     @property
@@ -80,7 +80,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def has_dedicated_inference(self) -> bool:
-        """Whether inference has accelerators of its own."""
+        """Whether inference has its own accelerators."""
         return "inference" in self._shares
 
     @property
@@ -140,17 +140,17 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     @property
     def inference_world_size(self) -> int:
-        """How many accelerators inference has; 0 where it has none of its own."""
+        """How many accelerators inference has; 0 if it has none of its own."""
         return self._shares["inference"].count if self.has_dedicated_inference else 0
 
     @property
     def inference_dp_size(self) -> int:
-        """How many whole copies of the model inference has; accelerators left over are a lint finding."""
+        """How many complete copies of the model inference has; lint reports accelerators left over."""
         return self.inference_world_size // (self.inference_tp_size * self.inference_pp_size)
 
     def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
         self._shares: dict[str, _Share] = {}
-        # What a mistake left out may be what decides the mode: then each component is looked at by itself.
+        # A mistake may hide what decides the mode, so after one each component is checked separately.
         if not notes.problems and self._take_shares(notes):
             self._check_shares(notes)
         if notes.problems:
@@ -158,7 +158,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         return super()._lay_out(notes)
 
     def _take_shares(self, notes: Notes) -> bool:
-        """Find the accelerators of each model-parallel component; false where something is noted."""
+        """Find the accelerators of each model-parallel component; return false if a mistake is noted."""
         by_name = {component.name: component for component in self._job.cluster.components}
         for name in ("actor", "rollout"):
             if name not in by_name:
@@ -174,7 +174,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         return not notes.problems
 
     def _check_shares(self, notes: Notes) -> None:
-        """Find the mode and check the sizes, noting what is wrong."""
+        """Find the mode and check the sizes, noting mistakes."""
         try:
             sizes = self._sizes
             self._mode = _find_mode(self._shares, sizes)
@@ -193,7 +193,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             return super()._lay_out_component(component)
         per_process = stride = 1
         if component.name == "rollout":
-            # Collocated, an engine's pipeline stages are processes of their own beside the actor's.
+            # Colocated, each pipeline stage of an engine is a process, next to the actor's.
             per_process = self.rollout_tp_size * (1 if self.is_collocated else self.rollout_pp_size)
             stride = self._rollout_stride()
         strategy = PackedPlacementStrategy(
@@ -211,7 +211,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         )
 
     def _rollout_stride(self) -> int:
-        """The stride that puts the source ranks of actor and rollout on the same accelerators."""
+        """Return the stride that puts the source ranks of actor and rollout on the same accelerators."""
         if not self.is_collocated or self.actor_tp_size <= self.rollout_tp_size:
             return 1
         return self.actor_tp_size // self.rollout_tp_size
@@ -224,12 +224,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
             if after.first != before.last + 1:
                 raise PlacementError(
-                    Problem(
-                        message=f"{what} must have consecutive accelerators, and {before.last} is followed by "
-                        f"{after.first}",
-                        hint="the components of a model-parallel job take one unbroken range each",
-                        where=component.where(segment.segment),
-                    )
+                    f"{what} must have consecutive accelerators, and {before.last} is followed by {after.first}",
+                    hint="the components of a model-parallel job take one unbroken range each",
+                    where=component.where(segment.segment),
                 )
         first, last = ranges[0].first, ranges[-1].last
         places: list[_Place] = []
@@ -239,7 +236,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             if stretch.kind != ACCELERATOR:
                 there = "bare nodes" if stretch.kind == BARE_NODE else f"{stretch.kind!r} there"
                 message = f"{what} needs accelerators, and {space.name} has {there}"
-                raise PlacementError(Problem(message=message, where=component.where_group()))
+                raise PlacementError(message, where=component.where_group())
             end = min(last + 1, start + stretch.size)
             places.append(_Place(stretch.node_rank, rank - start, end - start))
             rank = end
@@ -251,19 +248,15 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
     if actor.common(rollout) == actor.count == rollout.count:
         if actor.places != rollout.places:
             raise PlacementError(
-                Problem(
-                    message="actor and rollout have the same accelerators, but not in the same order",
-                    hint="name their node groups in the same order: the source ranks of both must meet",
-                    where=rollout.component.where_group(),
-                )
+                "actor and rollout have the same accelerators, but not in the same order",
+                hint="name their node groups in the same order: the source ranks of both must meet",
+                where=rollout.component.where_group(),
             )
         if inference is not None:
             raise PlacementError(
-                Problem(
-                    message="actor and rollout share their accelerators (collocated), so inference cannot have its own",
-                    hint="take out 'inference', or give actor and rollout different accelerators",
-                    where=inference.component.where(),
-                )
+                "actor and rollout share their accelerators (colocated), so inference cannot have its own",
+                hint="remove 'inference', or give actor and rollout different accelerators",
+                where=inference.component.where(),
             )
         return PlacementMode.COLLOCATED
     pairs = [(actor, rollout)] + ([(actor, inference), (rollout, inference)] if inference else [])
@@ -271,37 +264,31 @@ def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode
         both = one.common(other)
         if both:
             raise PlacementError(
-                Problem(
-                    message=f"components {one.component.name!r} and {other.component.name!r} share {both} of "
-                    f"{one.count} and {other.count} accelerators: neither collocated nor disaggregated",
-                    hint="give actor and rollout the same accelerators, or give every component its own",
-                    where=other.component.where(),
-                )
+                f"components {one.component.name!r} and {other.component.name!r} share {both} of "
+                f"{one.count} and {other.count} accelerators: neither colocated nor disaggregated",
+                hint="give actor and rollout the same accelerators, or give every component its own",
+                where=other.component.where(),
             )
     if inference and not sizes.recompute_logprobs:
         raise PlacementError(
-            Problem(
-                message="inference has accelerators of its own, but algorithm.recompute_logprobs is "
-                + ("not set" if sizes.recompute_logprobs is None else "false"),
-                hint="set algorithm.recompute_logprobs: true, or take out 'inference'",
-                where=inference.component.where(),
-            )
+            "inference has its own accelerators, but algorithm.recompute_logprobs is "
+            + ("not set" if sizes.recompute_logprobs is None else "false"),
+            hint="set algorithm.recompute_logprobs: true, or remove 'inference'",
+            where=inference.component.where(),
         )
     return PlacementMode.DISAGGREGATED
 
 
 def _check_asked(share: _Share, world_size: int) -> None:
-    """Process ranks in the config may only say what the parallel sizes make anyway."""
+    """Refuse process ranks in the config that contradict the parallel sizes."""
     explicit = [item.segment for item in share.segments if item.segment.explicit]
     asked = share.segments[-1].processes
     if explicit and asked.last + 1 != world_size:
         raise PlacementError(
-            Problem(
-                message=f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
-                f"sizes make {world_size} of {plural(share.count, 'accelerator')}",
-                hint="leave the process ranks out: the parallel sizes decide them",
-                where=share.component.where(explicit[0]),
-            )
+            f"component {share.component.name!r} asks for {asked.last + 1} processes, but its parallel "
+            f"sizes make {world_size} of {plural(share.count, 'accelerator')}",
+            hint="leave the process ranks out: the parallel sizes decide them",
+            where=share.component.where(explicit[0]),
         )
 
 
@@ -321,19 +308,17 @@ def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
     collocated = rollout.places == shares["actor"].places
     if collocated and sizes.actor_tp > sizes.rollout_tp and sizes.actor_tp % sizes.rollout_tp:
         raise PlacementError(
-            Problem(
-                message=f"actor and rollout share their accelerators, and the actor's tensor-parallel size "
-                f"{sizes.actor_tp} is no multiple of the rollout's {sizes.rollout_tp}",
-                hint="the source ranks of both must meet on the same accelerators",
-                where=rollout.component.where(),
-            )
+            f"actor and rollout share their accelerators, and the actor's tensor-parallel size "
+            f"{sizes.actor_tp} is not a multiple of the rollout's {sizes.rollout_tp}",
+            hint="the source ranks of both must meet on the same accelerators",
+            where=rollout.component.where(),
         )
 
 
 def _check_inference(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
     inference = shares.get("inference")
     size = sizes.inference_tp * sizes.inference_pp
-    # Sizes of its own may leave accelerators over, as in the documents' system; lint says so.
+    # Explicit sizes may leave accelerators over, as in the original system; lint reports it.
     if inference is not None and (inference.count < size or not sizes.inference_is_own):
         _check_divides(inference, size, f"tensor {sizes.inference_tp} x pipeline {sizes.inference_pp}")
 
@@ -343,10 +328,8 @@ def _check_divides(share: _Share, size: int, said_as: str) -> None:
         fits = share.count // size * size
         hint = f"take {fits} or {fits + size} accelerators" if fits else f"take {size} accelerators"
         raise PlacementError(
-            Problem(
-                message=f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
-                f"{said_as} = {size} does not divide",
-                hint=hint,
-                where=share.component.where(),
-            )
+            f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
+            f"{said_as} = {size} does not divide",
+            hint=hint,
+            where=share.component.where(),
         )

@@ -1,15 +1,16 @@
-"""Where one worker sits: `Placement` alone, since every worker's process loads it."""
+"""Where one worker goes. Every worker's process loads this module, so it holds little."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from roost.config.hardware import ACCELERATOR, AcceleratorType
+from roost.config.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one worker sits, and what it sees."""
+    """Where one worker goes, and which accelerators it sees."""
 
     rank: int
     """The worker's rank in its component."""
@@ -36,7 +37,7 @@ class Placement:
     hardware_type: str = ACCELERATOR
     """What `local_hardware_ranks` counts: `accelerator`, a declared kind, or `node` for a bare node."""
 
-    # The older names of the documents, all in this one place.
+    # Names that older documents use.
 
     @property
     def node_id(self) -> int:
@@ -52,3 +53,40 @@ class Placement:
     def local_accelerator_id(self) -> int:
         """Older name of `local_accelerator_rank`."""
         return self.local_accelerator_rank
+
+
+class WorkerId(NamedTuple):
+    """One worker by component and rank; `actor:3` in text."""
+
+    component: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.component}:{self.rank}"
+
+
+class Piece(NamedTuple):
+    """One piece of hardware: its node, its kind, and its rank on that node (-1 for a node itself)."""
+
+    node_rank: int
+    kind: str
+    local_rank: int
+
+    def __str__(self) -> str:
+        return f"node {self.node_rank}" if self.kind == BARE_NODE else f"{self.node_rank}:{self.local_rank}"
+
+
+def pieces_of(placement: Placement) -> list[Piece]:
+    """Return the hardware that a worker has: its own pieces, or its node if it has none."""
+    node_rank, kind = placement.cluster_node_rank, placement.hardware_type
+    if not placement.local_hardware_ranks:
+        return [Piece(node_rank, BARE_NODE, -1)]
+    return [Piece(node_rank, kind, local_rank) for local_rank in placement.local_hardware_ranks]
+
+
+def seat(placement: Placement) -> str:
+    """Describe where a worker is: `node 1, accelerator 0,2`."""
+    if not placement.local_hardware_ranks:
+        return f"node {placement.cluster_node_rank}"
+    ranks = ",".join(map(str, placement.local_hardware_ranks))
+    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"

@@ -1,4 +1,4 @@
-"""All placements of a job as one value: equal, hashable by content, written as JSON and read back."""
+"""All placements of a job as one value that compares and hashes by content, and reads and writes JSON."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from roost.config.hardware import BARE_NODE, AcceleratorType
+from roost.config.hardware import AcceleratorType
 from roost.config.topology import HasTopology, Topology, topology_of
 from roost.errors import ConfigError, PlacementError, RoostError
-from roost.placement.placement import Placement
+from roost.placement.diff import PlanDiff, diff_plans
+from roost.placement.environment import worker_environment
+from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.placement.strategies import PlacementStrategy
 from roost.text import join_words, shorten
 
-if TYPE_CHECKING:
-    from roost.placement.diff import PlanDiff
+__all__ = ["ComponentPlan", "Piece", "PlacementMode", "Plan", "PlannedStrategy", "WorkerId", "pieces_of", "seat"]
 
 PLAN_VERSION = 1
 _CONTENT = ("mode", "num_nodes", "sizes_ignored", "topology", "component_order", "components")
@@ -30,46 +31,25 @@ class PlacementMode(Enum):
     COLLOCATED = "collocated"
     """Actor and rollout on the same accelerators."""
     DISAGGREGATED = "disaggregated"
-    """Each component on accelerators of its own."""
+    """Each component on its own accelerators."""
     HYBRID = "hybrid"
     """Any component on any hardware."""
 
 
-class WorkerId(NamedTuple):
-    """One worker by component and rank; `actor:3` in text."""
-
-    component: str
-    rank: int
-
-    def __str__(self) -> str:
-        return f"{self.component}:{self.rank}"
-
-
-class Piece(NamedTuple):
-    """One piece of hardware: its node, its kind, and its rank on that node (-1 for a node itself)."""
-
-    node_rank: int
-    kind: str
-    local_rank: int
-
-    def __str__(self) -> str:
-        return f"node {self.node_rank}" if self.kind == BARE_NODE else f"{self.node_rank}:{self.local_rank}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentPlan:
-    """The placements of one component, in rank order, and how they came about."""
+    """The placements of one component, in rank order, and how they were made."""
 
     name: str
     node_groups: tuple[str, ...]
     hardware_ranks: tuple[int, ...]
     placements: tuple[Placement, ...]
     stride: int = 1
-    """The distance between the accelerators of one process, where it is strided on purpose."""
+    """The distance between the accelerators of one process, if it is strided on purpose."""
     tensor_parallel_size: int = 1
-    """How many consecutive ranks are one tensor-parallel group, where that is known."""
+    """How many consecutive ranks are one tensor-parallel group, if known."""
     model_parallel_size: int = 1
-    """How many consecutive ranks hold one copy of the model, where that is known."""
+    """How many consecutive ranks hold one copy of the model, if known."""
 
     def __post_init__(self) -> None:
         if not self.placements:
@@ -83,7 +63,7 @@ class ComponentPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which worker of a job sits where, on which topology.
+    """Which worker of a job goes where, on which topology.
 
     >>> from roost import make_plan
     >>> job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3"}}}
@@ -97,10 +77,10 @@ class Plan:
     topology: Topology
     components: tuple[ComponentPlan, ...]
     num_nodes: int | None = None
-    """What the config says of the number of nodes."""
+    """The number of nodes in the config."""
     mode: PlacementMode = PlacementMode.HYBRID
     sizes_ignored: str | None = None
-    """Why the job's parallel sizes were not used for the placement, where it has some."""
+    """Why the job's parallel sizes do not decide the placement, if it has some."""
 
     @property
     def names(self) -> list[str]:
@@ -108,7 +88,7 @@ class Plan:
         return [component.name for component in self.components]
 
     def component(self, name: str) -> ComponentPlan:
-        """A component by its name."""
+        """Return a component by its name."""
         found = next((item for item in self.components if item.name == name), None)
         if found is None:
             names = [repr(item.name) for item in self.components]
@@ -116,7 +96,7 @@ class Plan:
         return found
 
     def placement(self, component: str, rank: int) -> Placement:
-        """Where one worker sits."""
+        """Return the placement of one worker."""
         placements = self.component(component).placements
         if not isinstance(rank, int) or not 0 <= rank < len(placements):
             last = len(placements) - 1
@@ -125,24 +105,20 @@ class Plan:
         return placements[rank]
 
     def get_strategy(self, component: str) -> PlannedStrategy:
-        """A strategy that places a component exactly as this plan does, on the hardware that it was made for."""
+        """Return a strategy that places a component exactly as this plan does, on the same hardware."""
         return PlannedStrategy(plan=self, component=self.component(component).name)
 
     def environment(self, component: str, rank: int) -> dict[str, str]:
-        """Exactly the variables that a worker will get, apart from what only a running job knows."""
-        from roost.placement.environment import worker_environment
-
+        """Return exactly the variables that a worker gets, apart from what only a running job knows."""
         placement = self.placement(component, rank)
         return worker_environment(self.topology, placement, self.component(component).world_size)
 
     def diff(self, other: Plan) -> PlanDiff:
-        """What changes from this plan to `other`."""
-        from roost.placement.diff import diff_plans
-
+        """Return what changes from this plan to `other`."""
         return diff_plans(self, other)
 
     def occupants(self) -> dict[Piece, list[WorkerId]]:
-        """The workers on each piece of hardware that has any, in order of components and ranks."""
+        """Return the workers on each piece of hardware in use, in order of components and ranks."""
         found: dict[Piece, list[WorkerId]] = {}
         for component in self.components:
             for placement in component.placements:
@@ -152,7 +128,7 @@ class Plan:
         return found
 
     def only(self, names: Iterable[str]) -> Plan:
-        """The plan with these components only."""
+        """Return the plan with these components only."""
         wanted = [self.component(name).name for name in names]
         return replace(self, components=tuple(item for item in self.components if item.name in wanted))
 
@@ -162,9 +138,9 @@ class Plan:
         return _hash(self._content())
 
     def to_dict(self, *, only: Iterable[str] | None = None) -> dict[str, Any]:
-        """The plan as JSON has it; `docs/reference/plan-json.md` describes it.
+        """Return the plan as JSON has it; `docs/reference/plan-json.md` describes it.
 
-        With `only` it is a part of a plan: some of its components, with the hash of the whole, and not to be read back.
+        With `only` it is a part of a plan, which cannot be read back: some components, with the hash of the whole.
         """
         content = self._content()
         out = {"version": PLAN_VERSION, "hash": _hash(content), **content}
@@ -175,14 +151,14 @@ class Plan:
         return {**out, "partial": True, "component_order": kept, "components": components}
 
     def to_json(self, indent: int | None = 2, *, only: Iterable[str] | None = None) -> str:
-        """The plan, or a part of it, as JSON text."""
+        """Return the plan, or a part of it, as JSON text."""
         return json.dumps(self.to_dict(only=only), indent=indent, ensure_ascii=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Read what `to_dict` wrote; a plan that was edited since is refused."""
+        """Read what `to_dict` wrote; ConfigError if the plan was edited since."""
         if not isinstance(data, Mapping) or "components" not in data or "version" not in data:
-            raise ConfigError("this is no plan: it lacks 'version' or 'components'")
+            raise ConfigError("this is not a plan: it lacks 'version' or 'components'")
         if data["version"] != PLAN_VERSION:
             raise ConfigError(f"the plan has version {data['version']!r}, and this Roost reads {PLAN_VERSION}")
         if data.get("partial"):
@@ -222,7 +198,7 @@ class Plan:
             "num_nodes": self.num_nodes,
             "sizes_ignored": self.sizes_ignored,
             "topology": self.topology.to_dict(),
-            # An object of JSON has no order that a tool must keep, and the components have one.
+            # The components have an order, which tools need not keep in a JSON object.
             "component_order": self.names,
             "components": {item.name: _write_component(item) for item in self.components},
         }
@@ -230,13 +206,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStrategy(PlacementStrategy):
-    """The placements of a component as a plan has them."""
+    """The placements of a component, as a plan has them."""
 
     plan: Plan
     component: str
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """The plan's placements; PlacementError where a node of theirs is not as it was planned on."""
+        """Return the plan's placements; PlacementError if one of their nodes has changed since."""
         topology = topology_of(cluster)
         there, planned = topology.nodes, self.plan.topology.nodes
         placements = list(self.plan.component(self.component).placements)
@@ -250,34 +226,20 @@ class PlannedStrategy(PlacementStrategy):
                 topology.group(label)
             except PlacementError:
                 raise PlacementError(
-                    f"component {self.component!r} was planned on node group {label!r}, which is not there",
+                    f"component {self.component!r} was planned on node group {label!r}, which does not exist",
                     hint="make it with the same config: Cluster(cluster_cfg=config.cluster)",
                 ) from None
         for rank in sorted({placement.cluster_node_rank for placement in placements}):
             if rank >= len(there) or there[rank].devices != planned[rank].devices:
-                is_now = "is not there" if rank >= len(there) else f"offers {join_words(there[rank].devices) or 'none'}"
+                is_now = (
+                    "does not exist" if rank >= len(there) else f"offers {join_words(there[rank].devices) or 'none'}"
+                )
                 raise PlacementError(
                     f"component {self.component!r} was planned on node {rank} with the accelerators "
                     f"{join_words(planned[rank].devices) or 'none'}, and that node {is_now}",
                     hint="plan again on the cluster as it is now",
                 )
         return placements
-
-
-def pieces_of(placement: Placement) -> list[Piece]:
-    """The hardware that a worker has: its own pieces, or its node where it has none."""
-    node_rank, kind = placement.cluster_node_rank, placement.hardware_type
-    if not placement.local_hardware_ranks:
-        return [Piece(node_rank, BARE_NODE, -1)]
-    return [Piece(node_rank, kind, local_rank) for local_rank in placement.local_hardware_ranks]
-
-
-def seat(placement: Placement) -> str:
-    """Where a worker sits, in a few words: `node 1, accelerator 0,2`."""
-    if not placement.local_hardware_ranks:
-        return f"node {placement.cluster_node_rank}"
-    ranks = ",".join(map(str, placement.local_hardware_ranks))
-    return f"node {placement.cluster_node_rank}, {placement.hardware_type} {ranks}"
 
 
 def _write_component(component: ComponentPlan) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""From a config and a cluster to a plan: the one function that the command line and the launcher call."""
+"""Turn a config and a cluster into a plan: the function that the command line and the launcher call."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
 from roost.config.job import JobConfig, read_job_draft
+from roost.config.run import read_job_file
 from roost.errors import ConfigError
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.plan import Plan
@@ -21,18 +23,19 @@ def make_plan(
 ) -> Plan:
     """Plan a job: `config` is a path, a dict, a DictConfig or a JobConfig, `cluster` has the topology.
 
-    With `placement="auto"` a job is model-parallel if it has actor and rollout, nothing beside inference and
-    reward, and gives tensor-parallel sizes for both.
+    With `placement="auto"` a job is model-parallel if it has actor and rollout, nothing else but inference and
+    reward, and tensor-parallel sizes for both.
     """
     if placement not in get_args(PlacementKind):
         raise ConfigError(f"placement is {placement!r}", hint=f"it is {join_words(get_args(PlacementKind), last='or')}")
-    draft = read_job_draft(config)
+    # A file is a job, so all its sections are checked; in a dict the other sections may belong to the user.
+    draft = read_job_file(config) if isinstance(config, str | Path) else read_job_draft(config)
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
         parallel, ignored = _is_model_parallel(draft.job)
     kind: type[ComponentPlacement] = HybridComponentPlacement
     if parallel:
-        # Loaded when it is needed: a small job starts the quicker without it.
+        # Loaded when needed: a small job starts faster without it.
         from roost.placement.model_parallel import ModelParallelComponentPlacement
 
         kind = ModelParallelComponentPlacement
@@ -41,7 +44,7 @@ def make_plan(
 
 
 def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:
-    """Whether a job is to be placed by its parallel sizes; where it has some and is not, also why."""
+    """Return whether the parallel sizes place a job; if it has some and they do not, also why."""
     names = [component.name for component in job.cluster.components]
     given = job.tensor_parallel_sizes()
     if not given or not {"actor", "rollout"} <= set(names):
@@ -53,4 +56,4 @@ def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:
         return False, None
     if len(given) == 1:
         return False, f"only {next(iter(given))} is given"
-    return False, f"there is {join_words(others)} beside actor, rollout, inference and reward"
+    return False, f"there is {join_words(others)} besides actor, rollout, inference and reward"

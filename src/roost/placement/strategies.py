@@ -1,4 +1,4 @@
-"""Where one worker sits (`Placement`), and the strategies that place many.
+"""The strategies that place the workers of a component.
 
 >>> from roost import Topology
 >>> strided = PackedPlacementStrategy(0, 3, num_hardware_per_process=2, stride=2)
@@ -24,7 +24,7 @@ from roost.text import shorten
 
 _MAX_RANK = 10**15
 
-# The older argument names of the documents.
+# Argument names that older documents use.
 _OLDER_NAMES = {
     "start_accelerator_id": "start_hardware_rank",
     "end_accelerator_id": "end_hardware_rank",
@@ -39,7 +39,7 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placements in rank order; `cluster` is a Topology or anything that has one."""
+        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -101,7 +101,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placements in rank order; `cluster` is a Topology or anything that has one."""
+        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = _hardware_space(topology, self.node_groups, "PackedPlacementStrategy")
         space.check([self.start_hardware_rank, self.end_hardware_rank], "PackedPlacementStrategy")
@@ -116,9 +116,9 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 @dataclass(frozen=True, slots=True, init=False)
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Any hardware for each process, named rank by rank.
+    """Any hardware for each process, rank by rank.
 
-    Ranks are put in ascending order within each process, and processes by their first rank.
+    Ranks are sorted within each process, and processes by their first rank.
     """
 
     hardware_ranks_list: tuple[tuple[int, ...], ...]
@@ -132,14 +132,14 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         accelerator_id_lists: Sequence[Sequence[int]] | None = None,
     ) -> None:
         if (hardware_ranks_list is None) == (accelerator_id_lists is None):
-            raise PlacementError("FlexiblePlacementStrategy takes hardware_ranks_list, once")
+            raise PlacementError("FlexiblePlacementStrategy takes hardware_ranks_list exactly once")
         given = hardware_ranks_list if hardware_ranks_list is not None else accelerator_id_lists
         with _collector_paused():
             ranks = _sorted_ranks(given)
         _fill(self, hardware_ranks_list=ranks, node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placements in rank order; `cluster` is a Topology or anything that has one."""
+        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = _hardware_space(topology, self.node_groups, "FlexiblePlacementStrategy")
         return place(topology, space, self.hardware_ranks_list, isolate_accelerator)
@@ -147,7 +147,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 @dataclass(frozen=True, slots=True, init=False)
 class NodePlacementStrategy(PlacementStrategy):
-    """Processes on nodes, with no regard to accelerators: for workers that need only CPUs."""
+    """Processes on nodes, regardless of accelerators: for workers that need only CPUs."""
 
     node_ranks: tuple[int, ...]
     node_groups: tuple[str, ...]
@@ -162,7 +162,7 @@ class NodePlacementStrategy(PlacementStrategy):
         _fill(self, node_ranks=ranks, node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """The placements in rank order; `cluster` is a Topology or anything that has one."""
+        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = topology.node_space(self.node_groups or None)
         space.check(self.node_ranks, "NodePlacementStrategy")
@@ -172,7 +172,7 @@ class NodePlacementStrategy(PlacementStrategy):
 def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
-    """One placement for each process, given as its ascending hardware ranks; a process never leaves its node."""
+    """Make one placement for each process, given as its ascending hardware ranks; a process never spans nodes."""
     if not isinstance(isolate_accelerator, bool):
         raise PlacementError(f"isolate_accelerator is True or False, not {shorten(repr(isolate_accelerator))}")
     with _collector_paused():
@@ -224,9 +224,9 @@ def _place(
 
 
 def _seats(space: RankSpace, processes: Iterable[Sequence[int]]) -> tuple[list[Stretch], list[tuple[int, ...]]]:
-    """For each process the stretch that it is on, and its local ranks there.
+    """Return the stretch of each process, and its local ranks there.
 
-    Two lists of shared values, and a look at the last stretch before a search: a million processes make no garbage.
+    Values are shared and the last stretch is tried before a search, so that a million processes make no garbage.
     """
     stretches: list[Stretch] = []
     local_ranks_of: list[tuple[int, ...]] = []
@@ -284,7 +284,7 @@ def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> Ra
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: it would walk a million new values again and again, and none is garbage."""
+    """Pause garbage collection, which would walk a million new values again and again, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -320,13 +320,13 @@ def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _fill(strategy: PlacementStrategy, **fields: object) -> None:
-    """Set the fields of a frozen strategy, once they are checked."""
+    """Set the checked fields of a frozen strategy."""
     for name, value in fields.items():
         object.__setattr__(strategy, name, value)
 
 
 def _check_count(items: Iterable[object], what: str) -> None:
-    """Refuse what no job has, such as a range of 10^12, before it is walked."""
+    """Refuse a size that no job has, such as a range of 10^12, before iterating over it."""
     if isinstance(items, Sized) and len(items) > MAX_PROCESSES:
         raise PlacementError(f"{what} has {len(items)} entries, and may have {MAX_PROCESSES}")
 

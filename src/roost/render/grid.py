@@ -1,9 +1,9 @@
 """The picture model: what every drawing of a plan shows, before it is drawn.
 
-A plan becomes rows, one for each node; runs of nodes that are alike fold into one row. A row has strips, one for
-each kind of hardware on the node; a strip has cells, the pieces of hardware. Workers are blocks that lie over
-cells, in as many lanes as they need so that no two overlap: a shared cell shows blocks above each other, and a
-worker with several cells is one block, joined where its cells are apart.
+A plan becomes rows, one for each node; runs of equal nodes fold into one row. A row has strips, one for each kind of
+hardware on the node; a strip has cells, the pieces of hardware. Workers are blocks over cells, in as many lanes as they
+need so that no two overlap: a shared cell shows blocks above each other, and a worker with several cells is one block,
+joined where its cells are apart.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from itertools import groupby
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks, runs_of
 from roost.config.topology import Node
-from roost.placement.plan import ComponentPlan, Piece, Plan
+from roost.placement.placement import Piece
+from roost.placement.plan import ComponentPlan, Plan
 from roost.text import plural
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart; text stands beside them everywhere.
+# Okabe and Ito's colours, which people with any colour vision can tell apart; text always accompanies them.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 _FOLD_FROM_NODES = 9
 _FOLD_RUN = 3
@@ -35,14 +36,14 @@ class Block:
 
     @property
     def ranks_text(self) -> str:
-        """The ranks, short: `3`, `0-15`, or `0,8,16 +5`."""
+        """The ranks, abbreviated: `3`, `0-15`, or `0,8,16 +5`."""
         text = format_ranks(self.ranks)
         if text.count(",") < 3:
             return text
         return ",".join(map(str, self.ranks[:3])) + f" +{len(self.ranks) - 3}"
 
     def pieces(self, within: range) -> list[tuple[int, int]]:
-        """The runs of neighbouring cells within a line of the picture, as (first, last)."""
+        """Return the runs of neighbouring cells within a line of the picture, as (first, last)."""
         shown = [cell for cell in self.cells if cell in within]
         return [(run.first, run.last) for run in runs_of(shown)]
 
@@ -56,30 +57,30 @@ class Strip:
     cells: int
     lanes: tuple[tuple[Block, ...], ...]
     others: tuple[int, ...] = ()
-    """Cells that only components use which are not shown."""
+    """Cells used only by components that are not shown."""
     taken: tuple[int, ...] = ()
-    """Cells that somebody else has now."""
+    """Cells that another job has now."""
 
     def label(self, cell: int) -> str:
-        """The number of a cell, and a mark where it is taken."""
+        """Return the number of a cell, with a mark if it is taken."""
         return f"{cell} !" if cell in self.taken else str(cell)
 
     def empty(self) -> dict[int, str]:
-        """The cells with no block over them, and what to say of each."""
+        """Return the cells with no block over them, each with a word for its state."""
         used = {cell for lane in self.lanes for block in lane for cell in block.cells}
         said = dict.fromkeys(range(self.cells), "idle") | dict.fromkeys(self.taken, "taken")
         said |= dict.fromkeys(self.others, "other")
         return {cell: text for cell, text in said.items() if cell not in used}
 
     def shape(self) -> object:
-        """What must be the same for two strips to look alike: everything but the ranks."""
+        """Return what two strips must have in common to look alike: everything but the ranks."""
         lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
         return self.kind, self.title, self.cells, self.others, self.taken, lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One node, or a run of nodes that are alike; the strips are those of the first."""
+    """One node, or a run of equal nodes; the strips are those of the first."""
 
     first: int
     last: int
@@ -90,7 +91,7 @@ class Row:
 
     @property
     def count(self) -> int:
-        """How many nodes the row stands for."""
+        """How many nodes the row represents."""
         return self.last - self.first + 1
 
     @property
@@ -101,7 +102,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the legend; components that are not shown have one too, and `shown` is false."""
+    """A line of the legend; components that are not shown have one too, with `shown` false."""
 
     name: str
     colour: str
@@ -127,9 +128,9 @@ def make_grid(
     only: Iterable[str] | None = None,
     taken: Iterable[Piece] = (),
 ) -> Grid:
-    """The picture of a plan, or of some of its components.
+    """Make the picture of a plan, or of some of its components.
 
-    `fold=False` gives every node a row of its own; `taken` is the hardware that somebody else has now.
+    `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now.
     """
     held = set(taken)
     shown = {component.name for component in plan.components} if only is None else {*plan.only(only).names}
@@ -165,7 +166,7 @@ def make_grid(
 
 
 def ink(colour: str) -> str:
-    """Black or white, whichever reads better on the colour."""
+    """Return black or white, whichever reads better on the colour."""
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     light = 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2
     # The WCAG contrasts with white and with black are equal where (1.05 / (l + .05)) = ((l + .05) / .05).
@@ -173,7 +174,7 @@ def ink(colour: str) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """A key of about `length` letters for each name, all different: its beginning, its initials, or a number.
+    """Return a distinct key of about `length` letters for each name: its beginning, its initials, or a number.
 
     >>> short_names(["rollout", "reward_model", "reward_rule", "env1", "env2"], 3)
     ['rol', 'rm', 'rr', 'e#3', 'e#4']
@@ -192,12 +193,12 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
 
 
 def numbered(name: str, index: int) -> str:
-    """A key that no name and no beginning of one can be."""
+    """Return a key that no name can be, and no beginning of one."""
     return f"{name[:1]}#{index}"
 
 
 def cells_per_line(cells: int, most: int) -> int:
-    """How many cells to put in a line where `most` fit: lines of one length, and where it goes a power of two's."""
+    """Return how many cells to put in a line where `most` fit, so that lines are equal if possible."""
     most = max(1, most)
     even = [size for size in range(1, most + 1) if cells % size == 0]
     lines = -(-cells // most)
@@ -209,7 +210,7 @@ _NodeBlocks = dict[str, list[Block]]
 
 
 def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
-    """For each node and kind of hardware, the blocks in order of components and cells."""
+    """Return the blocks of each node and kind of hardware, in order of components and cells."""
     found: dict[int, _NodeBlocks] = {}
     for index, component in enumerate(plan.components):
         together: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
@@ -249,7 +250,7 @@ def _accelerators_title(node: Node) -> str:
 
 
 def _lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
-    """Put blocks into the first lane that has room; what a component has in one lane stays together."""
+    """Put blocks into the first lane that has room; the blocks of one component stay together."""
     lanes: list[list[Block]] = []
     for _, own in groupby(blocks, key=lambda block: block.component):
         for together in _packed([[block] for block in sorted(own, key=lambda block: block.cells)]):
@@ -265,7 +266,7 @@ def _packed(parts: Iterable[list[Block]]) -> list[list[Block]]:
 
 
 def _put(part: list[Block], lanes: list[list[Block]]) -> None:
-    """Add blocks to the first lane where none of them overlaps, or to a new one."""
+    """Add blocks to the first lane without an overlap, or to a new one."""
     for lane in lanes:
         if all(a.cells[0] > b.cells[-1] or a.cells[-1] < b.cells[0] for a in part for b in lane):
             lane.extend(part)

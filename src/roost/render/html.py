@@ -1,4 +1,4 @@
-"""The picture as one HTML page that needs nothing else: the map, findings, and a table of all workers."""
+"""The picture as a self-contained HTML page: the map, the findings, and a table of all workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from html import escape
 
 from roost.placement.environment import worker_interpreter
 from roost.placement.lint import lint
-from roost.placement.plan import ComponentPlan, Plan, seat
+from roost.placement.placement import seat
+from roost.placement.plan import ComponentPlan, Plan
 from roost.render.grid import Grid
 from roost.render.svg import draw_svg
 
 _MOST_ROWS = 2000
-"""Past this many workers of a component the table is cut: a page of a million rows helps nobody."""
+"""The table of a component is cut after this many workers: a page of a million rows helps no reader."""
 
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--text:#1f2328;--soft:#59636e;--line:#d1d9e0;--tip:#f6f8fa}
@@ -30,7 +31,7 @@ background:var(--tip);font:12px/1.5 ui-monospace,monospace;white-space:pre-wrap;
 pointer-events:none;box-shadow:0 4px 16px #0004}
 """
 
-# The SVG's own <title> already tells everything; with a script the same text shows at once and beside the pointer.
+# The <title> elements of the SVG hold all details; the script shows them immediately, next to the pointer.
 _SCRIPT = """
 const tip=document.getElementById('tip');
 for(const block of document.querySelectorAll('.block')){
@@ -46,7 +47,7 @@ for(const block of document.querySelectorAll('.block')){
 
 
 def draw_html(plan: Plan, grid: Grid) -> str:
-    """The whole HTML page: the grid's picture, with findings and workers from the plan."""
+    """Return the whole HTML page: the grid's picture, with findings and workers from the plan."""
     heading = grid.title or "Placement map"
     shown = {entry.name for entry in grid.legend if entry.shown}
     parts = [

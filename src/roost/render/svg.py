@@ -1,4 +1,4 @@
-"""The picture as SVG: stands alone, follows the reader's light or dark setting, hover tells the rest."""
+"""The picture as a self-contained SVG that follows the reader's light or dark setting and shows details on hover."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from html import escape
 from itertools import pairwise
 
 from roost.config.hardware import BARE_NODE
-from roost.placement.plan import Plan, seat
+from roost.placement.placement import seat
+from roost.placement.plan import Plan
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
 
 _MARGIN = 24
@@ -17,12 +18,12 @@ _CELL = 92
 _LANE = 26
 _GAP = 18
 _LETTER = 7.4
-"""The width of a 12 px letter, generously."""
+"""The width of a 12 px letter, rounded up."""
 _TITLE = 16 / 12 * 1.08
-"""How much wider the title's letters are, which are larger and bold."""
+"""How much wider the letters of the title are, which is larger and bold."""
 _WRAP = 10
 _NODE_CELLS = 4
-"""A node that stands for itself is drawn this many cells wide: many workers share it."""
+"""A bare node is drawn this many cells wide, since many workers share it."""
 
 STYLE = """
   .roost{--paper:#ffffff;--text:#1f2328;--soft:#59636e;--line:#d1d9e0;--cell:#f6f8fa}
@@ -36,7 +37,7 @@ STYLE = """
 
 
 def draw_svg(plan: Plan, grid: Grid) -> str:
-    """The whole SVG document: the grid, with what hovering tells from the plan."""
+    """Return the whole SVG document: the grid, with details from the plan on hover."""
     return _Drawing(plan, grid).document()
 
 
@@ -174,7 +175,7 @@ class _Drawing:
             self._y += 22
 
     def _cell_width(self) -> int:
-        """Wide enough for the key and the ranks of every block, also where it has one cell only."""
+        """Return a width with room for the key and the ranks of every block, even one of a single cell."""
         labels = [
             f"{self._short[block.component]} {block.ranks_text}"
             for row in self._grid.rows
@@ -196,7 +197,7 @@ def _folded_text(row: Row, names: list[str]) -> str:
 
 
 def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Iterator[str]:
-    """What hovering over a block tells."""
+    """Yield the details of a block, shown on hover."""
     component = plan.component(name)
     first = component.placements[block.ranks[0]]
     yield f"{name}:{block.ranks_text} of {component.world_size}"

@@ -24,19 +24,19 @@ _BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", 
 _DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
 _ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o"}
 _ASCII |= {"░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
-"""What stands for a character where there is only ASCII; the last are Braille, of which curves are drawn."""
+"""Replacements on a terminal that has only ASCII; the last are Braille patterns, which draw curves."""
 
 
 def draw_terminal(grid: Grid, *, width: int = 80, basic_colours: bool = False) -> Text:
-    """The picture as styled text, no line longer than `width` where that can be.
+    """Return the picture as styled text, with no line longer than `width` if possible.
 
-    With `basic_colours` it keeps to the 16 that every terminal has, each component still in one of its own.
+    With `basic_colours` it uses only the 16 colours that every terminal has, a different one for each component.
     """
     return Text("\n").join(_Drawing(grid, width, basic_colours).lines())
 
 
 def terminal_colours(grid: Grid, *, basic_colours: bool = False) -> dict[str, str]:
-    """The colour of each component in such a picture."""
+    """Return the colour of each component in such a picture."""
     return {
         entry.name: _BASIC[index % len(_BASIC)] if basic_colours else entry.colour
         for index, entry in enumerate(grid.legend)
@@ -68,7 +68,7 @@ class _Drawing:
         yield from self._legend()
 
     def _cells(self, strip: Strip) -> tuple[int, int]:
-        """How many cells stand in a line, and how wide each is: as many as leave room for key and ranks in each."""
+        """Return how many cells fit in a line, and the width of each, with room for key and ranks in every block."""
         found = self._layouts.get(id(strip))
         if found is None:
             found = self._layouts[id(strip)] = self._lay_out(strip)
@@ -95,7 +95,7 @@ class _Drawing:
             most = per_line - 1
 
     def _fitting_names(self) -> list[str]:
-        """For each component the longest name that fits into all its blocks."""
+        """Return the longest name of each component that fits into all its blocks."""
         names = [entry.name for entry in self._grid.legend]
         room = dict.fromkeys(range(len(names)), self._width)
         for strip in (strip for row in self._grid.rows for strip in row.strips):
@@ -109,7 +109,7 @@ class _Drawing:
             next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), self._shortest[index])
             for index in range(len(names))
         ]
-        # Keys of different lengths can still be the same text; then those are numbered.
+        # Keys of different lengths can still be equal; those are numbered.
         return [key if keys.count(key) == 1 else numbered(names[index], index) for index, key in enumerate(keys)]
 
     def _row(self, row: Row) -> Iterator[Text]:
@@ -126,14 +126,14 @@ class _Drawing:
             yield self._line("", Text(_cut(text, self._width - self._label), style="dim"))
 
     def _line(self, label: str, body: Text, style: str = "dim") -> Text:
-        """A label, padded to its column, and what stands beside it."""
+        """Return a line of a label, padded to its column, and a body."""
         text = Text(set_cell_size(_cut(label, self._label - 1), self._label), style=style)
         line = Text.assemble(text, body)
         line.rstrip()
         return line
 
     def _header(self, strip: Strip, shown: range) -> Text:
-        """The numbers of the cells in a line; a node that stands for itself has none."""
+        """Return the numbers of the cells in a line; a bare node has none."""
         width = self._cells(strip)[1]
         bare = strip.kind == BARE_NODE
         return Text("" if bare else "".join(f" {strip.label(index)}".ljust(width) for index in shown), style="dim")
@@ -171,7 +171,7 @@ class _Drawing:
                 while stop < shown.stop and stop in block.cells:
                     stop += 1
                 text = self._block(block, stop - cell, width)
-                # What goes on in the next line, or comes from the one before, is left open there.
+                # A block that continues on another line has no bracket there.
                 before, after = cell - 1 in block.cells, stop in block.cells
                 text = ("═" if before else "[") + text + ("═" if after else "]")
                 line.append(text, style=self._style(block))
@@ -196,8 +196,8 @@ class _Drawing:
             line = Text("■ ", style=colour)
             line.append(set_cell_size(_cut(entry.name, longest), longest), style=f"bold {colour}")
             line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")
-            beside = self._width - cell_len(line.plain) - 2
-            if cell_len(entry.summary) <= beside:
+            room = self._width - cell_len(line.plain) - 2
+            if cell_len(entry.summary) <= room:
                 yield line.append(f"  {entry.summary}")
                 continue
             line.rstrip()
@@ -229,17 +229,17 @@ def _cut(text: str, room: int) -> str:
 
 
 def _lines(cells: int, per_line: int) -> list[range]:
-    """The cells of each line that a strip is wrapped into."""
+    """Return the cells of each line of a wrapped strip."""
     return [range(start, min(start + per_line, cells)) for start in range(0, cells, per_line)]
 
 
 def _pieces(block: Block, lines: Sequence[range]) -> list[int]:
-    """How many cells each piece of a block has, once its strip is wrapped."""
+    """Return how many cells each piece of a block has after wrapping."""
     return [last - first + 1 for shown in lines for first, last in block.pieces(shown)]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of at most `width` cells, broken at spaces; a word that is too long is cut."""
+    """Break the text at spaces into lines of at most `width` cells; cut a word that is too long."""
     lines = [""]
     for word in text.split(" "):
         longer = f"{lines[-1]} {word}" if lines[-1] else word
@@ -251,12 +251,12 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def ascii_of(character: str) -> str:
-    """What stands for a character on a terminal that knows only ASCII, as wide as it is."""
+    """Return the replacement of a character on a terminal that has only ASCII, of the same width."""
     return _ASCII.get(character, character if ord(character) < 128 else "?" * cell_len(character))
 
 
 def to_ascii(text: Text) -> Text:
-    """The same text for a terminal that knows only ASCII, every character as wide as it was."""
+    """Return the text for a terminal that has only ASCII, every character as wide as before."""
     parts = [ascii_of(c) for c in text.plain]
     starts = [0, *accumulate(map(len, parts))]
     spans = [Span(starts[span.start], starts[span.end], span.style) for span in text.spans]

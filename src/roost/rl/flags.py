@@ -16,6 +16,7 @@ from typing import Any
 
 from roost.config.ranks import format_ranks
 from roost.config.topology import Topology
+from roost.config.values import share_problem
 from roost.errors import ConfigError, Problem
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
@@ -265,8 +266,8 @@ def _check_shares(flags: TrainRolloutFlags) -> list[Problem]:
     problems = []
     for name in ("num_gpus_per_actor", "num_gpus_per_engine"):
         value = getattr(flags, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0001 <= value <= 1:
-            problems.append(Problem(message=f"{name} is {value!r}: it is a part of an accelerator, from 0.0001 to 1"))
+        if problem := share_problem(value):
+            problems.append(Problem(message=f"{name} is {value!r}: {problem}"))
     if problems or flags.mode is not Mode.COLOCATE:
         return problems
     total = flags.num_gpus_per_actor + flags.num_gpus_per_engine

@@ -18,8 +18,8 @@ from roost.cli.out import tell
 from roost.cli.plans import live_hardware, read_saved_plan
 from roost.cli.runs import Run, plan_file
 from roost.cli.text.diff import diff_text
-from roost.config.job import read_job_draft
-from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
+from roost.config.run import read_job_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
@@ -98,7 +98,7 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
         _enter_folder(record)
         start_job(text, str(path), again, options, check)
         return
-    draft = read_job_draft(parse_text(text, name=str(path)))
+    draft = read_job_text(text, name=str(path))
     try:
         live = live_hardware(draft.job.cluster.num_nodes, options.address)
     except ClusterError as error:

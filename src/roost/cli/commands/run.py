@@ -11,8 +11,8 @@ import typer
 
 from roost.cli.commands.plan import plan
 from roost.cli.options import Address, Cluster, Inventory, Live, Rules, Shared
-from roost.config.job import read_job_draft
-from roost.config.yaml_file import JOB_FILE_LIMIT, load_text, parse_text
+from roost.config.run import read_job_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ConfigError
 from roost.placement.plan import Plan
 from roost.runtime.options import RunOptions
@@ -60,5 +60,5 @@ def start_job(
 
     # As with `python -m`, modules in this folder can be imported, here and in the workers.
     sys.path.insert(0, str(Path.cwd()))
-    draft = read_job_draft(parse_text(text, name=name))
+    draft = read_job_text(text, name=name)
     run_job(draft, options, source=JobSource(text=text, job=job), check_plan=check_plan)

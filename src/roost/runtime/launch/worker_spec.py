@@ -8,11 +8,10 @@ from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.config.hardware import visible_devices
-from roost.config.node_groups import DeclaredHardware
+from roost.config.node_groups import WORKER_VARIABLES, DeclaredHardware
 from roost.config.topology import Topology
 from roost.errors import ConfigError
-from roost.placement.environment import worker_environment, worker_interpreter
+from roost.placement.environment import visible_variable, worker_environment, worker_interpreter
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
@@ -25,9 +24,6 @@ from roost.runtime.process.environment import check_variables, join_environments
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.occupancy import resource_of
 from roost.runtime.reserve.reservation import accelerators_of
-from roost.text import join_words
-
-_PLANNED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +101,7 @@ def place_group(
 
 def check_caller_variables(placements: Sequence[Placement], env_vars: Mapping[str, str]) -> None:
     """Raise ConfigError for variables that cannot be set, or that the plan sets."""
-    check_variables(env_vars)
-    taken = sorted(set(env_vars) & {*_PLANNED, *(str(_watched_variable(placement)) for placement in placements)})
-    if taken:
-        raise ConfigError(
-            f"env_vars: {join_words(taken)} cannot be set by hand",
-            hint="the plan sets it: place the workers differently",
-        )
+    check_variables(env_vars, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
 
 
 def make_worker_specs(
@@ -131,7 +121,7 @@ def make_worker_specs(
     for placement in placements:
         node = nodes[placement.cluster_node_rank]
         planned = worker_environment(topology, placement, len(placements))
-        watched = _watched_variable(placement)
+        watched = visible_variable(placement)
         late, early = split_environment(join_environments([planned, env_vars, marks], dict(node.search_paths)))
         specs.append(
             WorkerSpec(
@@ -153,10 +143,6 @@ def make_worker_specs(
             )
         )
     return specs
-
-
-def _watched_variable(placement: Placement) -> str | None:
-    return visible_devices(placement.accelerator_type).variable if placement.visible_accelerators else None
 
 
 def _hardware_of(placement: Placement, node: NodeInfo) -> tuple[DeclaredHardware, ...]:

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from roost.config.values import variable_problem
 from roost.errors import ConfigError
-from roost.text import shorten
 
 SEARCH_PATHS = (
     "PATH",
@@ -29,15 +29,11 @@ _EARLY = re.compile(
 """What the loader, the C library or the interpreter reads before any Python code runs."""
 
 
-def check_variables(variables: Mapping[str, str]) -> None:
-    """Raise ConfigError for what cannot be set as an environment variable."""
+def check_variables(variables: Mapping[str, str], taken: Iterable[str] = ()) -> None:
+    """Raise ConfigError for what cannot be set as an environment variable, or is `taken`."""
     for name, value in variables.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(
-                f"env_vars: {name!r} is {value!r}: names and values are text", hint=f"write {str(value)!r}"
-            )
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or "\0" in value:
-            raise ConfigError(f"env_vars: {shorten(name)!r} cannot be set as an environment variable")
+        if problem := variable_problem(name, value, taken):
+            raise ConfigError(f"env_vars: {problem[0]}", hint=problem[1])
 
 
 def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str, str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from types import TracebackType
 from ray.util import placement_group_table
 
 from roost.config.hardware import ACCELERATOR
+from roost.config.values import share_problem
 from roost.errors import ConfigError, RoostError
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, pieces_of
@@ -17,9 +18,6 @@ from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
 from roost.runtime.nodes.discover import live_nodes
 from roost.text import join_words, plural
-
-LEAST_SHARE = 0.0001
-"""Ray counts no finer than this."""
 
 
 class Reservation:
@@ -122,12 +120,9 @@ def plan_components(plan: Plan) -> dict[str, Sequence[Placement]]:
 
 
 def check_share(share: float | None, what: str) -> None:
-    """Raise ConfigError unless this is a part of an accelerator."""
-    if share is None:
-        return
-    is_number = isinstance(share, int | float) and not isinstance(share, bool)
-    if not is_number or not LEAST_SHARE <= share <= 1:
-        raise ConfigError(f"{what} is {share!r}: it is a part of an accelerator, from {LEAST_SHARE:g} to 1")
+    """Raise ConfigError for a value that is not a part of an accelerator."""
+    if share is not None and (problem := share_problem(share)):
+        raise ConfigError(f"{what} is {share!r}: {problem}")
 
 
 def check_timeout(timeout: float) -> None:
