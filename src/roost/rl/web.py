@@ -1,0 +1,272 @@
+"""HTTP for the router and for engines: an aiohttp server in its own thread, and a client that asks engines.
+
+Handlers are coroutines from a `Request` to an `Answer`; every error is JSON. The server binds to exactly one address
+and ends within a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from roost.errors import ClusterError, ConfigError
+
+try:
+    import aiohttp
+    from aiohttp import web
+except ImportError as error:
+    raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from error
+
+MOST_BODY_BYTES = 64 * 1024 * 1024
+"""The server refuses a request with a larger body."""
+
+_JSON = "application/json"
+_BACKLOG = 1024
+_BODY_SECONDS = 600.0
+_CALL_SECONDS = 30.0
+_CUT_SECONDS = 1.0
+# A machine that is gone does not say so: the kernel probes the connection while an engine is thinking.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+
+log = logging.getLogger(__name__)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request with its whole body."""
+
+    method: str
+    path: str
+    """Without the query string."""
+    body: bytes = b""
+    content_type: str = ""
+
+    def json(self) -> Any:
+        """Decode the body; ConfigError if it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"the body is not JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A response with its whole body."""
+
+    status: int
+    body: bytes
+    content_type: str = _JSON
+    headers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+        """Encode a value as JSON."""
+        return cls(status=status, body=json.dumps(value, allow_nan=False).encode(), headers=headers)
+
+    @classmethod
+    def error(cls, status: int, message: str) -> Answer:
+        """Build `{"error": message}`."""
+        return cls.of({"error": message}, status)
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+"""Answers a request. The client gets status 400 for a ConfigError, 503 for a ClusterError, 500 for anything else."""
+
+
+def url_of(host: str, port: int) -> str:
+    """Build `http://10.0.0.7:20300`, with an IPv6 address in brackets.
+
+    >>> url_of("::1", 20300)
+    'http://[::1]:20300'
+    """
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class HttpServer:
+    """Serves routes from an event loop in its own thread. It listens as soon as it is made; OSError if it cannot.
+
+    `context` is entered on the loop before the first request and left after the last one.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[tuple[str, str], Handler],
+        *,
+        name: str,
+        most_body_bytes: int = MOST_BODY_BYTES,
+        context: AbstractAsyncContextManager[object] | None = None,
+    ) -> None:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self.url = url_of(host, self._socket.getsockname()[1])
+        """Where it listens: `http://10.0.0.7:20300`."""
+        self._routes = dict(routes)
+        self._most_body_bytes = most_body_bytes
+        self._context = context or contextlib.nullcontext()
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._grace_seconds = 0.0
+        self._on_late: Callable[[], Awaitable[None]] = self._cancel_requests
+        self._closing = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[], Value]) -> Value:
+        """Call a function on the server's loop, from another thread; directly once the loop has ended."""
+        done: Future[Value] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(act())
+            except BaseException as error:
+                done.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+        except RuntimeError:
+            return act()
+        return done.result(_CALL_SECONDS)
+
+    def close(self, seconds: float, on_late: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Stop listening, give requests in flight `seconds` to finish, and cut the rest off. Safe to call again.
+
+        `on_late` gets the requests that are late to answer within a second; without it they are cancelled.
+        """
+        self._grace_seconds, self._on_late = seconds, on_late or self._on_late
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join(seconds + _CALL_SECONDS)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        app = web.Application(client_max_size=self._most_body_bytes)
+        app.router.add_route("*", "/{path:.*}", self._respond)
+        app.on_shutdown.append(self._drain)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CUT_SECONDS)
+        async with self._context:
+            await runner.setup()
+            await web.SockSite(runner, self._socket, backlog=_BACKLOG).start()
+            await self._closing.wait()
+            # asyncio hands a new connection over in two rounds; one that it is handing over would leak.
+            self._loop.remove_reader(self._socket)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            await runner.cleanup()
+
+    async def _drain(self, _app: web.Application) -> None:
+        if self._requests and (await asyncio.wait(self._requests, timeout=self._grace_seconds))[1]:
+            await self._on_late()
+
+    async def _cancel_requests(self) -> None:
+        for task in self._requests:
+            task.cancel()
+
+    async def _respond(self, asked: web.Request) -> web.Response:
+        if (task := asyncio.current_task()) is not None:
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
+        answer = await self._answer(asked)
+        headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
+        return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+    async def _answer(self, asked: web.Request) -> Answer:
+        handler = self._routes.get((asked.method, asked.path))
+        if handler is None:
+            return Answer.error(404, f"there is no {asked.method} {asked.path}")
+        if (length := asked.content_length or 0) > self._most_body_bytes:
+            return Answer.error(413, f"the body has {length} bytes, and {self._most_body_bytes} are the most")
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                body = await asked.read()
+        except web.HTTPRequestEntityTooLarge:
+            return Answer.error(413, f"the body has more than {self._most_body_bytes} bytes")
+        except (ConnectionError, web.RequestPayloadError) as error:
+            return Answer.error(400, f"the body broke off: {error}")
+        except TimeoutError:
+            return Answer.error(408, f"the body did not arrive within {_BODY_SECONDS:g} s")
+        content_type = asked.headers.get("Content-Type", _JSON)
+        try:
+            return await handler(Request(method=asked.method, path=asked.path, body=body, content_type=content_type))
+        except ConfigError as error:
+            return Answer.error(400, str(error))
+        except ClusterError as error:
+            return Answer.error(503, str(error))
+        except Exception as error:
+            log.exception("%s %s failed", asked.method, asked.path)
+            return Answer.error(500, f"{type(error).__name__}: {error}")
+
+
+class EngineBroken(Exception):  # noqa: N818 - what happened
+    """An engine cannot be reached, or the connection broke."""
+
+
+class EngineLate(Exception):  # noqa: N818 - what happened
+    """An engine was reached and did not answer in time."""
+
+
+class EngineClient:
+    """Asks engines, each time over a new connection, since one that was kept may be dead. It belongs to one loop."""
+
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_open_socket)
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def ask(self, url: str, request: Request, *, connect_seconds: float, seconds: float) -> Answer:
+        """Send a request to an engine and return its whole answer; EngineBroken or EngineLate if there is none."""
+        headers = {"Content-Length": str(len(request.body))}
+        if request.content_type:
+            headers["Content-Type"] = request.content_type
+        try:
+            async with self._session.request(
+                request.method,
+                f"{url}{request.path}",
+                data=_in_one_piece(request.body) if request.body else None,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=seconds, connect=connect_seconds),
+                allow_redirects=False,
+            ) as reply:
+                content_type = reply.headers.get("Content-Type", "application/octet-stream")
+                return Answer(status=reply.status, body=await reply.read(), content_type=content_type)
+        except aiohttp.ClientConnectorError as error:
+            raise EngineBroken(f"could not be reached: {error.os_error}") from None
+        except aiohttp.ConnectionTimeoutError:
+            raise EngineBroken(f"could not be reached: no connection within {connect_seconds:g} s") from None
+        except TimeoutError:
+            raise EngineLate from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise EngineBroken(f"the connection broke: {str(error) or type(error).__name__}") from None
+
+    async def close(self) -> None:
+        """Break off every request, now and later."""
+        await self._session.close()
+
+
+async def _in_one_piece(body: bytes) -> AsyncIterator[bytes]:
+    # An engine may refuse a body before it has read all of it: a write in pieces would fail and hide the answer.
+    yield body
+
+
+def _open_socket(address: Any) -> socket.socket:
+    family, kind, protocol, *_ = address
+    line = socket.socket(family, kind, protocol)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        line.setsockopt(socket.IPPROTO_TCP, option, value)
+    return line
