@@ -28,9 +28,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from roost import CallTimedOut, Cluster, ConfigError, Worker
-from roost.rl import NumpyEngine, RayTrainGroup, RolloutManager, TinyPolicy, create_placement_groups, read_flags
+from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups, read_flags
 from roost.runtime.connect.local_cluster import read_practice
-from roost.testing import local_cluster
+from roost.testing import NumpyEngine, TinyPolicy, local_cluster
 
 RIGHT = np.array([2, 0, 3, 1])
 THINGS = len(RIGHT)

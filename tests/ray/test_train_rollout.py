@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -27,7 +28,6 @@ from roost import (
 )
 from roost.rl import (
     InfoActor,
-    NumpyEngine,
     RayTrainGroup,
     RolloutManager,
     create_placement_groups,
@@ -35,7 +35,7 @@ from roost.rl import (
     make_flags_plan,
     sort_key,
 )
-from roost.testing import LocalCluster, LocalNode, local_cluster
+from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
 from waiting import is_gone, wait_until
 from workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 
@@ -185,6 +185,20 @@ def take_and_give(manager: RolloutManager) -> None:
         pass
 
 
+def check_a_large_get_does_not_starve(manager: RolloutManager) -> None:
+    """A get of several samples gets its turn, although other gets would take each sample as it comes."""
+    with ThreadPoolExecutor(2) as threads:
+        large = threads.submit(manager.get, 4)
+        small = threads.submit(lambda: [manager.get(1) for _ in range(8)])
+        for number in range(12):
+            manager.put([number], version=1)
+            deadline = time.monotonic() + 0.3
+            while manager.buffer_stats().size and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert min(large.result(60)) < 6, "small gets, all of them later, overtook it"
+        assert len(small.result(60)) == 8
+
+
 @pytest.mark.usefixtures("free_cluster")
 def test_train_and_rollout_share_accelerators_buffer_and_lock():
     args = flags(actor_num_gpus_per_node=2, colocate=True)
@@ -203,6 +217,7 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
                 manager.put(list(range(6)), version=1, timeout=0.2)
             assert sorted(train.group.take(manager, 2).wait(60)) == [[1, 2], [3, 4]], "a manager can be sent to workers"
             assert manager.buffer_stats().taken == 4
+            check_a_large_get_does_not_starve(manager)
             manager.update_weights({"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}, version=3)
             assert manager.generate({"observations": [[1.0] * 4] * 3}) | {"logprobs": []} == {
                 "actions": [1, 1, 1], "logprobs": [], "version": 3, "engine": manager.generate(
@@ -266,7 +281,7 @@ def test_an_engine_that_does_not_become_healthy_is_named_with_its_log(free_clust
         assert "1 process of the engines did not become healthy in 1 s" in text
         assert "engine 1 (rollout:1 on node 0 (" in text
         assert "still loading the model" in text, "the end of its log"
-        with pytest.raises(ConfigError, match="dict is no rollout engine: it has no start, health, generate"):
+        with pytest.raises(ConfigError, match="dict is not a rollout engine: it has no start, health, generate"):
             create_rollout_engines(args, dict, groups["rollout"])
     wait_until(lambda: free_cluster.node_manager.count_leased_ports() <= leased, "the ports went back")
 

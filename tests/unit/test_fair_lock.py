@@ -100,7 +100,9 @@ async def test_one_that_waits_in_vain_leaves_the_line_and_learns_who_has_the_loc
     lock = FairLock(clock=lambda: now[0])
     await ask(lock, "actor:3")
     now[0] = 5.2
-    with pytest.raises(CallTimedOut, match=r"b did not get the lock in 0.01 s: it is held by actor:3 for 4 s, 1 waiting"):
+    with pytest.raises(
+        CallTimedOut, match=r"b did not get the lock in 0.01 s: it is held by actor:3 for 4 s, 1 waiting"
+    ):
         await lock.acquire("b", 0.01)
     assert lock.line == ("actor:3",)
 

@@ -500,7 +500,10 @@ def test_if_no_engine_has_room_each_is_named_with_what_it_said(engine, router):
     status, answer, by = generate(behind)
     assert (status, by) == (503, None)
     assert answer["error"] == "none of 2 engines could serve the request"
-    assert answer["engines"] == [{"url": one.url, "why": 'answered 503: {"error": "the engine does not serve: it is offloaded"}'} for one in engines]
+    assert answer["engines"] == [
+        {"url": one.url, "why": 'answered 503: {"error": "the engine does not serve: it is offloaded"}'}
+        for one in engines
+    ]
 
 
 # Failures

@@ -264,8 +264,8 @@ def _start(
         half_started = [rank for ranks in waiting.values() for rank in ranks]
         group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
     raise ClusterError(
-        f"other programs took the ports of engine {join_words(list(waiting))} {_MAX_TRIES} times before it could listen, "
-        f"last port {join_words(lost)}",
+        f"other programs took the ports of engine {join_words(list(waiting))} {_MAX_TRIES} times before it could "
+        f"listen, last port {join_words(lost)}",
         hint="give Cluster a port_range that no other program uses",
     )
 

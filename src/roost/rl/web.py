@@ -119,10 +119,12 @@ class HttpServer:
         self._requests: set[asyncio.Task[Any]] = set()
         self._grace_seconds = 0.0
         self._on_late: Callable[[], Awaitable[None]] = self._cancel_requests
+        self._started: Future[None] = Future()
         self._closing = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        self._started.result(_CALL_SECONDS)
 
     def call(self, act: Callable[[], Value]) -> Value:
         """Call a function on the server's loop, from another thread; directly once the loop has ended."""
@@ -151,8 +153,13 @@ class HttpServer:
         self._thread.join(seconds + _CALL_SECONDS)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+        with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._serve())
+            except Exception as error:
+                if self._started.done():
+                    raise
+                self._started.set_exception(error)
 
     async def _serve(self) -> None:
         app = web.Application(client_max_size=self._most_body_bytes)
@@ -162,6 +169,7 @@ class HttpServer:
         async with self._context:
             await runner.setup()
             await web.SockSite(runner, self._socket, backlog=_BACKLOG).start()
+            self._started.set_result(None)
             await self._closing.wait()
             # asyncio hands a new connection over in two rounds; one that it is handing over would leak.
             self._loop.remove_reader(self._socket)
