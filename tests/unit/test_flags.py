@@ -109,7 +109,10 @@ def test_flags_come_from_whatever_has_them(args):
         ({}, "rollout_num_gpus is missing"),
         ({"debug_rollout_only": True}, "rollout_num_gpus is missing"),
         ({"debug_rollout_only": True, "debug_train_only": True}, "exclude each other"),
-        ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "3 accelerators cannot be divided among engines of 2"),
+        (
+            {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2},
+            "3 accelerators cannot be divided among engines of 2",
+        ),
         ({"colocate": True, "rollout_num_gpus": 16}, "and rollout_num_gpus is 16"),
         ({"colocate": True, "num_gpus_per_engine": 0.3}, "add up to 1.1"),
         ({"rollout_num_gpus": 1, "num_gpus_per_actor": 1.5}, "num_gpus_per_actor is 1.5"),

@@ -13,10 +13,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.util import list_named_actors
@@ -42,6 +42,7 @@ _MAX_TRIES = 5
 _LIVENESS_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +220,16 @@ class RolloutManager:
                 health_timeout=health_timeout,
             )
             undo.callback(self.engines.close)
-            self.router_url: str = self._call("router_url")
+            self.router_url: str = self._call(ManagerWorker.router_url)
             self._join(self.engines.urls)
             undo.pop_all()
 
-    def _call(self, method: str, *args: Any, timeout: float = CALL_SECONDS) -> Any:
-        return self._group.call(method, *args).wait(timeout)[0]
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, Value]], *args: Any, timeout: float = CALL_SECONDS
+    ) -> Value:
+        """Call a method of the ManagerWorker."""
+        value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
+        return value
 
     def generate(self, request: Mapping[str, Any], timeout: float = 600.0) -> Any:
         """Send a request through the router, to the least busy engine."""
@@ -248,12 +253,11 @@ class RolloutManager:
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
-        found: list[EngineState] = self._call("engine_states")
-        return found
+        return self._call(ManagerWorker.engine_states)
 
     def _join(self, urls: Sequence[str]) -> None:
         """Add engines to the router, and wait until it sends to them."""
-        self._call("join", list(urls))
+        self._call(ManagerWorker.join, list(urls))
         deadline = time.monotonic() + CALL_SECONDS
         while not all(state.healthy for state in self.engine_states() if state.url in urls):
             if time.monotonic() >= deadline:
@@ -266,7 +270,7 @@ class RolloutManager:
         """Restart an engine in its place; `weights` are those of the others, which it gets before it serves."""
         self.engines.workers_of(engine_rank)
         self.engines.check_own()
-        self._call("leave", [self.engines.urls[engine_rank]])
+        self._call(ManagerWorker.leave, [self.engines.urls[engine_rank]])
         self.engines.restart(engine_rank, timeout)
         if weights is not None:
             self.engines.workers_of(engine_rank).update_weights(weights, version).wait(timeout)
@@ -281,17 +285,15 @@ class RolloutManager:
         """Add samples that this version of the weights made to the data buffer; waits while it is full."""
         if type(version) is not int:
             raise ConfigError(f"version is {version!r}: it is a whole number")
-        self._call("put", list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
+        self._call(ManagerWorker.put, list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
 
     def get(self, count: int, timeout: float = CALL_SECONDS, min_version: int | None = None) -> list[Any]:
         """Take the oldest samples, in turn with other gets; samples of a version before `min_version` are dropped."""
-        found: list[Any] = self._call("get", count, timeout, min_version, timeout=timeout + _GRACE_SECONDS)
-        return found
+        return self._call(ManagerWorker.get, count, timeout, min_version, timeout=timeout + _GRACE_SECONDS)
 
     def buffer_stats(self) -> BufferStats:
         """Return how full the data buffer is."""
-        found: BufferStats = self._call("buffer_stats")
-        return found
+        return self._call(ManagerWorker.buffer_stats)
 
     @contextlib.contextmanager
     def lock(self, timeout: float = CALL_SECONDS) -> Iterator[None]:
@@ -305,23 +307,22 @@ class RolloutManager:
             yield
             return
         try:
-            self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+            self._call(ManagerWorker.acquire, holder, timeout, timeout=timeout + _GRACE_SECONDS)
         except BaseException:
             # A caller that is interrupted while it waits must not get the lock later.
             with contextlib.suppress(Exception):
-                self._call("give_up", holder)
+                self._call(ManagerWorker.give_up, holder)
             raise
         _held_locks.add(held)
         try:
             yield
         finally:
             _held_locks.discard(held)
-            self._call("release", holder)
+            self._call(ManagerWorker.release, holder)
 
     def lock_holder(self) -> str | None:
         """Return who holds the lock: a worker's address, or a driver with its machine and process."""
-        found: str | None = self._call("lock_holder")
-        return found
+        return self._call(ManagerWorker.lock_holder)
 
     def close(self) -> None:
         """Stop the engines, the router and the rest; a process that the manager was sent to only lets go of them."""

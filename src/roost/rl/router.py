@@ -18,13 +18,14 @@ from typing import TypeVar
 from roost.errors import ClusterError, ConfigError
 from roost.rl.web import (
     MOST_BODY_BYTES,
-    Answer,
     EngineBroken,
     EngineClient,
     EngineLate,
     HttpServer,
-    Request,
+    error_response,
+    read_json,
     url_of,
+    web,
 )
 from roost.text import plural, shorten
 
@@ -265,10 +266,7 @@ class Router:
         while True:
             try:
                 reply = await self._client.ask(
-                    url,
-                    Request(method="GET", path="/health"),
-                    connect_seconds=self._health_timeout,
-                    seconds=self._health_timeout,
+                    "GET", f"{url}/health", connect=self._health_timeout, seconds=self._health_timeout
                 )
                 why = "" if reply.status == 200 else f"/health answered {reply.status}"
             except EngineLate:
@@ -278,12 +276,12 @@ class Router:
             self._pool.mark(url, not why, why)
             await asyncio.sleep(self._check_seconds)
 
-    async def _generate(self, request: Request) -> Answer:
+    async def _generate(self, request: web.Request) -> web.Response:
         tried: dict[str, str] = {}
         num_broken = 0
         # A request that breaks one engine after another must not break them all.
         while num_broken < _MOST_BROKEN and (url := await self._pick(tried)) is not None:
-            answer: Answer | None = None
+            answer: web.Response | None = None
             try:
                 answer = await self._forward(url, request, tried)
             except EngineBroken as error:
@@ -310,23 +308,29 @@ class Router:
                     await changed.wait()
         return None
 
-    async def _forward(self, url: str, request: Request, tried: dict[str, str]) -> Answer | None:
+    async def _forward(self, url: str, request: web.Request, tried: dict[str, str]) -> web.Response | None:
         """Return the answer for the client, or None to ask another engine; if this one failed, `tried` says why."""
-        header = ((_ENGINE_HEADER, url),)
         try:
             reply = await self._client.ask(
-                url, request, connect_seconds=self._health_timeout, seconds=self._request_timeout
+                "POST",
+                f"{url}/generate",
+                await request.read(),
+                request.headers.get("Content-Type", "application/json"),
+                connect=self._health_timeout,
+                seconds=self._request_timeout,
             )
         except EngineLate:
             # It may still be working on it: asking another one would only double the work.
             tried[url] = f"had not answered after {self._request_timeout:g} s"
-            return Answer.of({"error": f"engine {url} {tried[url]}", "engine": url}, 504, header)
+            reply = web.json_response({"error": f"engine {url} {tried[url]}", "engine": url}, status=504)
         if reply.status == 503:
-            tried[url] = f"answered 503: {shorten(reply.body.decode(errors='replace'), 200)}"
+            text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
+            tried[url] = f"answered 503: {shorten(text, 200)}"
             return None
-        return replace(reply, headers=header)
+        reply.headers[_ENGINE_HEADER] = url
+        return reply
 
-    def _refusal(self, tried: Mapping[str, str]) -> Answer:
+    def _refusal(self, tried: Mapping[str, str]) -> web.Response:
         reasons = {state.url: "is leaving" if state.is_leaving else state.why for state in self._pool.states()}
         reasons.update(tried)
         if self._is_stopping:
@@ -336,30 +340,30 @@ class Router:
         else:
             error = "no engine has joined"
         engines = [{"url": url, "why": why or "was not asked"} for url, why in reasons.items()]
-        return Answer.of({"error": error, "engines": engines}, 503)
+        return web.json_response({"error": error, "engines": engines}, status=503)
 
-    async def _health(self, _request: Request) -> Answer:
+    async def _health(self, _request: web.Request) -> web.Response:
         states = self._pool.states()
         healthy = sum(state.healthy and not state.is_leaving for state in states)
-        return Answer.of({"healthy": healthy, "engines": len(states)}, 200 if healthy else 503)
+        return web.json_response({"healthy": healthy, "engines": len(states)}, status=200 if healthy else 503)
 
-    async def _engines(self, _request: Request) -> Answer:
-        return Answer.of([asdict(state) for state in self._pool.states()])
+    async def _engines(self, _request: web.Request) -> web.Response:
+        return web.json_response([asdict(state) for state in self._pool.states()])
 
-    async def _join_engine(self, request: Request) -> Answer:
-        url = _url_in(request)
+    async def _join_engine(self, request: web.Request) -> web.Response:
+        url = await _read_url(request)
         self._join(url)
-        return Answer.of({"url": url})
+        return web.json_response({"url": url})
 
-    async def _leave_engine(self, request: Request) -> Answer:
-        url = _url_in(request)
+    async def _leave_engine(self, request: web.Request) -> web.Response:
+        url = await _read_url(request)
         if not self._leave(url):
-            return Answer.error(404, f"engine {url} is not known")
-        return Answer.of({"url": url})
+            return error_response(404, f"engine {url} is not known")
+        return web.json_response({"url": url})
 
 
-def _url_in(request: Request) -> str:
-    asked = request.json()
+async def _read_url(request: web.Request) -> str:
+    asked = await read_json(request)
     if not (isinstance(asked, dict) and "url" in asked):
         raise ConfigError('the body is {"url": "http://host:port"}')
     return check_engine_url(asked["url"])

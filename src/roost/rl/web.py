@@ -1,7 +1,7 @@
 """HTTP for the router and for engines: an aiohttp server in its own thread, and a client that asks engines.
 
-Handlers are coroutines from a `Request` to an `Answer`; every error is JSON. The server binds to exactly one address
-and ends within a deadline.
+Handlers are coroutines that take a request whose body has arrived; every error is JSON. The server binds to exactly one
+address and ends within a deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,14 +22,13 @@ from roost.errors import ClusterError, ConfigError
 
 try:
     import aiohttp
-    from aiohttp import web
+    from aiohttp import web as web
 except ImportError as error:
     raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from error
 
 MOST_BODY_BYTES = 64 * 1024 * 1024
 """The server refuses a request with a larger body."""
 
-_JSON = "application/json"
 _BACKLOG = 1024
 _BODY_SECONDS = 600.0
 _CALL_SECONDS = 30.0
@@ -42,46 +40,21 @@ log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request with its whole body."""
-
-    method: str
-    path: str
-    """Without the query string."""
-    body: bytes = b""
-    content_type: str = ""
-
-    def json(self) -> Any:
-        """Decode the body; ConfigError if it is not JSON."""
-        try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"the body is not JSON: {error}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A response with its whole body."""
-
-    status: int
-    body: bytes
-    content_type: str = _JSON
-    headers: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def of(cls, value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
-        """Encode a value as JSON."""
-        return cls(status=status, body=json.dumps(value, allow_nan=False).encode(), headers=headers)
-
-    @classmethod
-    def error(cls, status: int, message: str) -> Answer:
-        """Build `{"error": message}`."""
-        return cls.of({"error": message}, status)
-
-
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 """Answers a request. The client gets status 400 for a ConfigError, 503 for a ClusterError, 500 for anything else."""
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """Build `{"error": message}`."""
+    return web.json_response({"error": message}, status=status)
+
+
+async def read_json(request: web.Request) -> Any:
+    """Decode the body; ConfigError if it is not JSON."""
+    try:
+        return json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is not JSON: {error}") from None
 
 
 def url_of(host: str, port: int) -> str:
@@ -185,39 +158,33 @@ class HttpServer:
         for task in self._requests:
             task.cancel()
 
-    async def _respond(self, asked: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.Response:
         if (task := asyncio.current_task()) is not None:
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-        answer = await self._answer(asked)
-        headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
-        return web.Response(status=answer.status, body=answer.body, headers=headers)
-
-    async def _answer(self, asked: web.Request) -> Answer:
-        handler = self._routes.get((asked.method, asked.path))
+        handler = self._routes.get((request.method, request.path))
         if handler is None:
-            return Answer.error(404, f"there is no {asked.method} {asked.path}")
-        if (length := asked.content_length or 0) > self._most_body_bytes:
-            return Answer.error(413, f"the body has {length} bytes, and {self._most_body_bytes} are the most")
+            return error_response(404, f"there is no {request.method} {request.path}")
+        if (length := request.content_length or 0) > self._most_body_bytes:
+            return error_response(413, f"the body has {length} bytes, and {self._most_body_bytes} are the most")
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                body = await asked.read()
+                await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return Answer.error(413, f"the body has more than {self._most_body_bytes} bytes")
+            return error_response(413, f"the body has more than {self._most_body_bytes} bytes")
         except (ConnectionError, web.RequestPayloadError) as error:
-            return Answer.error(400, f"the body broke off: {error}")
+            return error_response(400, f"the body broke off: {error}")
         except TimeoutError:
-            return Answer.error(408, f"the body did not arrive within {_BODY_SECONDS:g} s")
-        content_type = asked.headers.get("Content-Type", _JSON)
+            return error_response(408, f"the body did not arrive within {_BODY_SECONDS:g} s")
         try:
-            return await handler(Request(method=asked.method, path=asked.path, body=body, content_type=content_type))
+            return await handler(request)
         except ConfigError as error:
-            return Answer.error(400, str(error))
+            return error_response(400, str(error))
         except ClusterError as error:
-            return Answer.error(503, str(error))
+            return error_response(503, str(error))
         except Exception as error:
-            log.exception("%s %s failed", asked.method, asked.path)
-            return Answer.error(500, f"{type(error).__name__}: {error}")
+            log.exception("%s %s failed", request.method, request.path)
+            return error_response(500, f"{type(error).__name__}: {error}")
 
 
 class EngineBroken(Exception):  # noqa: N818 - what happened
@@ -236,26 +203,26 @@ class EngineClient:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_open_socket)
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
-    async def ask(self, url: str, request: Request, *, connect_seconds: float, seconds: float) -> Answer:
+    async def ask(
+        self, method: str, url: str, body: bytes = b"", content_type: str = "", *, connect: float, seconds: float
+    ) -> web.Response:
         """Send a request to an engine and return its whole answer; EngineBroken or EngineLate if there is none."""
-        headers = {"Content-Length": str(len(request.body))}
-        if request.content_type:
-            headers["Content-Type"] = request.content_type
+        headers = {"Content-Length": str(len(body))} | ({"Content-Type": content_type} if content_type else {})
         try:
             async with self._session.request(
-                request.method,
-                f"{url}{request.path}",
-                data=_in_one_piece(request.body) if request.body else None,
+                method,
+                url,
+                data=_in_one_piece(body) if body else None,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=seconds, connect=connect_seconds),
+                timeout=aiohttp.ClientTimeout(total=seconds, connect=connect),
                 allow_redirects=False,
             ) as reply:
-                content_type = reply.headers.get("Content-Type", "application/octet-stream")
-                return Answer(status=reply.status, body=await reply.read(), content_type=content_type)
+                answered = {"Content-Type": reply.headers.get("Content-Type", "application/octet-stream")}
+                return web.Response(status=reply.status, body=await reply.read(), headers=answered)
         except aiohttp.ClientConnectorError as error:
             raise EngineBroken(f"could not be reached: {error.os_error}") from None
         except aiohttp.ConnectionTimeoutError:
-            raise EngineBroken(f"could not be reached: no connection within {connect_seconds:g} s") from None
+            raise EngineBroken(f"could not be reached: no connection within {connect:g} s") from None
         except TimeoutError:
             raise EngineLate from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

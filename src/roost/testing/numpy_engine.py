@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
-from roost.rl.web import Answer, HttpServer, Request
+from roost.rl.web import HttpServer, read_json, web
 from roost.text import join_words, shorten
 
 Floats = NDArray[np.float64]
@@ -259,24 +259,25 @@ class NumpyEngine:
             raise ClusterError(f"the engine does not serve: {why}")
         return spec
 
-    async def _answer_generate(self, request: Request) -> Answer:
-        # In a thread: subclasses may take their time.
-        loop = asyncio.get_running_loop()
-        return Answer.of(await loop.run_in_executor(self._threads, lambda: self.generate(request.json())))
+    async def _answer_generate(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        # In a thread: a subclass may take its time.
+        answer = asyncio.get_running_loop().run_in_executor(self._threads, self.generate, asked)
+        return web.json_response(await answer)
 
-    async def _answer_health(self, _request: Request) -> Answer:
+    async def _answer_health(self, _request: web.Request) -> web.Response:
         healthy = self.health()
-        return Answer.of({"healthy": healthy}, 200 if healthy else 503)
+        return web.json_response({"healthy": healthy}, status=200 if healthy else 503)
 
-    async def _answer_version(self, _request: Request) -> Answer:
-        return Answer.of({"version": self.version})
+    async def _answer_version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
-    async def _answer_update_weights(self, request: Request) -> Answer:
-        asked = request.json()
+    async def _answer_update_weights(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
         if not isinstance(asked, dict) or set(asked) != {"weights", "version"}:
             raise ConfigError('the body is {"weights": {"w": ..., "b": ...}, "version": 7}')
         self.update_weights(asked["weights"], asked["version"])
-        return Answer.of({"version": asked["version"]})
+        return web.json_response({"version": asked["version"]})
 
 
 def _checked_request(request: object) -> tuple[object, int | None]:
