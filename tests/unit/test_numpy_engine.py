@@ -6,6 +6,8 @@ import errno
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import roost.rl
+import roost.testing
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
 from roost.testing import NumpyEngine, TinyPolicy
@@ -467,3 +471,35 @@ def test_a_request_that_takes_too_long_is_broken_off_when_the_engine_stops(start
             asked.result(LONG)
         engine.go.set()
         stopping.result(LONG)
+
+
+# Imports
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=False)
+
+
+def test_importing_roost_testing_and_roost_rl_loads_neither_numpy_nor_aiohttp():
+    done = run_python("import sys, roost.testing, roost.rl, roost.rl.flags; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not loaded & {"aiohttp", "numpy"}
+
+
+@pytest.mark.parametrize("name", ["roost.rl.RolloutManager", "roost.rl.Router", "roost.testing.NumpyEngine"])
+def test_without_aiohttp_the_error_names_the_extra_to_install(name):
+    module, _, attribute = name.rpartition(".")
+    done = run_python(f"import sys; sys.modules['aiohttp'] = None\nfrom {module} import {attribute}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "ImportError: the router and NumpyEngine need aiohttp: pip install 'roost[rl]'"
+    )
+
+
+def test_the_toy_engine_is_not_in_roost_rl():
+    assert not {"NumpyEngine", "TinyPolicy"} & set(roost.rl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'NumpyEngine'"):
+        roost.rl.NumpyEngine  # noqa: B018 - the access is the test
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        roost.testing.nothing  # noqa: B018 - the access is the test

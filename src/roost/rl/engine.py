@@ -1,12 +1,4 @@
-"""The interface of a rollout engine: a user's class with five methods, started with its address, devices and ports.
-
-class MyEngine:
-    def start(self, spec): ...              # start the server at spec.address, spec.port
-    def health(self): ...                   # return whether it can serve
-    def generate(self, request): ...
-    def update_weights(self, weights, version): ...
-    def stop(self): ...
-"""
+"""The interface of a rollout engine: a user's class with five methods, started with its address, devices and ports."""
 
 from __future__ import annotations
 
@@ -15,6 +7,15 @@ from typing import Any, Protocol, runtime_checkable
 
 from roost.errors import ConfigError
 from roost.text import join_words
+
+
+def url_of(host: str, port: int) -> str:
+    """Build `http://10.0.0.7:20300`, with an IPv6 address in brackets.
+
+    >>> url_of("::1", 20300)
+    'http://[::1]:20300'
+    """
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class EngineSpec:
     @property
     def url(self) -> str:
         """Where the server is: `http://10.0.0.7:20300`."""
-        return f"http://{f'[{self.address}]' if ':' in self.address else self.address}:{self.port}"
+        return url_of(self.address, self.port)
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from typing import Any
 
 from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
-from roost.rl.engine import EngineSpec, check_engine_class
+from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
@@ -286,7 +286,7 @@ def _specs(
 ) -> dict[int, EngineSpec]:
     placements = {rank: group.placements[rank] for rank in ranks}
     first = leases[ranks[0]]
-    host = f"[{first.address}]" if ":" in first.address else first.address
+    dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
     return {
         rank: EngineSpec(
             engine_rank=engine_rank,
@@ -299,7 +299,7 @@ def _specs(
             num_devices=sum(len(one.visible_accelerators) for one in placements.values()),
             port=leases[rank].ports[_SERVER],
             nccl_port=leases[rank].ports[_NCCL],
-            dist_init_addr=f"{host}:{first.ports[_DIST_INIT]}",
+            dist_init_addr=dist_init_addr,
             dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
         )
         for node_rank, (rank, placement) in enumerate(placements.items())

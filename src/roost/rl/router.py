@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 from roost.errors import ClusterError, ConfigError
+from roost.rl.engine import url_of
 from roost.rl.web import (
     MOST_BODY_BYTES,
     EngineBroken,
@@ -24,7 +25,6 @@ from roost.rl.web import (
     HttpServer,
     error_response,
     read_json,
-    url_of,
     web,
 )
 from roost.text import plural, shorten

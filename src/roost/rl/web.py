@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
+from roost.rl.engine import url_of
 
 try:
     import aiohttp
@@ -55,15 +56,6 @@ async def read_json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the body is not JSON: {error}") from None
-
-
-def url_of(host: str, port: int) -> str:
-    """Build `http://10.0.0.7:20300`, with an IPv6 address in brackets.
-
-    >>> url_of("::1", 20300)
-    'http://[::1]:20300'
-    """
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class HttpServer:
