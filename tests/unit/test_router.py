@@ -61,7 +61,7 @@ def is_healthy(router, *urls):
 
 
 class Held(NumpyEngine):
-    """An engine that answers when it is told to."""
+    """An engine that answers once a test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Held(NumpyEngine):
 
 
 class OddEngine:
-    """A server that does to a request, and to a question for its health, what a test wants."""
+    """A server that answers requests and health checks as a test wants."""
 
     def __init__(self, on_generate=None, on_health=None, is_reading=True):
         class Handler(BaseHTTPRequestHandler):
@@ -173,7 +173,7 @@ def router():
 
 @pytest.fixture
 def aside():
-    """Threads that run beside the test."""
+    """Threads that run next to the test."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         yield pool
 
@@ -267,7 +267,7 @@ def test_an_engine_that_leaves_ends_what_it_has_and_gets_nothing_new():
     assert not pool.leave("a")
 
 
-def test_an_idle_engine_that_leaves_is_gone_at_once():
+def test_an_idle_engine_that_leaves_is_gone_immediately():
     pool = healthy_pool("a")
     assert pool.leave("a")
     assert urls_of(pool) == []
@@ -275,7 +275,7 @@ def test_an_idle_engine_that_leaves_is_gone_at_once():
     assert urls_of(pool) == [], "a check that comes late brings nothing back"
 
 
-def test_an_engine_that_comes_back_while_it_leaves_is_checked_anew_and_keeps_its_requests():
+def test_an_engine_that_comes_back_while_it_leaves_is_checked_again_and_keeps_its_requests():
     pool = healthy_pool("a")
     pool.pick()
     pool.leave("a")
@@ -307,14 +307,14 @@ def test_a_change_wakes_those_that_wait_for_one(change):
     pool = healthy_pool("a")
     changed = pool.changed
     pool.mark("a", True)
-    assert not changed.is_set(), "that is no news"
+    assert not changed.is_set(), "that is not news"
     change(pool)
     assert changed.is_set()
     assert not pool.changed.is_set(), "the next change has its own event"
 
 
 class Pools(RuleBasedStateMachine):
-    """Any order of what can happen to a pool, beside a plain model of it."""
+    """Any order of events, on a pool and on a plain model of it."""
 
     def __init__(self):
         super().__init__()
@@ -404,7 +404,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-def test_what_is_no_url_of_an_engine_is_refused(url):
+def test_what_is_not_the_url_of_an_engine_is_refused(url):
     with pytest.raises(ConfigError, match="it is http://host:port"):
         check_engine_url(url)
     with pytest.raises(ConfigError, match="it is http://host:port"):
@@ -472,7 +472,7 @@ def test_an_error_that_an_engine_answers_is_an_answer(engine, router, status):
     assert generate(behind) == (status, {"error": "no"}, odd.url)
     assert state(behind, odd.url).served == 1
     assert is_healthy(behind, odd.url)
-    assert state(behind, other.url).served == 0, "nobody else was asked"
+    assert state(behind, other.url).served == 0, "the router asked no other engine"
 
 
 def test_a_bad_request_is_refused_by_the_engine_itself(engine, router):
@@ -519,13 +519,13 @@ def test_an_engine_killed_in_the_middle_of_a_request_has_it_served_elsewhere(eng
     status, _, by = asked.result(LONG)
     assert (status, by) == (200, other.url)
     dead = state(behind, url)
-    assert (dead.healthy, dead.failed, dead.busy) == (False, 1, 0), "known at once, without a check"
+    assert (dead.healthy, dead.failed, dead.busy) == (False, 1, 0), "known immediately, without a check"
     assert "the connection broke" in dead.why
     held.go.set()
     killing.result(LONG)
 
 
-def test_an_engine_that_cannot_be_reached_is_known_at_once_and_named(engine, router):
+def test_an_engine_that_cannot_be_reached_is_known_immediately_and_named(engine, router):
     gone = engine()
     behind = router(gone, check_seconds=LONG)
     gone.stop()
@@ -590,7 +590,7 @@ def test_an_engine_that_refuses_before_it_has_read_all_is_understood(engine, rou
     assert state(behind, early.url).failed == 0
 
 
-def test_an_engine_that_takes_too_long_is_said_to_and_nobody_else_is_asked(engine, router):
+def test_an_engine_that_takes_too_long_is_named_and_no_other_is_asked(engine, router):
     slow, other = engine(Held()), engine()
     behind = router(slow, other, request_timeout=0.2)
     status, answer, by = generate(behind)
@@ -706,7 +706,7 @@ def test_an_engine_is_not_used_before_it_has_answered_and_makes_no_other_one_wai
     wait_until(lambda: is_healthy(behind, hanging.url), "it has answered")
 
 
-def test_an_engine_that_hangs_is_unhealthy_and_well_again_by_itself(engine, router):
+def test_an_engine_that_hangs_is_unhealthy_and_well_again_without_help(engine, router):
     go = threading.Event()
     go.set()
 
@@ -734,7 +734,7 @@ def test_an_engine_that_says_it_is_not_well_is_unhealthy(engine, router):
     assert answer["engines"] == [{"url": one.url, "why": "/health answered 503"}]
 
 
-def test_an_engine_that_dies_and_comes_back_is_healthy_again_by_itself(engine, router):
+def test_an_engine_that_dies_and_comes_back_is_healthy_again_without_help(engine, router):
     one = engine()
     behind = router(one)
     spec = one.spec
@@ -811,7 +811,7 @@ def test_engines_join_and_leave_over_http(engine, router):
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_what_is_no_engine_can_neither_join_nor_leave(router, method):
+def test_what_is_not_an_engine_can_neither_join_nor_leave(router, method):
     behind = router()
     for url in BAD_URLS:
         status, answer = ask(behind.url, method, "/engines", {"url": url})
@@ -943,7 +943,7 @@ def test_two_routers_cannot_share_a_port(router):
     assert ask(first.url, "GET", "/engines") == (200, [])
 
 
-def test_the_port_of_a_router_that_ended_can_be_had_at_once(router):
+def test_the_port_of_a_router_that_ended_can_be_used_again_immediately(router):
     first = router()
     assert ask(first.url, "GET", "/engines") == (200, [])
     first.stop()
@@ -1033,7 +1033,7 @@ def test_stopping_lets_a_request_finish(engine, router, aside):
     stopping.result(LONG)
 
 
-def test_a_request_that_cannot_finish_is_told_that_the_router_stops(engine, router, aside):
+def test_a_request_that_cannot_finish_learns_that_the_router_stops(engine, router, aside):
     held = engine(Held())
     behind = router(held)
     asked = aside.submit(generate, behind)
@@ -1044,7 +1044,7 @@ def test_a_request_that_cannot_finish_is_told_that_the_router_stops(engine, rout
     assert [one["url"] for one in answer["engines"]] == [held.url]
 
 
-def test_a_request_that_waits_for_an_engine_is_told_at_once_that_the_router_stops(router, aside):
+def test_a_request_that_waits_for_an_engine_learns_immediately_that_the_router_stops(router, aside):
     behind = router(wait_seconds=3600)
     waits = seen_waiting(behind)
     asked = aside.submit(generate, behind)
