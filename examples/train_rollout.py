@@ -6,11 +6,11 @@
     python examples/train_rollout.py --actor-num-gpus-per-node 2 --rollout-num-gpus 6 --steps 60 --seed 7
 
 It needs numpy, aiohttp and no GPU: the policy is tiny. It sees a noisy picture of one of four things and picks one of
-four actions, of which one is right. The reward is 1 or 0, and guessing earns 0.25 on average. Everything else is as in a
-large job: engines behind a router, a buffer of samples, weights with versions, ranks that average their gradients.
+four actions, of which one is right. The reward is 1 or 0, and guessing earns 0.25 on average. The rest is as in a large
+job: engines behind a router, a buffer of samples, weights with versions, ranks that average their gradients.
 
-It runs on the Ray cluster at RAY_ADDRESS, or on the local cluster (`roost up 2x4`), with `--num-nodes` nodes. If there is
-neither, it starts one on this machine for as long as it runs. The exit code is 1 if the reward did not rise.
+It runs on the Ray cluster at RAY_ADDRESS, or on the local cluster (`roost up 2x4`), with `--num-nodes` nodes. Without
+either, it starts one on this machine for as long as it runs. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
