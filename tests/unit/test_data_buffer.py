@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from roost.errors import CallTimedOut, ConfigError
 from roost.rl.data_buffer import BufferStats, DataBuffer
+from roost.rl.manager import ManagerWorker
 
 LONG = 60.0
 
@@ -136,6 +138,25 @@ async def test_a_large_get_is_not_overtaken_by_a_stream_of_small_ones():
         await buffer.put([number], 0, LONG)
     assert await large == [0, 1, 2, 3]
     assert [await one for one in small] == [[4], [5], [6]]
+
+
+@on_a_loop
+async def test_a_large_get_from_the_manager_does_not_starve_behind_small_ones_that_take_each_sample():
+    manager = object.__new__(ManagerWorker)  # without Ray: only its buffer matters here
+    manager._buffer = DataBuffer(8)
+
+    async def take_one_by_one():
+        return [await manager.get(1, LONG, None) for _ in range(8)]
+
+    large = await start(manager.get(4, LONG, None))
+    small = await start(take_one_by_one())
+    for number in range(12):
+        await manager.put([number], 1, LONG)
+        deadline = time.monotonic() + 0.05
+        while manager._buffer.stats().size and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+    assert await large == [0, 1, 2, 3]
+    assert await small == [[number] for number in range(4, 12)]
 
 
 @on_a_loop

@@ -238,8 +238,10 @@ class Router:
         self._is_running = True
         for state in self._pool.states():
             self._start_checks(state.url)
-        yield
-        await self._break_off()
+        try:
+            yield
+        finally:
+            await self._break_off()
 
     async def _break_off(self) -> None:
         """End every check, and every request to an engine as if its connection broke."""

@@ -86,7 +86,7 @@ class HttpServer:
         self._on_late: Callable[[], Awaitable[None]] = self._cancel_requests
         self._started: Future[None] = Future()
         self._closing = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._started.result(_CALL_SECONDS)
