@@ -1,16 +1,16 @@
-"""Reinforcement learning with training and rollout on one cluster: on the same accelerators, or each on its own.
+"""Reinforcement learning with training and rollout on one cluster, colocated or disaggregated.
 
     python examples/train_rollout.py                     # both modes, one after the other
     python examples/train_rollout.py --mode colocate     # they share the accelerators and take turns
     python examples/train_rollout.py --mode disagg       # each has its own, and both work at the same time
     python examples/train_rollout.py --actor-num-gpus-per-node 2 --rollout-num-gpus 6 --steps 60 --seed 7
 
-It needs numpy and no GPU: the policy is tiny. It sees a noisy picture of one of four things and picks one of four
-actions, of which one is right: the reward is 1 or 0, and who guesses gets 0.25. All else is as in a large job: engines
-behind a router, a buffer of samples, weights that have versions, ranks that average their gradients.
+It needs numpy, aiohttp and no GPU: the policy is tiny. It sees a noisy picture of one of four things and picks one of
+four actions, of which one is right. The reward is 1 or 0, and guessing earns 0.25 on average. The rest is as in a large
+job: engines behind a router, a buffer of samples, weights with versions, ranks that average their gradients.
 
-It runs on the Ray cluster at RAY_ADDRESS, or on the practice cluster (`roost up 2x4`), with `--num-nodes` nodes. Where
-there is neither it starts one on this machine for as long as it runs. The exit code is 1 if the reward did not rise.
+It runs on the Ray cluster at RAY_ADDRESS, or on the local cluster (`roost up 2x4`), with `--num-nodes` nodes. Without
+either, it starts one on this machine for as long as it runs. The exit code is 1 if the reward did not rise.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from roost.testing import NumpyEngine, TinyPolicy, local_cluster
 RIGHT = np.array([2, 0, 3, 1])
 THINGS = len(RIGHT)
 SAMPLES = 32  # in a request to an engine, and for each rank in a step
-SECONDS = 60.0  # how long one waits for another
+SECONDS = 60.0  # how long any process waits for another
 
 
 class Trainer(Worker):
-    """One rank of the training: it learns from samples of its own, and all ranks make the same step."""
+    """One rank of the training: it learns from its own samples, and all ranks take the same step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_loaded = True
-        if self.rank == 0:  # it listens when the group is launched: nobody has to try twice
+        if self.rank == 0:  # it listens before the launch returns, so that no rank has to retry
             self.server = socket.create_server((self.master_address, self.master_port), backlog=self.world_size)
 
     def init(self, seed: int) -> None:
@@ -59,11 +59,11 @@ class Trainer(Worker):
         self.incoming = [peer.makefile("rb") for peer in self.peers]
 
     def train(self, manager: RolloutManager, min_version: int) -> tuple[float, int, int]:
-        """One step; gives the mean reward of the samples, and the oldest and the newest weights that made them."""
-        assert self.is_loaded, "the accelerator's memory is the engines' now"
+        """Take a step; return the samples' mean reward, and the oldest and newest weights that made them."""
+        assert self.is_loaded, "the engines have the accelerator's memory now"
         shard = manager.get(SAMPLES, SECONDS, min_version)
         observations, actions, logprobs, rewards, versions = map(np.array, zip(*shard, strict=True))
-        # Older weights may have made a sample: it counts by how likely it is now.
+        # Older weights may have made a sample: weigh it by how likely it is now.
         likelihoods = self.policy.probabilities(observations)[np.arange(SAMPLES), actions]
         advantages = np.minimum(likelihoods / np.exp(logprobs), 2.0) * (rewards - rewards.mean())
         gradient = self.policy.gradient(observations, actions, advantages)
@@ -71,10 +71,10 @@ class Trainer(Worker):
         return float(rewards.mean()), int(versions.min()), int(versions.max())
 
     def _mean(self, own: np.ndarray) -> np.ndarray:
-        """The mean of all ranks' arrays: rank 0 makes it, so that it is the same on every rank."""
+        """Return the mean of all ranks' arrays; rank 0 computes it, so that every rank has the same."""
         if self.rank > 0:
             self.peers[0].sendall(own.tobytes())
-        # A rank that is gone sends too little, and cannot be reshaped.
+        # If a rank is gone, too few bytes arrive and reshape raises.
         others = [np.frombuffer(line.read(own.nbytes)).reshape(own.shape) for line in self.incoming]
         mean = others[0] if self.rank > 0 else (own + sum(others)) / self.world_size
         for peer in self.peers if self.rank == 0 else ():
@@ -82,18 +82,18 @@ class Trainer(Worker):
         return mean
 
     def update(self, manager: RolloutManager, version: int) -> str:
-        """Rank 0 gives its weights to the engines; every rank says which weights it has."""
+        """Send rank 0's weights to the engines; return a hash of this rank's weights."""
         weights = self.policy.weights
         if self.rank == 0:
             manager.update_weights(weights, version, SECONDS)
         return hashlib.sha256(weights["w"].tobytes() + weights["b"].tobytes()).hexdigest()[:12]
 
     def eval(self) -> float:
-        """How often the likeliest action is the right one, without noise."""
+        """Return how often the likeliest action is right, without noise."""
         return float((self.policy.probabilities(np.eye(THINGS)).argmax(axis=1) == RIGHT).mean())
 
     def offload(self) -> None:
-        """With a real accelerator: move the weights and the optimiser's state to the host's memory."""
+        """On a real accelerator this moves weights and optimizer state to the host's memory."""
         self.is_loaded = False
 
     def onload(self) -> None:
@@ -110,7 +110,7 @@ class Run:
         self.update_engines()
 
     def make_samples(self, number: int) -> tuple[list[tuple], int]:
-        """Let an engine act; gives what came of it, and the version of the weights that it acted with."""
+        """Let an engine act; return the samples, and the version of the weights that made them."""
         rng = np.random.default_rng([self.seed, number])
         things = rng.integers(THINGS, size=SAMPLES)
         seen = (np.eye(THINGS)[things] + rng.normal(scale=0.2, size=(SAMPLES, THINGS))).tolist()
@@ -120,7 +120,7 @@ class Run:
         return list(zip(seen, actions, answer["logprobs"], rewards, [version] * SAMPLES, strict=True)), version
 
     def step(self, most_behind: int) -> None:
-        """Train on samples whose weights are at most so many versions behind."""
+        """Train on samples whose weights are at most `most_behind` versions old."""
         reports = self.train.train(self.manager, self.version - most_behind).wait(2 * SECONDS)
         rewards, oldest, newest = zip(*reports, strict=True)
         assert self.version - most_behind <= min(oldest) <= max(newest) <= self.version
@@ -131,13 +131,13 @@ class Run:
         self.version += 1
 
     def update_engines(self) -> None:
-        """Give the engines the weights that the training has now."""
+        """Send the current weights to the engines."""
         names = self.train.update(self.manager, self.version).wait(2 * SECONDS)
         assert len(set(names)) == 1, f"the ranks have different weights: {names}"
         self.weights = names[0]
 
     def colocate(self) -> None:
-        """In turns: whoever does not work has given the accelerators' memory up."""
+        """Take turns: the side that does not work has freed the accelerators' memory."""
         train, engines, world_size = self.train, self.manager.engines, self.train.world_size
         train.offload().wait(SECONDS)
         with ThreadPoolExecutor(world_size) as pool:
@@ -152,7 +152,7 @@ class Run:
                 self.update_engines()
 
     def disagg(self) -> None:
-        """At the same time: the engines go on while the training makes a step, and while they get new weights."""
+        """Work at the same time: the engines generate during training steps, and while they get new weights."""
         numbers, is_over, num_engines = itertools.count(), threading.Event(), self.manager.engines.num_engines
 
         def produce() -> None:
@@ -176,11 +176,11 @@ class Run:
 
 
 def run(mode: str, args: argparse.Namespace) -> bool:
-    """Train in one of the modes; gives whether the reward rose."""
+    """Train in one mode; return whether the reward rose."""
     asked = {**vars(args), "colocate": mode == "colocate"}
     flags = read_flags({**asked, "rollout_num_gpus": None} if mode == "colocate" else asked)
     print(f"{mode}: {flags.train_num_gpus} ranks and {flags.num_engines} engines on {flags.num_gpus} accelerators")
-    # Room for one batch: what the engines make beyond it would only grow old.
+    # Room for one batch: more samples would only become old.
     options = {"engine_kwargs": {"features": THINGS, "actions": THINGS}, "buffer_size": flags.train_num_gpus * SAMPLES}
     with (
         create_placement_groups(flags) as groups,

@@ -18,7 +18,7 @@ import ray
 
 from roost import Cluster, NodePlacementStrategy, Worker
 from roost.rl import EngineSpec, RolloutManager
-from roost.testing.numpy_engine import NumpyEngine
+from roost.testing import NumpyEngine
 
 AT_IMPORT = dict(os.environ)
 """The environment when this module was imported."""
@@ -310,7 +310,7 @@ class Trainer(Worker):
 
 
 class LateEngine(NumpyEngine):
-    """An engine of which the second one never comes up."""
+    """An engine that never becomes healthy if it is the second one."""
 
     def start(self, spec: EngineSpec) -> None:
         super().start(spec)
@@ -323,7 +323,7 @@ class LateEngine(NumpyEngine):
 
 
 class TellingEngine(NumpyEngine):
-    """An engine that tells where it is, and takes its time to answer."""
+    """An engine that reports where it runs, and takes its time to answer."""
 
     def __init__(self, *args: Any, slow: float = 0.0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -342,7 +342,7 @@ class TellingEngine(NumpyEngine):
 
 
 class SquattedEngine(NumpyEngine):
-    """An engine whose port another process takes, once, just before it would have it."""
+    """An engine whose port another process takes, once, just before it could listen."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()

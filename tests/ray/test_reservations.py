@@ -34,8 +34,7 @@ from roost.runtime.nodes.placement_groups import Pin
 from roost.runtime.reserve.occupancy import find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
-from roost.testing import LocalNode, local_cluster
-from roost.testing.numpy_engine import NumpyEngine
+from roost.testing import LocalNode, NumpyEngine, local_cluster
 from waiting import wait_until
 from workers import Performer, Waiter
 

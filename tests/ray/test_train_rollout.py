@@ -34,8 +34,7 @@ from roost.rl import (
     make_flags_plan,
     sort_key,
 )
-from roost.testing import LocalCluster, LocalNode, local_cluster
-from roost.testing.numpy_engine import NumpyEngine
+from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
 from waiting import is_gone, wait_until
 from workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 
@@ -76,10 +75,10 @@ def test_the_modes_of_the_documents(free_cluster, given, count, offset):
             ray.kill(probe)
         plan = make_flags_plan(args, free_cluster.topology)
         planned = sorted({(piece.node_rank, piece.local_rank) for piece in plan.occupants()})
-        assert groups.reservation.accelerators == planned, "the same as the plan that the flags stand for"
+        assert groups.reservation.accelerators == planned, "the same as the plan of the flags"
 
 
-def test_more_than_the_cluster_has_and_shares_above_one_are_refused_at_once(free_cluster):
+def test_more_than_the_cluster_has_and_shares_above_one_are_refused_immediately(free_cluster):
     with pytest.raises(ConfigError, match=r"ask for 16 accelerators .*, and the cluster has 12"):
         create_placement_groups(flags(actor_num_nodes=2, actor_num_gpus_per_node=8, colocate=True))
     with pytest.raises(ConfigError, match=r"num_gpus_per_actor 0.9 and num_gpus_per_engine 0.2 add up to 1.1"):
@@ -114,7 +113,7 @@ def test_a_foreign_job_on_a_node_leaves_the_rest_in_order(free_cluster):
 
 
 def check_measured(cluster, engines) -> None:
-    """What every process was told is what it finds on its own node."""
+    """Each process finds on its node what its spec says."""
     ports = set()
     for spec, told in zip(engines.specs, engines.group.generate("tell").wait(60), strict=True):
         node = cluster.nodes[spec.cluster_node_rank]
@@ -128,14 +127,14 @@ def check_measured(cluster, engines) -> None:
         if spec.node_rank == 0:
             own.insert(2, int(spec.dist_init_addr.rpartition(":")[2]))
         assert own == list(range(own[0], own[0] + len(own))), "in a row"
-        assert not ports & set(own), "nobody else's"
+        assert not ports & set(own), "no other process has them"
         ports |= set(own)
 
 
 @pytest.mark.parametrize(
     ("given", "layout"),
     [
-        # A split that is not on a node's edge, nodes with 4 accelerators: a two-node engine beside a one-node one.
+        # A split that is not on a node's edge, nodes with 4 accelerators: a two-node engine next to a one-node one.
         ({"actor_num_gpus_per_node": 2, "rollout_num_gpus": 6, "rollout_num_gpus_per_engine": 3},
          [(0, 0, 0, ("2", "3")), (0, 1, 1, ("0",)), (1, 0, 1, ("1", "2", "3"))]),
         # An engine that is larger than a node has a worker on each of its nodes.
@@ -216,11 +215,11 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
             with manager.lock(timeout=30):
                 assert manager.lock_holder().startswith("driver ")
                 manager.update_weights({"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}, version=4)
-                assert manager.lock_holder().startswith("driver "), "whoever has it may take it again"
+                assert manager.lock_holder().startswith("driver "), "its holder can take it again"
                 with pytest.raises(CallTimedOut, match=r"driver .* for "):
                     train.group[0].try_lock(manager, 0.3).wait(60)
             assert train.group[0].try_lock(manager, 30).wait(60) == ["actor:0"]
-            # Many at once: nobody who waits is in the way of the one who gives it back.
+            # Many together: those that wait do not block the one that gives it back.
             with ThreadPoolExecutor(300) as threads:
                 assert len(list(threads.map(lambda _: take_and_give(manager), range(300)))) == 300
 
@@ -266,13 +265,13 @@ def test_an_engine_that_does_not_become_healthy_is_named_with_its_log(free_clust
         assert "1 process of the engines did not become healthy in 1 s" in text
         assert "engine 1 (rollout:1 on node 0 (" in text
         assert "still loading the model" in text, "the end of its log"
-        with pytest.raises(ConfigError, match="dict is no rollout engine: it has no start, health, generate"):
+        with pytest.raises(ConfigError, match="dict is not a rollout engine: it has no start, health, generate"):
             create_rollout_engines(args, dict, groups["rollout"])
     wait_until(lambda: free_cluster.node_manager.count_leased_ports() <= leased, "the ports went back")
 
 
 @pytest.mark.usefixtures("free_cluster")
-def test_a_port_that_a_stranger_takes_between_lease_and_use_is_replaced(tmp_path):
+def test_a_port_that_another_program_takes_between_lease_and_use_is_replaced(tmp_path):
     args = flags(rollout_num_gpus=2, debug_rollout_only=True)
     with create_placement_groups(args) as groups:
         with create_rollout_engines(args, SquattedEngine, groups["rollout"], engine_args=(str(tmp_path),)) as engines:
@@ -287,7 +286,7 @@ def test_a_port_that_a_stranger_takes_between_lease_and_use_is_replaced(tmp_path
 
 
 @pytest.mark.usefixtures("free_cluster")
-def test_rank_0_that_dies_before_it_told_its_address_is_named(roost_local_cluster: LocalCluster):
+def test_rank_0_that_dies_before_it_reports_its_address_is_named(roost_local_cluster: LocalCluster):
     args = flags(actor_num_nodes=2, actor_num_gpus_per_node=2, debug_train_only=True)
     head = [psutil.Process(pid) for pid in roost_local_cluster.pids[0]]
     raylet = next(process for process in head if process.name() == "raylet")

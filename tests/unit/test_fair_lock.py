@@ -1,141 +1,185 @@
-"""The fair lock: one holder, a line in order, and nobody who is dead in either."""
+"""The fair lock: one holder, a line in order, and no dead process in either."""
 
 from __future__ import annotations
+
+import asyncio
+import functools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roost.errors import ConfigError
-from roost.rl.fair_lock import LockState
+from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.rl.fair_lock import FairLock
+
+LONG = 60.0
 
 
-def test_the_first_to_ask_holds_the_lock_and_the_others_stand_in_line():
-    lock = LockState()
-    assert lock.ask("actor:0", 1.0)
-    assert not lock.ask("actor:1", 2.0)
-    assert not lock.ask("actor:2", 3.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("actor:0", ("actor:1", "actor:2"), 1.0)
+def on_a_loop(test):
+    """Run a test that is a coroutine function."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        asyncio.run(test(*args, **kwargs))
+
+    return run
 
 
-def test_asking_again_changes_nothing():
-    lock = LockState()
-    lock.ask("a", 1.0)
-    lock.ask("b", 1.0)
-    lock.ask("c", 1.0)
-    assert lock.ask("a", 5.0)
-    assert not lock.ask("b", 5.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("a", ("b", "c"), 1.0)
+async def rounds():
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
-def test_a_release_hands_the_lock_to_the_next_in_line():
-    lock = LockState()
-    for name in "abc":
-        lock.ask(name, 1.0)
-    lock.release("a", now=7.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("b", ("c",), 7.0)
-    assert not lock.ask("a", 8.0), "who had it goes to the end of the line"
-    assert lock.waiting == ("c", "a")
+async def ask(lock, *holders):
+    """Let holders ask for the lock one after another, and return their tasks."""
+    tasks = []
+    for holder in holders:
+        tasks.append(asyncio.create_task(lock.acquire(holder, LONG)))
+        await rounds()
+    return tasks
 
 
-def test_without_a_time_the_new_holders_time_begins_when_it_asks_again():
-    lock = LockState()
-    lock.ask("a", 1.0)
-    lock.ask("b", 2.0)
+@on_a_loop
+async def test_the_first_to_ask_holds_the_lock_and_the_others_wait_in_line():
+    lock = FairLock()
+    first, *others = await ask(lock, "actor:0", "actor:1", "actor:2")
+    assert (lock.holder, lock.line) == ("actor:0", ("actor:0", "actor:1", "actor:2"))
+    assert first.done()
+    assert not any(task.done() for task in others)
+
+
+@on_a_loop
+async def test_a_holder_that_asks_again_keeps_the_lock_and_its_time():
+    now = [1.0]
+    lock = FairLock(clock=lambda: now[0])
+    await ask(lock, "a", "b")
+    now[0] = 5.0
+    await lock.acquire("a", 0)
+    assert lock.line == ("a", "b")
+    assert str(lock) == "held by a for 4 s, 1 waiting"
+
+
+@on_a_loop
+async def test_a_release_hands_the_lock_to_the_next_in_line():
+    now = [1.0]
+    lock = FairLock(clock=lambda: now[0])
+    _, b, c = await ask(lock, "a", "b", "c")
+    now[0] = 7.0
     lock.release("a")
-    assert (lock.holder, lock.since) == ("b", None)
-    assert lock.ask("b", 9.0)
-    assert lock.ask("b", 10.0)
-    assert lock.since == 9.0
+    await b
+    assert not c.done()
+    assert str(lock) == "held by b for 0 s, 1 waiting"
+    await ask(lock, "a")
+    assert lock.line == ("b", "c", "a"), "the last holder goes to the end of the line"
 
 
-def test_the_last_release_leaves_the_lock_free_for_anybody():
-    lock = LockState()
-    lock.ask("a", 1.0)
-    lock.release("a", now=2.0)
-    assert (lock.holder, lock.waiting, lock.since) == (None, (), None)
-    assert lock.ask("b", 3.0)
-    assert lock.since == 3.0
-
-
-def test_who_does_not_hold_the_lock_cannot_release_it_and_is_told_who_can():
-    lock = LockState()
-    with pytest.raises(ConfigError, match="b cannot release the lock: nobody holds it"):
-        lock.release("b")
-    lock.ask("actor:3", 1.0)
-    lock.ask("b", 1.0)
-    with pytest.raises(ConfigError, match="b cannot release the lock: actor:3 holds it"):
-        lock.release("b")
-    assert (lock.holder, lock.waiting) == ("actor:3", ("b",))
-
-
-def test_who_gives_up_leaves_the_line_and_the_lock_if_its_turn_has_just_come():
-    lock = LockState()
-    for name in "abcd":
-        lock.ask(name, 1.0)
-    lock.give_up("c")
-    lock.give_up("nobody")
-    assert (lock.holder, lock.waiting) == ("a", ("b", "d"))
+@on_a_loop
+async def test_the_last_release_leaves_the_lock_free():
+    lock = FairLock()
+    await lock.acquire("a", LONG)
     lock.release("a")
-    lock.give_up("b", now=4.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("d", (), 4.0)
+    assert (lock.holder, lock.line, str(lock)) == (None, (), "free")
+    await lock.acquire("b", 0)
+    assert lock.holder == "b"
 
 
-def test_the_dead_lose_the_lock_and_their_places():
-    lock = LockState()
-    for name in "abcde":
-        lock.ask(name, 1.0)
-    lock.bury({"a", "b", "d", "never seen"}, now=6.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("c", ("e",), 6.0)
-    lock.bury({"c", "e"})
-    assert (lock.holder, lock.waiting, lock.since) == (None, (), None)
+@on_a_loop
+async def test_only_the_holder_can_release_the_lock_and_the_error_says_who_that_is():
+    lock = FairLock(clock=lambda: 0.0)
+    with pytest.raises(ConfigError, match="b cannot release the lock: it is free"):
+        lock.release("b")
+    await ask(lock, "actor:3", "b")
+    with pytest.raises(ConfigError, match="b cannot release the lock: it is held by actor:3 for 0 s, 1 waiting"):
+        lock.release("b")
+    assert lock.line == ("actor:3", "b")
 
 
-def test_a_holder_that_lives_keeps_the_lock_and_its_time_when_others_die():
-    lock = LockState()
-    for name in "abc":
-        lock.ask(name, 1.0)
-    lock.bury({"b"}, now=6.0)
-    assert (lock.holder, lock.waiting, lock.since) == ("a", ("c",), 1.0)
+@on_a_loop
+async def test_one_that_waits_in_vain_leaves_the_line_and_learns_who_has_the_lock():
+    now = [1.0]
+    lock = FairLock(clock=lambda: now[0])
+    await ask(lock, "actor:3")
+    now[0] = 5.2
+    with pytest.raises(
+        CallTimedOut, match=r"b did not get the lock in 0.01 s: it is held by actor:3 for 4 s, 1 waiting"
+    ):
+        await lock.acquire("b", 0.01)
+    assert lock.line == ("actor:3",)
 
 
-def test_it_says_who_holds_it_how_long_and_how_many_wait():
-    lock = LockState()
-    assert lock.describe(0.0) == str(lock) == "free"
-    lock.ask("actor:3", 1.0)
-    assert lock.describe(5.0) == "held by actor:3 for 4 s"
-    lock.ask("a", 2.0)
-    lock.ask("b", 2.0)
-    assert lock.describe(5.2) == "held by actor:3 for 4 s, 2 waiting"
-    assert str(lock) == "held by actor:3, 2 waiting"
-    lock.release("actor:3")
-    assert lock.describe(9.0) == "held by a, 1 waiting"
+@on_a_loop
+async def test_one_that_is_cancelled_while_it_waits_leaves_the_line():
+    lock = FairLock()
+    _, b, c = await ask(lock, "a", "b", "c")
+    b.cancel()
+    await rounds()
+    assert lock.line == ("a", "c")
+    lock.release("a")
+    await c
 
 
-names = st.sampled_from("abcdef")
-steps = st.one_of(
-    st.tuples(st.just("ask"), names),
-    st.tuples(st.just("give_up"), names),
-    st.tuples(st.just("release"), names),
-    st.tuples(st.just("bury"), st.sets(names)),
-)
+@on_a_loop
+async def test_one_that_gives_up_while_it_waits_never_gets_the_lock():
+    lock = FairLock()
+    _, b, _ = await ask(lock, "a", "b", "c")
+    lock.leave("b")
+    lock.leave("unknown")
+    with pytest.raises(ClusterError, match="b no longer waits for the lock"):
+        await b
+    lock.release("a")
+    await rounds()
+    assert lock.line == ("c",)
+
+
+@on_a_loop
+async def test_one_that_gives_up_and_asks_again_goes_to_the_end_of_the_line():
+    lock = FairLock()
+    _, old, _ = await ask(lock, "a", "b", "c")
+    lock.leave("b")
+    (new,) = await ask(lock, "b")
+    with pytest.raises(ClusterError, match="b no longer waits"):
+        await old
+    assert lock.line == ("a", "c", "b")
+    lock.release("a")
+    lock.release("c")
+    await new
+
+
+@on_a_loop
+async def test_the_dead_lose_the_lock_and_their_places():
+    lock = FairLock()
+    _, _, c, _, e = await ask(lock, "a", "b", "c", "d", "e")
+    for dead in ("a", "b", "d"):
+        lock.leave(dead)
+    await c
+    assert lock.line == ("c", "e")
+    lock.leave("c")
+    await e
+
+
+steps = st.tuples(st.sampled_from(["ask", "leave", "release"]), st.sampled_from("abcdef"))
 
 
 @given(st.lists(steps, max_size=40))
-def test_in_any_order_of_events_the_lock_goes_to_who_waited_longest(todo):
-    lock, line = LockState(), []
-    for now, (step, name) in enumerate(todo):
+@on_a_loop
+async def test_in_any_order_of_events_the_lock_goes_to_the_one_that_waited_longest(todo):
+    lock, line, tasks = FairLock(), [], {}
+    for step, name in todo:
         if step == "ask":
-            line += [] if name in line else [name]
-            assert lock.ask(name, now) == (line[0] == name)
+            if name not in line:
+                line.append(name)
+                (tasks[name],) = await ask(lock, name)
         elif step == "release" and line[:1] != [name]:
             with pytest.raises(ConfigError):
-                lock.release(name, now)
-        elif step == "bury":
-            line = [one for one in line if one not in name]
-            lock.bury(name, now)
+                lock.release(name)
         else:
             line = [one for one in line if one != name]
-            getattr(lock, step)(name, now)
-        assert [lock.holder, *lock.waiting] == (line or [None])
-        assert (lock.since is None) == (lock.holder is None)
+            getattr(lock, step)(name)
+            await rounds()
+        assert list(lock.line) == line
+        for one in line:
+            assert tasks[one].done() == (one == line[0])
+    await asyncio.gather(*(task for name, task in tasks.items() if name not in line), return_exceptions=True)
+    for name in line:
+        lock.leave(name)
+    await asyncio.gather(*tasks.values(), return_exceptions=True)

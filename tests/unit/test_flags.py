@@ -108,27 +108,36 @@ def test_flags_come_from_whatever_has_them(args):
         ({"colocate": 1}, "colocate is 1: it is true or false"),
         ({}, "rollout_num_gpus is missing"),
         ({"debug_rollout_only": True}, "rollout_num_gpus is missing"),
-        ({"debug_rollout_only": True, "debug_train_only": True}, "exclude one another"),
-        ({"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2}, "3 accelerators of the engines cannot be shared"),
+        ({"debug_rollout_only": True, "debug_train_only": True}, "exclude each other"),
+        (
+            {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2},
+            "3 accelerators cannot be divided among engines of 2",
+        ),
         ({"colocate": True, "rollout_num_gpus": 16}, "and rollout_num_gpus is 16"),
         ({"colocate": True, "num_gpus_per_engine": 0.3}, "add up to 1.1"),
         ({"rollout_num_gpus": 1, "num_gpus_per_actor": 1.5}, "num_gpus_per_actor is 1.5"),
         ({"rollout_num_gpus": 1, "num_gpus_per_engine": 0}, "num_gpus_per_engine is 0"),
     ],
 )
-def test_wrong_flags_are_told(given_flags, message):
+def test_wrong_flags_are_named(given_flags, message):
     with pytest.raises(ConfigError) as caught:
         TrainRolloutFlags(**given_flags)
     assert message in str(caught.value)
 
 
-def test_all_mistakes_of_the_flags_come_at_once():
+def test_one_error_has_all_mistakes_of_the_flags():
     with pytest.raises(ConfigError) as caught:
         TrainRolloutFlags(actor_num_nodes=-1, num_gpus_per_actor=7, colocate="yes")
     assert len(caught.value.problems) == 3
+    with pytest.raises(ConfigError) as caught:
+        TrainRolloutFlags(num_gpus_per_actor=7)
+    assert [problem.message.split()[0] for problem in caught.value.problems] == [
+        "num_gpus_per_actor",
+        "rollout_num_gpus",
+    ]
 
 
-def test_what_has_no_flags_and_what_flags_cannot_say_is_told():
+def test_what_has_no_flags_and_what_flags_cannot_express_is_refused():
     topology = Topology.from_shorthand("2x4")
     with pytest.raises(ConfigError, match="has no flags"):
         read_flags("--colocate")

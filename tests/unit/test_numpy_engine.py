@@ -6,6 +6,8 @@ import errno
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import roost.rl
+import roost.testing
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
-from roost.testing.numpy_engine import NumpyEngine, TinyPolicy
+from roost.testing import NumpyEngine, TinyPolicy
 from sockets import free_port
 from waiting import wait_until
 
@@ -72,7 +76,7 @@ def start():
             try:
                 engine.start(spec(**changes))
             except OSError as error:
-                # Somebody else on this machine was quicker to take the port: then another one.
+                # Another program on this machine was quicker to take the port.
                 if "port" in changes or error.errno != errno.EADDRINUSE:
                     raise
             else:
@@ -284,10 +288,10 @@ def test_a_bad_request_is_refused_with_what_is_expected(start, request_, message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100000])
-def test_a_body_that_is_no_json_is_refused(start, body):
+def test_a_body_that_is_not_json_is_refused(start, body):
     status, answer = ask(start().spec, "POST", "/generate", body)
     assert status == 400
-    assert "the body is no JSON" in answer["error"]
+    assert "the body is not JSON" in answer["error"]
 
 
 def test_what_it_does_not_know_is_not_found(start):
@@ -358,7 +362,10 @@ def test_an_offloaded_engine_stays_up_and_serves_nothing(start):
     engine.offload()
     assert engine.health()
     assert ask(engine.spec, "GET", "/health")[0] == 200
-    assert ask(engine.spec, "POST", "/generate", request) == (503, {"error": "offloaded"})
+    assert ask(engine.spec, "POST", "/generate", request) == (
+        503,
+        {"error": "the engine does not serve: it is offloaded"},
+    )
     with pytest.raises(ClusterError, match="offloaded"):
         engine.generate(request)
     engine.onload()
@@ -369,7 +376,10 @@ def test_an_engine_that_takes_long_to_load_listens_and_is_not_healthy_yet(start)
     slow = start(NumpyEngine(start_seconds=3600))
     assert not slow.health()
     assert ask(slow.spec, "GET", "/health") == (503, {"healthy": False})
-    assert ask(slow.spec, "POST", "/generate", {"observations": OBSERVATIONS}) == (503, {"error": "starting"})
+    assert ask(slow.spec, "POST", "/generate", {"observations": OBSERVATIONS}) == (
+        503,
+        {"error": "the engine does not serve: it is starting"},
+    )
     quick = start(NumpyEngine(start_seconds=0.1))
     wait_until(quick.health, "the engine is loaded")
     assert ask(quick.spec, "GET", "/health")[0] == 200
@@ -393,12 +403,12 @@ def test_it_stops_twice_and_starts_again_at_the_same_place(start):
     engine = start()
     where = engine.spec
     assert ask(where, "GET", "/health")[0] == 200
-    with pytest.raises(ClusterError, match="engine 0 is started already"):
+    with pytest.raises(ClusterError, match="engine 0 is running already"):
         engine.start(where)
     engine.stop()
     engine.stop()
     assert not engine.health()
-    with pytest.raises(ClusterError, match="not started"):
+    with pytest.raises(ClusterError, match="it is not running"):
         engine.generate({"observations": OBSERVATIONS})
     with pytest.raises(ConnectionRefusedError):
         ask(where, "GET", "/health")
@@ -416,7 +426,7 @@ def test_stopping_ends_connections_that_are_kept_open_and_all_threads(start):
     def threads():
         return [thread.name for thread in threading.enumerate() if "engine 77" in thread.name]
 
-    assert len(threads()) == 4, "one that listens and one for each connection"
+    assert threads() == ["roost engine 77"], "one thread for all connections"
     engine.stop()
     wait_until(lambda: not threads(), "no thread is left")
     for connection in connections:
@@ -425,7 +435,7 @@ def test_stopping_ends_connections_that_are_kept_open_and_all_threads(start):
 
 
 class Held(NumpyEngine):
-    """An engine that answers when it is told to."""
+    """An engine that answers once a test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -461,3 +471,35 @@ def test_a_request_that_takes_too_long_is_broken_off_when_the_engine_stops(start
             asked.result(LONG)
         engine.go.set()
         stopping.result(LONG)
+
+
+# Imports
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG, check=False)
+
+
+def test_importing_roost_testing_and_roost_rl_loads_neither_numpy_nor_aiohttp():
+    done = run_python("import sys, roost.testing, roost.rl, roost.rl.flags; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not loaded & {"aiohttp", "numpy"}
+
+
+@pytest.mark.parametrize("name", ["roost.rl.RolloutManager", "roost.rl.Router", "roost.testing.NumpyEngine"])
+def test_without_aiohttp_the_error_names_the_extra_to_install(name):
+    module, _, attribute = name.rpartition(".")
+    done = run_python(f"import sys; sys.modules['aiohttp'] = None\nfrom {module} import {attribute}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "ImportError: the router and NumpyEngine need aiohttp: pip install 'roost[rl]'"
+    )
+
+
+def test_the_toy_engine_is_not_in_roost_rl():
+    assert not {"NumpyEngine", "TinyPolicy"} & set(roost.rl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'NumpyEngine'"):
+        roost.rl.NumpyEngine  # noqa: B018 - the access is the test
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        roost.testing.nothing  # noqa: B018 - the access is the test

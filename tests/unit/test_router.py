@@ -8,6 +8,7 @@ import http.client
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
-from roost.rl.http_server import MOST_BODY_BYTES
 from roost.rl.router import EnginePool, EngineState, Router, check_engine_url
-from roost.testing.numpy_engine import NumpyEngine
+from roost.rl.web import MOST_BODY_BYTES
+from roost.testing import NumpyEngine
 from sockets import free_port
 from waiting import wait_until
 
@@ -52,7 +53,7 @@ def generate(router, body=REQUEST):
 
 
 def state(router, url):
-    return next((state for state in router.pool.states() if state.url == url), None)
+    return next((state for state in router.states() if state.url == url), None)
 
 
 def is_healthy(router, *urls):
@@ -60,7 +61,7 @@ def is_healthy(router, *urls):
 
 
 class Held(NumpyEngine):
-    """An engine that answers when it is told to."""
+    """An engine that answers once a test allows it."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +75,7 @@ class Held(NumpyEngine):
 
 
 class OddEngine:
-    """A server that does to a request, and to a question for its health, what a test wants."""
+    """A server that answers requests and health checks as a test wants."""
 
     def __init__(self, on_generate=None, on_health=None, is_reading=True):
         class Handler(BaseHTTPRequestHandler):
@@ -172,7 +173,7 @@ def router():
 
 @pytest.fixture
 def aside():
-    """Threads that run beside the test."""
+    """Threads that run next to the test."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         yield pool
 
@@ -249,7 +250,7 @@ def test_done_counts_what_was_served_and_what_failed():
         pool.done("a", served=served)
     assert (pool.states()[0].served, pool.states()[0].failed, pool.states()[0].busy) == (2, 1, 0)
     for url in ("a", "unknown"):
-        with pytest.raises(ConfigError, match="serves no request"):
+        with pytest.raises(ConfigError, match="is serving no request"):
             pool.done(url)
 
 
@@ -266,7 +267,7 @@ def test_an_engine_that_leaves_ends_what_it_has_and_gets_nothing_new():
     assert not pool.leave("a")
 
 
-def test_an_idle_engine_that_leaves_is_gone_at_once():
+def test_an_idle_engine_that_leaves_is_gone_immediately():
     pool = healthy_pool("a")
     assert pool.leave("a")
     assert urls_of(pool) == []
@@ -274,7 +275,7 @@ def test_an_idle_engine_that_leaves_is_gone_at_once():
     assert urls_of(pool) == [], "a check that comes late brings nothing back"
 
 
-def test_an_engine_that_comes_back_while_it_leaves_is_checked_anew_and_keeps_its_requests():
+def test_an_engine_that_comes_back_while_it_leaves_is_checked_again_and_keeps_its_requests():
     pool = healthy_pool("a")
     pool.pick()
     pool.leave("a")
@@ -302,19 +303,18 @@ def test_joining_again_changes_nothing():
         EnginePool.wake,
     ],
 )
-def test_who_waits_for_a_change_is_woken_by_it(aside, change):
+def test_a_change_wakes_those_that_wait_for_one(change):
     pool = healthy_pool("a")
-    seen = pool.changes
-    waiting = aside.submit(pool.wait_for_change, seen, LONG)
+    changed = pool.changed
     pool.mark("a", True)
-    assert pool.changes == seen, "that is no news"
+    assert not changed.is_set(), "that is not news"
     change(pool)
-    waiting.result(LONG)
-    assert pool.changes != seen
+    assert changed.is_set()
+    assert not pool.changed.is_set(), "the next change has its own event"
 
 
 class Pools(RuleBasedStateMachine):
-    """Any order of what can happen to a pool, beside a plain model of it."""
+    """Any order of events, on a pool and on a plain model of it."""
 
     def __init__(self):
         super().__init__()
@@ -404,7 +404,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-def test_what_is_no_url_of_an_engine_is_refused(url):
+def test_what_is_not_the_url_of_an_engine_is_refused(url):
     with pytest.raises(ConfigError, match="it is http://host:port"):
         check_engine_url(url)
     with pytest.raises(ConfigError, match="it is http://host:port"):
@@ -472,7 +472,7 @@ def test_an_error_that_an_engine_answers_is_an_answer(engine, router, status):
     assert generate(behind) == (status, {"error": "no"}, odd.url)
     assert state(behind, odd.url).served == 1
     assert is_healthy(behind, odd.url)
-    assert state(behind, other.url).served == 0, "nobody else was asked"
+    assert state(behind, other.url).served == 0, "the router asked no other engine"
 
 
 def test_a_bad_request_is_refused_by_the_engine_itself(engine, router):
@@ -500,7 +500,10 @@ def test_if_no_engine_has_room_each_is_named_with_what_it_said(engine, router):
     status, answer, by = generate(behind)
     assert (status, by) == (503, None)
     assert answer["error"] == "none of 2 engines could serve the request"
-    assert answer["engines"] == [{"url": one.url, "why": 'answered 503: {"error": "offloaded"}'} for one in engines]
+    assert answer["engines"] == [
+        {"url": one.url, "why": 'answered 503: {"error": "the engine does not serve: it is offloaded"}'}
+        for one in engines
+    ]
 
 
 # Failures
@@ -516,13 +519,13 @@ def test_an_engine_killed_in_the_middle_of_a_request_has_it_served_elsewhere(eng
     status, _, by = asked.result(LONG)
     assert (status, by) == (200, other.url)
     dead = state(behind, url)
-    assert (dead.healthy, dead.failed, dead.busy) == (False, 1, 0), "known at once, without a check"
+    assert (dead.healthy, dead.failed, dead.busy) == (False, 1, 0), "known immediately, without a check"
     assert "the connection broke" in dead.why
     held.go.set()
     killing.result(LONG)
 
 
-def test_an_engine_that_cannot_be_reached_is_known_at_once_and_named(engine, router):
+def test_an_engine_that_cannot_be_reached_is_known_immediately_and_named(engine, router):
     gone = engine()
     behind = router(gone, check_seconds=LONG)
     gone.stop()
@@ -587,7 +590,7 @@ def test_an_engine_that_refuses_before_it_has_read_all_is_understood(engine, rou
     assert state(behind, early.url).failed == 0
 
 
-def test_an_engine_that_takes_too_long_is_said_to_and_nobody_else_is_asked(engine, router):
+def test_an_engine_that_takes_too_long_is_named_and_no_other_is_asked(engine, router):
     slow, other = engine(Held()), engine()
     behind = router(slow, other, request_timeout=0.2)
     status, answer, by = generate(behind)
@@ -640,7 +643,7 @@ def test_engines_may_die_under_load_and_every_request_is_answered(engine, router
     assert [status for status, _, _ in answers] == [200] * 320
     assert {by for _, _, by in answers} <= set(urls)
     wait_until(lambda: is_healthy(behind, urls[0], urls[2]) and not is_healthy(behind, urls[1]), "health is known")
-    states = behind.pool.states()
+    states = behind.states()
     assert sum(one.served for one in states) == 320
     assert sum(one.busy for one in states) == 0
 
@@ -649,13 +652,13 @@ def test_many_clients_at_once_are_all_served(engine, router, aside):
     engines = [engine(Held()), engine(Held())]
     behind = router(*engines)
     asked = [aside.submit(generate, behind) for _ in range(24)]
-    wait_until(lambda: [one.busy for one in behind.pool.states()] == [12, 12], "all are at an engine, half at each")
+    wait_until(lambda: [one.busy for one in behind.states()] == [12, 12], "all are at an engine, half at each")
     for one in engines:
         one.go.set()
     assert [one.result(LONG)[0] for one in asked] == [200] * 24
 
 
-def test_a_client_that_goes_away_disturbs_nobody(engine, router, capfd):
+def test_a_client_that_goes_away_disturbs_no_other(engine, router, capfd, caplog):
     held = engine(Held())
     behind = router(held)
     connection = connect(behind.url)
@@ -665,18 +668,18 @@ def test_a_client_that_goes_away_disturbs_nobody(engine, router, capfd):
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     connection.close()
     half = socket.create_connection(("127.0.0.1", int(behind.url.rpartition(":")[2])), timeout=LONG)
-    half.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+    half.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
     half.close()
     held.go.set()
     wait_until(lambda: state(behind, held.url).busy == 0, "the request is over")
     assert generate(behind)[0] == 200
-    assert capfd.readouterr().err == ""
+    assert (capfd.readouterr().err, caplog.records) == ("", [])
 
 
 def test_half_a_request_is_never_passed_on(engine, router):
     behind = router(one := engine())
     with socket.create_connection(("127.0.0.1", int(behind.url.rpartition(":")[2])), timeout=LONG) as half:
-        half.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
+        half.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
         half.shutdown(socket.SHUT_WR)
         assert half.recv(1) == b""
     assert (state(behind, one.url).served, state(behind, one.url).failed) == (0, 0)
@@ -703,7 +706,7 @@ def test_an_engine_is_not_used_before_it_has_answered_and_makes_no_other_one_wai
     wait_until(lambda: is_healthy(behind, hanging.url), "it has answered")
 
 
-def test_an_engine_that_hangs_is_unhealthy_and_well_again_by_itself(engine, router):
+def test_an_engine_that_hangs_is_unhealthy_and_well_again_without_help(engine, router):
     go = threading.Event()
     go.set()
 
@@ -731,27 +734,28 @@ def test_an_engine_that_says_it_is_not_well_is_unhealthy(engine, router):
     assert answer["engines"] == [{"url": one.url, "why": "/health answered 503"}]
 
 
-def test_an_engine_that_dies_and_comes_back_is_healthy_again_by_itself(engine, router):
+def test_an_engine_that_dies_and_comes_back_is_healthy_again_without_help(engine, router):
     one = engine()
     behind = router(one)
     spec = one.spec
     one.stop()
-    wait_until(lambda: not is_healthy(behind, one.url), "it is dead")
-    assert "could not be reached" in state(behind, one.url).why
+    wait_until(lambda: "could not be reached" in state(behind, one.url).why, "it is dead")
+    assert not is_healthy(behind, one.url)
     one.start(spec)
     wait_until(lambda: is_healthy(behind, one.url), "it is back")
     assert generate(behind)[0] == 200
 
 
 def seen_waiting(router):
-    """An event for when a request waits for an engine."""
-    waits, wait_for_change = threading.Event(), router.pool.wait_for_change
+    """Return an event that is set when a request finds no engine and waits for one."""
+    waits, pick = threading.Event(), router._pool.pick
 
-    def watched(seen, seconds):
-        waits.set()
-        wait_for_change(seen, seconds)
+    def watched(excluding):
+        if (url := pick(excluding)) is None:
+            waits.set()
+        return url
 
-    router.pool.wait_for_change = watched
+    router._pool.pick = watched
     return waits
 
 
@@ -807,7 +811,7 @@ def test_engines_join_and_leave_over_http(engine, router):
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_what_is_no_engine_can_neither_join_nor_leave(router, method):
+def test_what_is_not_an_engine_can_neither_join_nor_leave(router, method):
     behind = router()
     for url in BAD_URLS:
         status, answer = ask(behind.url, method, "/engines", {"url": url})
@@ -817,7 +821,7 @@ def test_what_is_no_engine_can_neither_join_nor_leave(router, method):
         status, answer = ask(behind.url, method, "/engines", body)
         assert status == 400
         assert "body is" in answer["error"]
-    assert behind.pool.states() == []
+    assert behind.states() == []
 
 
 def test_an_engine_that_leaves_ends_its_requests_and_is_gone_then(engine, router, aside):
@@ -834,19 +838,31 @@ def test_an_engine_that_leaves_ends_its_requests_and_is_gone_then(engine, router
     assert not behind.leave(held.url)
 
 
-def test_an_engine_is_watched_once_and_no_longer_when_it_has_left(engine, router):
-    def watching():
-        return [thread for thread in threading.enumerate() if thread.name == f"roost router watches {one.url}"]
+def test_an_engine_is_checked_by_one_task_and_not_after_it_has_left(engine, router):
+    checks = []
 
-    one = engine()
+    def count(handler):
+        checks.append(time.monotonic())
+        OddEngine.well(handler)
+
+    one = engine(OddEngine(lambda handler: OddEngine.say(handler, 200, b"{}"), on_health=count))
     behind = router(one, check_seconds=LONG)
-    behind.join(one.url)
-    assert len(watching()) == 1
+    for _ in range(3):
+        behind.join(one.url)
+    assert generate(behind)[2] == one.url
+    assert len(checks) == 1, "joining again starts no second check"
     behind.leave(one.url)
-    wait_until(lambda: not watching(), "nobody watches it")
     behind.join(one.url)
     wait_until(lambda: is_healthy(behind, one.url), "it is back")
     assert generate(behind)[2] == one.url
+    assert len(checks) == 2
+
+    often = router(one, check_seconds=0.01)
+    often.leave(one.url)
+    assert often.states() == []
+    before = len(checks)
+    time.sleep(0.1)
+    assert len(checks) <= before + 1, "at most the check that was under way"
 
 
 def test_engines_that_joined_before_the_start_are_checked_with_it(engine):
@@ -885,36 +901,36 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(engine, router):
     assert (state(behind, one.url).served, MOST_BODY_BYTES) == (1, 64 * 1024 * 1024)
 
 
-@pytest.mark.parametrize(
-    ("head", "status", "message"),
-    [
-        (b"POST /generate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411, "Content-Length"),
-        (b"POST /generate HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "Content-Length is '-1'"),
-        (b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n", 400, "Content-Length is 'ten'"),
-        (b"POST /generate HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 413, "are the most"),
-        (b"nonsense\r\n\r\n", 400, "nonsense"),
-        (b"GET / HTTP/9.0\r\n\r\n", 505, "9.0"),
-        (b"BREW / HTTP/1.1\r\n\r\n", 501, "BREW"),
-    ],
-)
-def test_a_request_that_is_none_gets_an_answer_in_json_too(router, head, status, message):
+def test_a_body_in_chunks_is_read_to_its_end_and_refused_if_it_is_too_large(engine, router):
+    one = engine()
+    behind = router(one, most_body_bytes=1000)
+    with contextlib.closing(connect(behind.url)) as connection:
+        for body, status in ((json.dumps(REQUEST).encode(), 200), (b"x" * 600, 413)):
+            connection.request("POST", "/generate", iter([body, b" "] * (1 + (status != 200))), encode_chunked=True)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            assert response.status == status
+            assert status == 200 or answer == {"error": "the body has more than 1000 bytes"}
+            connection.close()
+    assert state(behind, one.url).served == 1
+
+
+@pytest.mark.parametrize("head", [b"nonsense\r\n\r\n", b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n"])
+def test_what_is_not_http_gets_status_400(router, head):
     port = int(router().url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
         line.sendall(head)
-        line.shutdown(socket.SHUT_WR)
         response = http.client.HTTPResponse(line)
         response.begin()
-        body = json.loads(response.read())
-        assert response.status == status
-        assert message in body["error"]
+        assert response.status == 400
         response.close()
 
 
-def test_a_mistake_in_the_router_itself_is_an_answer_and_is_seen(router, monkeypatch, capfd):
+def test_a_mistake_in_the_router_itself_is_an_answer_and_is_logged(router, monkeypatch, caplog):
     behind = router()
-    monkeypatch.setattr(behind.pool, "states", lambda: 1 / 0)
+    monkeypatch.setattr(behind._pool, "states", lambda: 1 / 0)
     assert ask(behind.url, "GET", "/engines") == (500, {"error": "ZeroDivisionError: division by zero"})
-    assert "ZeroDivisionError" in capfd.readouterr().err
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_two_routers_cannot_share_a_port(router):
@@ -927,7 +943,7 @@ def test_two_routers_cannot_share_a_port(router):
     assert ask(first.url, "GET", "/engines") == (200, [])
 
 
-def test_the_port_of_a_router_that_ended_can_be_had_at_once(router):
+def test_the_port_of_a_router_that_ended_can_be_used_again_immediately(router):
     first = router()
     assert ask(first.url, "GET", "/engines") == (200, [])
     first.stop()
@@ -973,19 +989,19 @@ def test_stopping_twice_ends_every_thread(engine, router):
 
     with contextlib.closing(connect(behind.url)) as connection:
         exchange(connection, "GET", "/health")
-        assert len(threads()) == 4, "one that listens, one for the connection, one for each engine"
+        assert threads() == ["roost router"], "one thread for all connections and engines"
         behind.stop()
         behind.stop()
         wait_until(lambda: not threads(), "no thread is left")
         assert connection.sock.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
         ask(behind.url, "GET", "/health")
-    with pytest.raises(ClusterError, match="a router is started once"):
+    with pytest.raises(ClusterError, match="a router starts only once"):
         behind.start()
 
 
 def test_a_router_is_started_once(router):
-    with pytest.raises(ClusterError, match="a router is started once"):
+    with pytest.raises(ClusterError, match="a router starts only once"):
         router().start()
 
 
@@ -993,7 +1009,7 @@ def test_a_router_that_was_never_started_can_be_stopped():
     behind = Router("127.0.0.1", 0)
     behind.stop()
     behind.stop()
-    with pytest.raises(ClusterError, match="a router is started once"):
+    with pytest.raises(ClusterError, match="a router starts only once"):
         behind.start()
 
 
@@ -1017,7 +1033,7 @@ def test_stopping_lets_a_request_finish(engine, router, aside):
     stopping.result(LONG)
 
 
-def test_a_request_that_cannot_finish_is_told_that_the_router_stops(engine, router, aside):
+def test_a_request_that_cannot_finish_learns_that_the_router_stops(engine, router, aside):
     held = engine(Held())
     behind = router(held)
     asked = aside.submit(generate, behind)
@@ -1028,7 +1044,7 @@ def test_a_request_that_cannot_finish_is_told_that_the_router_stops(engine, rout
     assert [one["url"] for one in answer["engines"]] == [held.url]
 
 
-def test_a_request_that_waits_for_an_engine_is_told_at_once_that_the_router_stops(router, aside):
+def test_a_request_that_waits_for_an_engine_learns_immediately_that_the_router_stops(router, aside):
     behind = router(wait_seconds=3600)
     waits = seen_waiting(behind)
     asked = aside.submit(generate, behind)

@@ -1,23 +1,21 @@
-"""The buffer between rollout and training: samples in the order in which they came, with the weights' version."""
+"""The buffer between rollout and training: samples in the order of arrival, each with its version of the weights."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any
 
-from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.errors import CallTimedOut, ConfigError
 from roost.text import plural
-
-Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStats:
-    """How a buffer is, and what went through it."""
+    """How full a buffer is, and what has gone through it."""
 
     size: int
     capacity: int
@@ -26,135 +24,101 @@ class BufferStats:
     taken: int
     """How many of them were taken out."""
     dropped: int
-    """How many were thrown away because they were too old."""
+    """How many were dropped because they were too old."""
     oldest_version: int | None
-    """Of the samples that are in it now; None if it is empty."""
+    """Of the samples in the buffer; None if it is empty."""
     newest_version: int | None
 
 
-class _Kept(NamedTuple):
-    sample: object
-    version: int
+class DataBuffer:
+    """Holds at most `capacity` samples, for the tasks of one event loop.
 
-
-class DataBuffer(Generic[Sample]):
-    """Holds at most `capacity` samples; who puts waits for room, who gets waits for samples, each in turn.
-
-    A put goes in as a whole. A get of `g` and a put of `p` samples can wait for each other where `g + p` is more than
-    `capacity + 1`: the samples that are there are too few for the one and leave too little room for the other.
+    A put waits for room and a get waits for samples; puts take turns among themselves, and so do gets, first come,
+    first served. A put goes in as a whole. A get of `g` and a put of `p` samples can wait for each other if `g + p` is
+    more than `capacity + 1`: the samples in the buffer are too few for one and leave too little room for the other.
     """
 
     def __init__(self, capacity: int) -> None:
         if type(capacity) is not int or capacity < 1:
             raise ConfigError(f"the capacity of a buffer is {capacity!r}", hint="it is a number of samples, 1 or more")
         self._capacity = capacity
-        self._changed = threading.Condition()
-        self._kept: deque[_Kept] = deque()
-        self._putters: deque[object] = deque()
-        self._getters: deque[object] = deque()
+        self._samples: deque[tuple[Any, int]] = deque()
+        # asyncio's lock is fair: many small gets cannot keep a large one waiting for ever.
+        self._put_turn = asyncio.Lock()
+        self._get_turn = asyncio.Lock()
+        self._changed = asyncio.Condition()
         self._put = 0
         self._taken = 0
         self._dropped = 0
-        self._is_closed = False
 
-    @property
-    def size(self) -> int:
-        """How many samples are in it."""
-        with self._changed:
-            return len(self._kept)
+    async def put(self, samples: Sequence[Any], version: int, timeout: float | None = None) -> None:
+        """Add samples that this version of the weights made, all of them or none.
 
-    def put(self, samples: Sequence[Sample], version: int, timeout: float | None = None) -> None:
-        """Add samples that were made with this version of the weights, all of them or none.
-
-        Waits for room; CallTimedOut where there is none within `timeout` seconds, None waits for ever.
+        Raises CallTimedOut if there is no room for them within `timeout` seconds.
         """
         count = len(samples)
         if count > self._capacity:
             raise ConfigError(
-                f"{plural(count, 'sample')} can never be in a buffer for {self._capacity}",
-                hint="put fewer at once, or make the capacity larger",
+                f"{plural(count, 'sample')} can never fit in a buffer for {self._capacity}",
+                hint="put fewer in one call, or make the capacity larger",
             )
 
         def has_room() -> bool:
-            return len(self._kept) + count <= self._capacity
+            return len(self._samples) + count <= self._capacity
 
-        def late() -> str:
-            return f"no room for {plural(count, 'sample')} within {timeout} s: {self._fullness()}"
-
-        with self._changed, self._turn(self._putters, has_room, timeout, late):
-            self._kept.extend(_Kept(sample, version) for sample in samples)
+        async with self._turn(self._put_turn, has_room, timeout, f"no room for {plural(count, 'sample')}"):
+            self._samples.extend((sample, version) for sample in samples)
             self._put += count
 
-    def get(self, count: int, timeout: float | None = None, min_version: int | None = None) -> list[Sample]:
-        """Take the first `count` samples, once there are so many.
+    async def get(self, count: int, timeout: float | None = None, min_version: int | None = None) -> list[Any]:
+        """Take the oldest `count` samples, as soon as there are that many.
 
-        Samples with a version below `min_version` are dropped and counted, also when the time is up before there are
-        enough others: CallTimedOut, after `timeout` seconds; None waits for ever.
+        Samples with a version below `min_version` are dropped and counted, even if the call then times out. Raises
+        CallTimedOut if there are too few others within `timeout` seconds.
         """
         if type(count) is not int or not 1 <= count <= self._capacity:
             raise ConfigError(
-                f"{count!r} samples can never be taken at once", hint=f"it is a number from 1 to {self._capacity}"
+                f"a get can never take {count!r} samples", hint=f"it takes a number from 1 to {self._capacity}"
             )
 
         def has_enough() -> bool:
-            self._drop_below(min_version)
-            return len(self._kept) >= count
+            if min_version is not None:
+                self._drop_below(min_version)
+            return len(self._samples) >= count
 
-        def late() -> str:
-            return f"not {plural(count, 'sample')} within {timeout} s: {self._fullness()}"
-
-        with self._changed, self._turn(self._getters, has_enough, timeout, late):
-            taken = [self._kept.popleft().sample for _ in range(count)]
+        async with self._turn(self._get_turn, has_enough, timeout, f"not {plural(count, 'sample')}"):
             self._taken += count
-        return taken  # type: ignore[return-value]  # what was put in comes out
+            return [self._samples.popleft()[0] for _ in range(count)]
 
     def stats(self) -> BufferStats:
-        """How it is at this moment."""
-        with self._changed:
-            versions = [kept.version for kept in self._kept]
-            return BufferStats(
-                size=len(self._kept),
-                capacity=self._capacity,
-                put=self._put,
-                taken=self._taken,
-                dropped=self._dropped,
-                oldest_version=min(versions, default=None),
-                newest_version=max(versions, default=None),
-            )
+        """Return the counts of this moment."""
+        versions = [version for _, version in self._samples]
+        return BufferStats(
+            size=len(self._samples),
+            capacity=self._capacity,
+            put=self._put,
+            taken=self._taken,
+            dropped=self._dropped,
+            oldest_version=min(versions, default=None),
+            newest_version=max(versions, default=None),
+        )
 
-    def close(self) -> None:
-        """End it: everybody who waits, or comes later, gets a ClusterError. Safe to call again."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def _turn(
-        self, line: deque[object], ready: Callable[[], bool], timeout: float | None, late: Callable[[], str]
-    ) -> Iterator[None]:
-        """Stand in line until it is our turn and all is ready; the lock is held, inside too."""
-        ticket = object()
-        line.append(ticket)
+    @contextlib.asynccontextmanager
+    async def _turn(
+        self, line: asyncio.Lock, is_ready: Callable[[], bool], timeout: float | None, shortage: str
+    ) -> AsyncIterator[None]:
         try:
-            # In line, so that many small ones cannot keep a large one waiting for ever.
-            if not self._changed.wait_for(lambda: self._is_closed or (line[0] is ticket and ready()), timeout):
-                raise CallTimedOut(late())
-            if self._is_closed:
-                raise ClusterError("the buffer is closed")
-            yield
-        finally:
-            line.remove(ticket)
-            self._changed.notify_all()
+            async with asyncio.timeout(timeout), line, self._changed:
+                await self._changed.wait_for(is_ready)
+                yield
+                self._changed.notify_all()
+        except TimeoutError:
+            fullness = f"{len(self._samples)} of {self._capacity} places are taken"
+            raise CallTimedOut(f"{shortage} within {timeout} s: {fullness}") from None
 
-    def _drop_below(self, min_version: int | None) -> None:
-        if min_version is None:
-            return
-        fresh = [kept for kept in self._kept if kept.version >= min_version]
-        stale = len(self._kept) - len(fresh)
-        if stale:
-            self._kept = deque(fresh)
-            self._dropped += stale
+    def _drop_below(self, min_version: int) -> None:
+        fresh = deque(entry for entry in self._samples if entry[1] >= min_version)
+        if len(fresh) < len(self._samples):
+            self._dropped += len(self._samples) - len(fresh)
+            self._samples = fresh
             self._changed.notify_all()
-
-    def _fullness(self) -> str:
-        return f"{len(self._kept)} of {self._capacity} places are taken"

@@ -1,17 +1,16 @@
-"""Rollout engines: one worker for each node of each engine, told its ports and devices, started and found healthy."""
+"""Rollout engines: one worker for each node of each engine, started with its ports and devices, and healthy."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from itertools import count
 from typing import Any
 
 from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
-from roost.rl.engine import EngineSpec, check_engine_class
+from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
@@ -39,7 +38,7 @@ class EngineWorker(Worker):
         self._engine = engine_cls(*args, **kwargs)
 
     def start_engine(self, spec: EngineSpec) -> list[int]:
-        """Start it; gives the leased ports that a stranger took meanwhile, in which case it is not started."""
+        """Start the engine; if that fails, return the leased ports that another program has taken meanwhile."""
         try:
             self._engine.start(spec)
         except Exception as error:
@@ -49,12 +48,12 @@ class EngineWorker(Worker):
             if not taken:
                 raise
             what = f"{type(error).__name__}: {error}"
-            self.log_warning(f"port {join_words(taken)} was taken by somebody else before the engine had it: {what}")
+            self.log_warning(f"another program took port {join_words(taken)} before the engine could listen: {what}")
             return taken
         return []
 
     def health(self) -> bool:
-        """Whether it can serve."""
+        """Return whether the engine can serve."""
         return bool(self._engine.health())
 
     def generate(self, request: Any) -> Any:
@@ -62,43 +61,30 @@ class EngineWorker(Worker):
         return self._engine.generate(request)
 
     def update_weights(self, weights: Any, version: int) -> None:
-        """Take new weights."""
+        """Replace the weights."""
         self._engine.update_weights(weights, version)
 
     def offload(self) -> None:
-        """Give the accelerators' memory up, if the engine knows how to."""
-        getattr(self._engine, "offload", _nothing)()
+        """Free the accelerators' memory, if the engine can."""
+        if hasattr(self._engine, "offload"):
+            self._engine.offload()
 
     def onload(self) -> None:
-        """Take it back."""
-        getattr(self._engine, "onload", _nothing)()
+        """Take the memory back."""
+        if hasattr(self._engine, "onload"):
+            self._engine.onload()
 
     def stop(self) -> None:
-        """End the server."""
+        """Stop the server."""
         self._engine.stop()
 
 
-def _nothing() -> None:
-    return None
-
-
 def own_ports(spec: EngineSpec) -> list[int]:
-    """The ports of a process that are on its own node."""
+    """Return the ports that a process has on its own node."""
     ports = [spec.port, spec.nccl_port, *spec.dp_attention_ports]
     if spec.node_rank == 0:
         ports.append(int(spec.dist_init_addr.rpartition(":")[2]))
     return ports
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One process of an engine before it has ports."""
-
-    engine_rank: int
-    num_engines: int
-    node_rank: int
-    num_nodes: int
-    num_devices: int
 
 
 class RolloutEngines:
@@ -107,7 +93,7 @@ class RolloutEngines:
     def __init__(self, group: WorkerGroup, specs: Sequence[EngineSpec], leases: Mapping[int, PortLease]) -> None:
         self.group = group
         self.specs: list[EngineSpec] = list(specs)
-        """What each worker of the group was told, by rank."""
+        """What each worker of the group was started with, by rank."""
         self._leases = dict(leases)
 
     @property
@@ -121,35 +107,33 @@ class RolloutEngines:
         return [spec.url for spec in self.specs if spec.node_rank == 0]
 
     def workers_of(self, engine_rank: int) -> WorkerGroup:
-        """The workers of one engine, its node 0 first."""
+        """Return the workers of one engine, its node 0 first."""
         return self.group.on(*self._ranks(engine_rank))
 
     def health(self, timeout: float = 30.0) -> list[bool]:
-        """Whether each engine can serve; one whose worker is dead cannot."""
+        """Return whether each engine can serve; an engine with a dead worker cannot."""
         outcomes = self.group.health().outcomes(timeout)
-        by_engine: dict[int, list[bool]] = {}
-        for spec, outcome in zip(self.specs, outcomes, strict=True):
-            by_engine.setdefault(spec.engine_rank, []).append(outcome.is_ok and bool(outcome.value))
-        return [all(by_engine[rank]) for rank in range(self.num_engines)]
+        is_well = [outcome.is_ok and bool(outcome.value) for outcome in outcomes]
+        return [all(is_well[rank] for rank in self._ranks(engine)) for engine in range(self.num_engines)]
 
     def generate(self, request: Any, engine_rank: int = 0) -> CallResult:
-        """Ask one engine, without the way through HTTP."""
+        """Ask one engine directly, without HTTP."""
         return self.group[self._ranks(engine_rank)[0]].generate(request)
 
     def update_weights(self, weights: Any, version: int) -> CallResult:
-        """Give new weights to every process of every engine."""
+        """Send new weights to every process of every engine."""
         return self.group.update_weights(weights, version)
 
     def offload(self) -> CallResult:
-        """Let every engine give its accelerators' memory up."""
+        """Let every engine free its accelerators' memory."""
         return self.group.offload()
 
     def onload(self) -> CallResult:
-        """Let every engine take it back."""
+        """Let every engine take its memory back."""
         return self.group.onload()
 
     def restart(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
-        """Start an engine anew in its place, on new ports: dead workers again, and its server."""
+        """Restart an engine in its place, on new ports: first its dead workers, then its server."""
         ranks = self._ranks(engine_rank)
         self.check_own()
         alive = self.group.alive
@@ -158,10 +142,9 @@ class RolloutEngines:
                 self.group.restart(rank)
         with contextlib.suppress(RoostError):
             self.group.on(*ranks).stop().wait(timeout)
-        parts = {rank: _as_part(self.specs[rank]) for rank in ranks}
         dp_size = len(self.specs[ranks[0]].dp_attention_ports)
         try:
-            started = _start(self.group, parts, dp_size, timeout, self._leases)
+            started = _start(self.group, {engine_rank: ranks}, self.num_engines, dp_size, timeout, self._leases)
         except BaseException:
             with contextlib.suppress(RoostError):
                 self.group.on(*ranks).stop().outcomes(_STOP_SECONDS)
@@ -170,7 +153,7 @@ class RolloutEngines:
             self.specs[rank] = spec
 
     def check_own(self) -> None:
-        """Refuse in a process that only attached to the engines."""
+        """Raise ClusterError in a process that only attached to the engines."""
         if not self.group.is_own:
             raise ClusterError("engines can only be restarted by the process that started them")
 
@@ -186,9 +169,7 @@ class RolloutEngines:
     def __enter__(self) -> RolloutEngines:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -220,29 +201,18 @@ def create_rollout_engines(
     - `engine_cls`: a class with start, health, generate, update_weights and stop; see `RolloutEngine`.
     - `pg`: `create_placement_groups(args)["rollout"]`.
 
-    An engine has one worker on each of the nodes that its accelerators are on, as they were measured.
+    An engine has one worker on each of the nodes that its accelerators are on, as Roost measured them.
     """
     flags = read_flags(args)
     cluster = cluster or Cluster()
     check_engine_class(engine_cls)
     slots = slots_of(cluster, pg, flags.engines_num_gpus)
     nodes = [slot.piece.node_rank for slot in slots]
-    engines = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)
-    parts = [
-        _Part(
-            engine_rank=rank,
-            num_engines=len(engines),
-            node_rank=node,
-            num_nodes=len(engine),
-            num_devices=sum(map(len, engine)),
-        )
-        for rank, engine in enumerate(engines)
-        for node in range(len(engine))
-    ]
+    parts = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)
     group = EngineWorker.create_group(engine_cls, tuple(engine_args), dict(engine_kwargs or {})).launch(
         cluster,
         placement_strategy=strategy_of(
-            cluster, [[slots[place] for place in places] for engine in engines for places in engine]
+            cluster, [[slots[place] for place in places] for engine in parts for places in engine]
         ),
         name=name,
         share=flags.num_gpus_per_engine if num_gpus_per_engine is None else num_gpus_per_engine,
@@ -250,95 +220,90 @@ def create_rollout_engines(
         max_concurrency=_MAX_CALLS,
         timeout=timeout,
     )
+    ranks = count()
+    engines = {rank: [next(ranks) for _ in engine] for rank, engine in enumerate(parts)}
+    leases: dict[int, PortLease] = {}
     try:
-        leases: dict[int, PortLease] = {}
-        specs = _start(group, dict(enumerate(parts)), flags.dp_attention_size, health_timeout, leases)
+        specs = _start(group, engines, len(engines), flags.dp_attention_size, health_timeout, leases)
     except BaseException:
         group.close()
         raise
-    return RolloutEngines(group, [specs[rank] for rank in range(len(parts))], leases)
+    return RolloutEngines(group, [specs[rank] for rank in sorted(specs)], leases)
 
 
 def _start(
-    group: WorkerGroup, parts: Mapping[int, _Part], dp_size: int, timeout: float, leases: dict[int, PortLease]
+    group: WorkerGroup,
+    engines: Mapping[int, Sequence[int]],
+    num_engines: int,
+    dp_size: int,
+    timeout: float,
+    leases: dict[int, PortLease],
 ) -> dict[int, EngineSpec]:
-    """Lease ports for these workers and start their engines, anew with others where a stranger was quicker.
+    """Lease ports for these engines and start them; where another program was quicker, again with other ports.
 
-    `leases` has what they have of ports, and is kept up to date.
+    `engines` has the ranks of each engine's workers, node 0 first. `leases` has each worker's ports and is updated.
     """
     deadline = time.monotonic() + timeout
     specs: dict[int, EngineSpec] = {}
-    waiting = sorted({part.engine_rank for part in parts.values()})
+    waiting = dict(engines)
     lost: list[int] = []
     for _ in range(_MAX_TRIES):
-        ranks = [rank for rank, part in parts.items() if part.engine_rank in waiting]
-        _lease(group, parts, ranks, dp_size, leases)
-        specs |= {rank: _spec(group, parts, rank, leases, dp_size) for rank in ranks}
+        for engine_rank, ranks in waiting.items():
+            _lease(group, ranks, dp_size, leases)
+            specs |= _specs(group, engine_rank, num_engines, ranks, leases)
+        started = [rank for ranks in waiting.values() for rank in ranks]
         seconds = max(0.1, deadline - time.monotonic())
-        taken = group.on(*ranks).map("start_engine", [specs[rank] for rank in ranks]).wait(seconds)
+        taken = group.on(*started).map("start_engine", [specs[rank] for rank in started]).wait(seconds)
         lost = [port for ports in taken for port in ports]
-        waiting = sorted({parts[rank].engine_rank for rank, ports in zip(ranks, taken, strict=True) if ports})
-        if not waiting:
+        failed = {specs[rank].engine_rank for rank, ports in zip(started, taken, strict=True) if ports}
+        if not failed:
             _wait_until_healthy(group, specs, deadline, timeout)
             return specs
-        # All processes of such an engine begin again: they have to agree on its ports.
-        half_started = [rank for rank in parts if parts[rank].engine_rank in waiting]
+        # All processes of such an engine start again: they have to agree on its ports.
+        waiting = {engine_rank: engines[engine_rank] for engine_rank in sorted(failed)}
+        half_started = [rank for ranks in waiting.values() for rank in ranks]
         group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
     raise ClusterError(
-        f"the ports of engine {join_words(waiting)} were taken by others {_MAX_TRIES} times before they were used, "
-        f"last port {join_words(lost)}",
-        hint="give Cluster a port_range that nobody else uses",
+        f"other programs took the ports of engine {join_words(list(waiting))} {_MAX_TRIES} times before it could "
+        f"listen, last port {join_words(lost)}",
+        hint="give Cluster a port_range that no other program uses",
     )
 
 
-def _lease(
-    group: WorkerGroup, parts: Mapping[int, _Part], ranks: Sequence[int], dp_size: int, leases: dict[int, PortLease]
-) -> None:
-    """A block of ports in a row for each worker on its own node: server, NCCL, and node 0's own beside."""
-    cluster = group.cluster
+def _lease(group: WorkerGroup, ranks: Sequence[int], dp_size: int, leases: dict[int, PortLease]) -> None:
+    """Lease consecutive ports for each worker of an engine on its own node; node 0 has more than the others."""
     for rank in ranks:
         before = leases.get(rank)
-        count = _DP_ATTENTION + dp_size if parts[rank].node_rank == 0 else _DIST_INIT
-        node_rank = group.placements[group.ranks.index(rank)].cluster_node_rank
-        leases[rank] = cluster.lease_ports(node_rank, count, holder=f"{group.name}:{rank}")
+        size = _DP_ATTENTION + dp_size if rank == ranks[0] else _DIST_INIT
+        node_rank = group.placements[rank].cluster_node_rank
+        leases[rank] = group.cluster.lease_ports(node_rank, size, holder=f"{group.name}:{rank}")
         if before is not None:
-            cluster.release_ports(before)
+            group.cluster.release_ports(before)
 
 
-def _spec(
-    group: WorkerGroup, parts: Mapping[int, _Part], rank: int, leases: Mapping[int, PortLease], dp_size: int
-) -> EngineSpec:
-    part, lease = parts[rank], leases[rank]
-    first = next(
-        other for other, found in parts.items() if found.engine_rank == part.engine_rank and found.node_rank == 0
-    )
-    placement = group.placements[group.ranks.index(rank)]
-    host = f"[{leases[first].address}]" if ":" in leases[first].address else leases[first].address
-    attention = lease.ports[_DP_ATTENTION : _DP_ATTENTION + dp_size] if part.node_rank == 0 else ()
-    return EngineSpec(
-        engine_rank=part.engine_rank,
-        num_engines=part.num_engines,
-        node_rank=part.node_rank,
-        num_nodes=part.num_nodes,
-        cluster_node_rank=placement.cluster_node_rank,
-        address=lease.address,
-        devices=placement.visible_accelerators,
-        num_devices=part.num_devices,
-        port=lease.ports[_SERVER],
-        nccl_port=lease.ports[_NCCL],
-        dist_init_addr=f"{host}:{leases[first].ports[_DIST_INIT]}",
-        dp_attention_ports=tuple(attention),
-    )
-
-
-def _as_part(spec: EngineSpec) -> _Part:
-    return _Part(
-        engine_rank=spec.engine_rank,
-        num_engines=spec.num_engines,
-        node_rank=spec.node_rank,
-        num_nodes=spec.num_nodes,
-        num_devices=spec.num_devices,
-    )
+def _specs(
+    group: WorkerGroup, engine_rank: int, num_engines: int, ranks: Sequence[int], leases: Mapping[int, PortLease]
+) -> dict[int, EngineSpec]:
+    placements = {rank: group.placements[rank] for rank in ranks}
+    first = leases[ranks[0]]
+    dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
+    return {
+        rank: EngineSpec(
+            engine_rank=engine_rank,
+            num_engines=num_engines,
+            node_rank=node_rank,
+            num_nodes=len(ranks),
+            cluster_node_rank=placement.cluster_node_rank,
+            address=leases[rank].address,
+            devices=placement.visible_accelerators,
+            num_devices=sum(len(one.visible_accelerators) for one in placements.values()),
+            port=leases[rank].ports[_SERVER],
+            nccl_port=leases[rank].ports[_NCCL],
+            dist_init_addr=dist_init_addr,
+            dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
+        )
+        for node_rank, (rank, placement) in enumerate(placements.items())
+    }
 
 
 def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], deadline: float, timeout: float) -> None:
@@ -370,9 +335,8 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
     more = [f"  and {len(ill) - 4} more"] if len(ill) > 4 else []
     who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
-        return WorkerDied("\n".join([f"{who} died or was ill before all could serve:", *lines, *more]))
-    first = f"{who} did not become healthy in {timeout:g} s:"
+        return WorkerDied("\n".join([f"{who} died or was not healthy before all could serve:", *lines, *more]))
     return LaunchTimedOut(
-        "\n".join([first, *lines, *more]),
+        "\n".join([f"{who} did not become healthy in {timeout:g} s:", *lines, *more]),
         hint="see its log, or give it longer with health_timeout",
     )

@@ -1,86 +1,78 @@
-"""A fair lock with named holders, as plain state: who has it, who waits, and what happens if one of them dies.
-
-It has no clock and no threads. Whoever keeps it says what time it is and asks for the holders; a holder learns that
-its turn has come by asking again.
-"""
+"""A fair lock with named holders: who has it, who waits, and what happens if one of them dies."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+import asyncio
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
 
-from roost.errors import ConfigError
+from roost.errors import CallTimedOut, ClusterError, ConfigError
+
+Holder = TypeVar("Holder", bound=Hashable)
 
 
-class LockState:
-    """The holder of a lock, and the line behind it: first come, first served."""
+class FairLock(Generic[Holder]):
+    """A lock for the tasks of one event loop: first come, first served.
 
-    def __init__(self) -> None:
-        self._holder: str | None = None
-        self._since: float | None = None
-        self._waiting: list[str] = []
+    asyncio.Lock has no names, so it can neither tell who holds it nor take it from a holder that has died.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        # In order of arrival: the first has the lock, and the event of each is set when its turn comes.
+        self._line: dict[Holder, asyncio.Event] = {}
+        self._clock = clock
+        self._since = 0.0
 
     @property
-    def holder(self) -> str | None:
-        """Who has the lock, or None."""
-        return self._holder
+    def line(self) -> tuple[Holder, ...]:
+        """The holder, then those that wait, in order."""
+        return tuple(self._line)
 
     @property
-    def waiting(self) -> tuple[str, ...]:
-        """Who waits for it, the next one first."""
-        return tuple(self._waiting)
+    def holder(self) -> Holder | None:
+        """Who has the lock; None if it is free."""
+        return next(iter(self._line), None)
 
-    @property
-    def since(self) -> float | None:
-        """When the holder got it; None while nobody holds it, or until a holder at an unknown time asks again."""
-        return self._since
+    async def acquire(self, holder: Holder, timeout: float) -> None:
+        """Wait for the lock; CallTimedOut says who has it. A holder that asks again keeps it."""
+        turn = self._line.setdefault(holder, asyncio.Event())
+        self._hand_on()
+        try:
+            async with asyncio.timeout(timeout):
+                await turn.wait()
+        except BaseException as error:
+            state = str(self)
+            self.leave(holder)
+            if isinstance(error, TimeoutError):
+                raise CallTimedOut(f"{holder} did not get the lock in {timeout:g} s: it is {state}") from None
+            raise
+        if self._line.get(holder) is not turn:
+            raise ClusterError(f"{holder} no longer waits for the lock")
 
-    def ask(self, holder: str, now: float) -> bool:
-        """Whether this one has the lock from now on; if not it waits in line, where asking again changes nothing."""
-        if self._holder is None:
-            self._holder = holder
-        if self._holder == holder:
-            if self._since is None:
-                self._since = now
-            return True
-        if holder not in self._waiting:
-            self._waiting.append(holder)
-        return False
-
-    def give_up(self, holder: str, now: float | None = None) -> None:
-        """Leave the line, or the lock itself if the turn has just come: who gives up does not ask again."""
-        if self._holder == holder:
-            self._hand_on(now)
-        elif holder in self._waiting:
-            self._waiting.remove(holder)
-
-    def release(self, holder: str, now: float | None = None) -> None:
-        """Hand the lock to the next in line; without `now`, that one's time begins when it asks again."""
-        if self._holder != holder:
+    def release(self, holder: Holder) -> None:
+        """Hand the lock to the next in line; ConfigError if another one holds it."""
+        if self.holder != holder:
             raise ConfigError(
-                f"{holder} cannot release the lock: {self._holder or 'nobody'} holds it",
-                hint="only who holds a lock releases it",
+                f"{holder} cannot release the lock: it is {self}", hint="only its holder can release a lock"
             )
-        self._hand_on(now)
+        self.leave(holder)
 
-    def bury(self, dead: Set[str], now: float | None = None) -> None:
-        """Take the lock from holders that have died, and their places in the line."""
-        self._waiting = [name for name in self._waiting if name not in dead]
-        if self._holder in dead:
-            self._hand_on(now)
-
-    def describe(self, now: float) -> str:
-        """`held by actor:3 for 4 s, 2 waiting`, or `free`."""
-        return self._described("" if self._since is None else f" for {max(0.0, now - self._since):.0f} s")
+    def leave(self, holder: Holder) -> None:
+        """Give up the lock or the place in line, if there is one; an `acquire` that still waits raises."""
+        if (turn := self._line.pop(holder, None)) is not None:
+            turn.set()
+            self._hand_on()
 
     def __str__(self) -> str:
-        return self._described("")
-
-    def _described(self, duration: str) -> str:
-        if self._holder is None:
+        """`held by actor:3 for 4 s, 2 waiting`, or `free`."""
+        if not self._line:
             return "free"
-        waiting = f", {len(self._waiting)} waiting" if self._waiting else ""
-        return f"held by {self._holder}{duration}{waiting}"
+        waiting = f", {len(self._line) - 1} waiting" if len(self._line) > 1 else ""
+        return f"held by {self.holder} for {max(0.0, self._clock() - self._since):.0f} s{waiting}"
 
-    def _hand_on(self, now: float | None) -> None:
-        self._holder = self._waiting.pop(0) if self._waiting else None
-        self._since = None if self._holder is None else now
+    def _hand_on(self) -> None:
+        first = next(iter(self._line.values()), None)
+        if first is not None and not first.is_set():
+            first.set()
+            self._since = self._clock()

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import groupby
@@ -16,7 +16,6 @@ from typing import Any
 
 from roost.config.ranks import format_ranks
 from roost.config.topology import Topology
-from roost.config.values import share_problem
 from roost.errors import ConfigError, Problem
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
@@ -26,7 +25,15 @@ TRAIN = "actor"
 ROLLOUT = "rollout"
 _SECTION = "train_rollout"
 _MOST = 1_000_000
-_MOST_PORTS = 4000
+_COUNTS = {
+    "actor_num_nodes": _MOST,
+    "actor_num_gpus_per_node": _MOST,
+    "rollout_num_gpus": _MOST,
+    "rollout_num_gpus_per_engine": _MOST,
+    "dp_attention_size": 4000,
+}
+_SWITCHES = ("colocate", "debug_train_only", "debug_rollout_only")
+_SHARES = ("num_gpus_per_actor", "num_gpus_per_engine")
 
 
 class Mode(StrEnum):
@@ -35,19 +42,19 @@ class Mode(StrEnum):
     TRAIN_ONLY = "debug_train_only"
     ROLLOUT_ONLY = "debug_rollout_only"
     COLOCATE = "colocate"
-    """The same accelerators for both."""
+    """Both on the same accelerators."""
     DISAGGREGATED = "dis-agg"
-    """Each has its own."""
+    """Each on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRolloutFlags:
-    """What the command line of a train/rollout job says, by the documents' names."""
+    """The command-line flags of a train/rollout job, under the documents' names."""
 
     actor_num_nodes: int = 1
     actor_num_gpus_per_node: int = 8
     rollout_num_gpus: int | None = None
-    """With `colocate` it is that of the training, and need not be said."""
+    """With `colocate` the default is as many as the training has."""
     rollout_num_gpus_per_engine: int = 1
     colocate: bool = False
     debug_train_only: bool = False
@@ -57,18 +64,21 @@ class TrainRolloutFlags:
     num_gpus_per_engine: float = 0.2
     """The part of each of its accelerators that an engine takes."""
     dp_attention_size: int = 1
-    """How many ranks the data-parallel attention of an engine has: so many ports in a row."""
+    """How many ranks an engine's data-parallel attention has: each gets one of as many consecutive ports."""
 
     def __post_init__(self) -> None:
-        counts = _check_counts(self)
-        # What is no number cannot be added up.
-        problems = [*counts, *_check_shares(self), *([] if counts else _check_modes(self))]
+        wrong = _wrong_values(self)
+        problems = [Problem(message=message) for message in wrong.values()]
+        if not wrong.keys() & set(_SHARES):
+            problems += _check_sum_of_shares(self)
+        if not wrong.keys() - set(_SHARES):
+            problems += [Problem(message=message, hint=hint) for message, hint in _conflicts(self)]
         if problems:
             raise ConfigError(problems)
 
     @property
     def mode(self) -> Mode:
-        """What the flags amount to; the first that is set decides, in the documents' order."""
+        """How training and rollout share; the first flag that is set decides, in the documents' order."""
         if self.debug_train_only:
             return Mode.TRAIN_ONLY
         if self.debug_rollout_only:
@@ -108,9 +118,9 @@ class TrainRolloutFlags:
 
 
 def read_flags(args: object) -> TrainRolloutFlags:
-    """Flags from a namespace, a dict, a config or any object that has them; those that are missing have defaults.
+    """Read flags from a namespace, a dict, a config or any object that has them; missing ones have their defaults.
 
-    What is not a flag of ours is the job's own, and is left alone.
+    Other names belong to the job and are ignored.
     """
     if isinstance(args, TrainRolloutFlags):
         return args
@@ -126,9 +136,9 @@ def read_flags(args: object) -> TrainRolloutFlags:
 
 
 def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[list[list[int]]]:
-    """The engines' slots: for each engine, for each of its nodes, the places in `nodes` that are its own.
+    """Divide slots among engines: for each engine, for each of its nodes, the indices of its slots.
 
-    `nodes` says for each slot on which node it is, as measured.
+    `nodes` has the node of each slot, as measured.
 
     >>> engine_parts(4, 4, [0, 0, 1, 1])
     [[[0, 1], [2, 3]]]
@@ -143,7 +153,7 @@ def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[l
 
 
 def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
-    """The job's config with the same layout: `cluster.component_placement`, and what a placement cannot say."""
+    """Return the config with the same layout: `cluster.component_placement`, and what a placement cannot express."""
     flags = read_flags(args)
     nodes = [rank for rank, node in enumerate(topology.nodes) for _ in node.accelerators]
     if flags.num_gpus > len(nodes):
@@ -153,8 +163,8 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
         )
     placement: dict[str, str] = {}
     if flags.train_num_gpus:
-        last = flags.train_num_gpus - 1
-        placement[TRAIN] = f"{format_ranks(range(last + 1))}:{format_ranks(range(last + 1))}"
+        ranks = format_ranks(range(flags.train_num_gpus))
+        placement[TRAIN] = f"{ranks}:{ranks}"
     if flags.engines_num_gpus:
         offset = flags.rollout_offset
         parts = [
@@ -168,13 +178,13 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
 
 
 def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
-    """The flags that a config stands for; ConfigError where its placement is none that flags can say."""
+    """Return the flags of a config; ConfigError if no flags would place its components that way."""
     plan = make_plan(config, topology)
     strangers = [name for name in plan.names if name not in (TRAIN, ROLLOUT)]
     if strangers:
         raise ConfigError(
-            f"flags know of {TRAIN!r} and {ROLLOUT!r} only, and the config places {join_words(strangers)} too",
-            hint="place it with component_placement and launch it beside them",
+            f"flags know only {TRAIN!r} and {ROLLOUT!r}, and the config places {join_words(strangers)} too",
+            hint="place it with component_placement and launch it as another group",
         )
     section = config.get(_SECTION) or {}
     known = [field.name for field in fields(TrainRolloutFlags)]
@@ -196,12 +206,12 @@ def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRollo
 
 
 def make_flags_plan(args: object, topology: Topology) -> Plan:
-    """The plan that the flags stand for, on some hardware."""
+    """Return the plan that the flags describe on some hardware."""
     return make_plan(flags_to_config(args, topology), topology)
 
 
 def _counts(plan: Plan) -> dict[str, Any]:
-    """The flags that a plan shows by itself."""
+    """Return the flags that a plan shows."""
     ranks = {name: plan.component(name).hardware_ranks for name in plan.names}
     found: dict[str, Any] = {}
     if TRAIN in ranks:
@@ -216,13 +226,13 @@ def _counts(plan: Plan) -> dict[str, Any]:
     found["debug_rollout_only"] = TRAIN not in ranks
     found["colocate"] = len(ranks) == 2 and set(ranks[ROLLOUT]) <= set(ranks[TRAIN])
     if found["colocate"] and len(ranks[ROLLOUT]) == len(ranks[TRAIN]):
-        # As many as the training has is what it means by itself.
+        # The default is as many as the training has.
         found["rollout_num_gpus"] = None
     return found
 
 
 def _extra(flags: TrainRolloutFlags) -> dict[str, Any]:
-    """What a placement does not show: all that is not as it would be read back."""
+    """Return the flags that cannot be read back from a placement."""
     names = ["rollout_num_gpus_per_engine", "num_gpus_per_actor", "num_gpus_per_engine", "dp_attention_size"]
     if flags.mode is not Mode.ROLLOUT_ONLY:
         names += ["actor_num_nodes", "actor_num_gpus_per_node"]
@@ -230,7 +240,7 @@ def _extra(flags: TrainRolloutFlags) -> dict[str, Any]:
 
 
 def _segments(parts: Sequence[Sequence[int]]) -> str:
-    """Processes with their consecutive ranks as a placement, those of one size in a row as one segment."""
+    """Write processes with consecutive ranks as a placement: one segment for each run of processes of the same size."""
     out: list[str] = []
     process = 0
     for _, run in groupby(parts, key=len):
@@ -241,71 +251,52 @@ def _segments(parts: Sequence[Sequence[int]]) -> str:
     return ",".join(out)
 
 
-def _check_counts(flags: TrainRolloutFlags) -> list[Problem]:
-    problems = []
-    for name in (
-        "actor_num_nodes",
-        "actor_num_gpus_per_node",
-        "rollout_num_gpus",
-        "rollout_num_gpus_per_engine",
-        "dp_attention_size",
-    ):
+def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
+    """Return a message for each flag whose value is wrong, whatever the others are."""
+    wrong = {}
+    for name, most in _COUNTS.items():
         value = getattr(flags, name)
-        if value is None and name == "rollout_num_gpus":
-            continue
-        most = _MOST_PORTS if name == "dp_attention_size" else _MOST
-        if type(value) is not int or not 1 <= value <= most:
-            problems.append(Problem(message=f"{name} is {value!r}: it is a whole number, from 1 to {most}"))
-    for name in ("colocate", "debug_train_only", "debug_rollout_only"):
-        if type(getattr(flags, name)) is not bool:
-            problems.append(Problem(message=f"{name} is {getattr(flags, name)!r}: it is true or false"))
-    return problems
+        if (value is not None or name != "rollout_num_gpus") and (type(value) is not int or not 1 <= value <= most):
+            wrong[name] = f"{name} is {value!r}: it is a whole number, from 1 to {most}"
+    for name in _SWITCHES:
+        if type(value := getattr(flags, name)) is not bool:
+            wrong[name] = f"{name} is {value!r}: it is true or false"
+    for name in _SHARES:
+        value = getattr(flags, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0001 <= value <= 1:
+            wrong[name] = f"{name} is {value!r}: it is a part of an accelerator, from 0.0001 to 1"
+    return wrong
 
 
-def _check_shares(flags: TrainRolloutFlags) -> list[Problem]:
-    problems = []
-    for name in ("num_gpus_per_actor", "num_gpus_per_engine"):
-        value = getattr(flags, name)
-        if problem := share_problem(value):
-            problems.append(Problem(message=f"{name} is {value!r}: {problem}"))
-    if problems or flags.mode is not Mode.COLOCATE:
-        return problems
+def _check_sum_of_shares(flags: TrainRolloutFlags) -> list[Problem]:
     total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
-    if total > 1 + 1e-6:
-        problems.append(
-            Problem(
-                message=f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
-                f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}",
-                hint="they add up to 1 at most: 0.8 and 0.2 are the defaults",
-            )
-        )
-    return problems
+    if flags.mode is not Mode.COLOCATE or total <= 1 + 1e-6:
+        return []
+    message = (
+        f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
+        f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
+    )
+    return [Problem(message=message, hint="they add up to 1 at most: 0.8 and 0.2 are the defaults")]
 
 
-def _check_modes(flags: TrainRolloutFlags) -> list[Problem]:
-    problems = []
+def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts the mode, each with a hint."""
     if flags.debug_train_only and flags.debug_rollout_only:
-        message = "debug_train_only and debug_rollout_only exclude one another"
-        problems.append(Problem(message=message, hint="leave one of them out"))
-    if flags.mode in (Mode.DISAGGREGATED, Mode.ROLLOUT_ONLY) and flags.rollout_num_gpus is None:
+        yield "debug_train_only and debug_rollout_only exclude each other", "leave one of them out"
+    elif flags.mode in (Mode.DISAGGREGATED, Mode.ROLLOUT_ONLY) and flags.rollout_num_gpus is None:
         message = "rollout_num_gpus is missing: how many accelerators the engines have"
-        problems.append(Problem(message=message, hint="with colocate they have those of the training"))
-        return problems
-    if problems or flags.mode is Mode.TRAIN_ONLY:
-        return problems
-    if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
-        message = (
-            f"with colocate the engines are on the training's {plural(flags.train_num_gpus, 'accelerator')}, "
-            f"and rollout_num_gpus is {flags.engines_num_gpus}"
-        )
-        problems.append(Problem(message=message, hint="leave rollout_num_gpus out, or leave colocate out"))
-    if flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
-        message = (
-            f"{plural(flags.engines_num_gpus, 'accelerator')} of the engines cannot be shared out to engines of "
-            f"{flags.rollout_num_gpus_per_engine}"
-        )
-        problems.append(Problem(message=message, hint="rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"))
-    return problems
+        yield message, "with colocate they have those of the training"
+    elif flags.mode is not Mode.TRAIN_ONLY:
+        if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
+            message = (
+                f"with colocate the engines are on the training's {plural(flags.train_num_gpus, 'accelerator')}, "
+                f"and rollout_num_gpus is {flags.engines_num_gpus}"
+            )
+            yield message, "leave rollout_num_gpus out, or leave colocate out"
+        if flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
+            engines = plural(flags.engines_num_gpus, "accelerator")
+            message = f"{engines} cannot be divided among engines of {flags.rollout_num_gpus_per_engine}"
+            yield message, "rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"
 
 
 def _sum_of(flags: TrainRolloutFlags) -> str:

@@ -1,4 +1,4 @@
-"""Finding out which accelerator a bundle is, and the order of bundles that is the same every day."""
+"""Which accelerator a bundle is, and an order of bundles that is the same in every run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ GpuKey = tuple[int, int, str]
 
 @ray.remote(num_gpus=1, num_cpus=0)
 class InfoActor:
-    """A probe as the documents have it: an actor in a bundle, which says where it is. It costs a process a bundle.
+    """The documents' probe: an actor in a bundle that reports where it runs, at the cost of a process per bundle.
 
-    `create_placement_groups` finds out the same with one process a node.
+    `create_placement_groups` measures the same with one process per node.
     """
 
     def get_ip_and_gpu_id(self) -> tuple[str, str]:
-        """The address of the node, and the id of the accelerator that the bundle is."""
-        # The public way to both: the address that Ray knows the node by, and the id of the first accelerator.
+        """Return the node's address, as Ray knows it, and the id of the bundle's accelerator."""
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return address, str(ray.get_gpu_ids()[0])
 
 
 def sort_key(x: tuple[Any, ...]) -> tuple[AddressKey, str, GpuKey]:
-    """The key to sort `(index, node, gpu_id)` by: the node's address as a number, then the id as a number.
+    """Return the key to sort `(index, node, gpu_id)` by: the node's address as a number, then the id as a number.
 
-    A name counts as what it resolves to, and where it does not, by its characters. Nodes that share an address are
-    told apart by a fourth entry, such as Ray's id for the node.
+    A host name sorts by the address that it resolves to, or else by its characters. A fourth entry, such as Ray's id
+    for the node, separates nodes that share an address.
 
     >>> found = [(0, "10.0.0.10", "0"), (1, "10.0.0.9", "10"), (2, "10.0.0.9", "9"), (3, "fe80::1", 0)]
     >>> [index for index, _, _ in sorted(found, key=sort_key)]

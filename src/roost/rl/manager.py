@@ -1,4 +1,4 @@
-"""`RolloutManager`: the engines, the router in front of them, a data buffer and a lock, for all processes of a job."""
+"""`RolloutManager`: the engines, the router in front of them, a data buffer and a lock, for every process of a job."""
 
 from __future__ import annotations
 
@@ -13,49 +13,74 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray
-from ray.util import list_named_actors
 
-from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.placement.strategies import NodePlacementStrategy
 from roost.rl.data_buffer import BufferStats, DataBuffer
 from roost.rl.engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
-from roost.rl.fair_lock import LockState
+from roost.rl.fair_lock import FairLock
 from roost.rl.flags import ROLLOUT
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.router import EngineState, Router
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.worker import Worker
-from roost.runtime.nodes.ray_state import living, name_of_job
+from roost.runtime.nodes.ray_state import name_of_job
 from roost.runtime.process.identity import current_identity
 
 MANAGER = "rollout_manager"
 CALL_SECONDS = 60.0
 _MAX_CALLS = 10_000
 _MAX_TRIES = 5
-_LOOK_SECONDS = 0.5
+_LIVENESS_SECONDS = 0.5
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockHolder:
+    """A thread that asks for the job's lock."""
+
+    name: str
+    """As messages show it: a worker's address, or a driver with its machine and process."""
+    pid: int
+    thread: int
+    ray_job: str
+    """Of a driver; empty for a worker."""
+
+    @classmethod
+    def here(cls) -> LockHolder:
+        """Describe the current thread."""
+        identity, pid = current_identity(), os.getpid()
+        if identity is not None:
+            return cls(name=identity.address, pid=pid, thread=threading.get_ident(), ray_job="")
+        job = ray.get_runtime_context().get_job_id()
+        name = f"driver {socket.gethostname()}:{pid}"
+        return cls(name=name, pid=pid, thread=threading.get_ident(), ray_job=job)
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class ManagerWorker(Worker):
     """The process behind a RolloutManager: router, data buffer and lock. It takes no CPU in Ray's accounts.
 
-    Its methods are asynchronous: any number of callers can wait at once.
+    Its methods are asynchronous, so that any number of callers can wait at the same time.
     """
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
-        self._buffer: DataBuffer[Any] = DataBuffer(capacity)
-        self._lock = LockState()
-        self._turns: dict[str | None, asyncio.Event] = {}
-        # In a thread: Ray warns of calls that wait in an asynchronous actor.
+        self._buffer = DataBuffer(capacity)
+        self._lock: FairLock[LockHolder] = FairLock()
+        self._reaper: asyncio.Task[None] | None = None
+        # In a thread, because Ray warns about blocking calls in an asynchronous actor.
         with ThreadPoolExecutor(1) as thread:
             self._router = thread.submit(self._start_router).result(CALL_SECONDS)
 
@@ -67,123 +92,85 @@ class ManagerWorker(Worker):
                 router.start()
                 return router
             except OSError as error:
-                # A stranger was quicker: the next lease finds that port in use.
+                # Another program was quicker: the next lease skips that port.
                 if error.errno != errno.EADDRINUSE:
                     raise
                 self.cluster.release_ports(lease)
-        raise ClusterError(f"no port for the router could be had in {_MAX_TRIES} tries")
+        raise ClusterError(f"other programs took the router's port {_MAX_TRIES} times before it could listen")
 
     async def router_url(self) -> str:
-        """Where requests go."""
+        """Return where requests go."""
         return self._router.url
 
     async def join(self, urls: list[str]) -> None:
-        """Engines to send requests to."""
+        """Let the router send requests to engines."""
         for url in urls:
             self._router.join(url)
 
     async def leave(self, urls: list[str]) -> None:
-        """Engines to send no requests to any more."""
+        """Let the router send engines no more requests."""
         for url in urls:
             self._router.leave(url)
 
     async def engine_states(self) -> list[EngineState]:
-        """How the engines are, as the router sees them."""
-        return list(self._router.pool.states())
+        """Return what the router knows about the engines."""
+        return self._router.states()
 
     async def put(self, samples: list[Any], version: int, timeout: float) -> None:
-        """Add samples."""
-        await _tried_until(timeout, lambda: self._buffer.put(samples, version, timeout=0))
+        """Add samples to the buffer."""
+        await self._buffer.put(samples, version, timeout)
 
     async def get(self, count: int, timeout: float, min_version: int | None) -> list[Any]:
-        """Take samples."""
-        found: list[Any] = await _tried_until(timeout, lambda: self._buffer.get(count, 0, min_version))
-        return found
+        """Take samples from the buffer."""
+        return await self._buffer.get(count, timeout, min_version)
 
     async def buffer_stats(self) -> BufferStats:
-        """How full the buffer is."""
+        """Return how full the buffer is."""
         return self._buffer.stats()
 
-    async def acquire(self, holder: str, timeout: float) -> None:
-        """Have the lock, in turn; CallTimedOut says who has it."""
-        deadline = time.monotonic() + timeout
-        turn = self._turns.setdefault(holder, asyncio.Event())
-        try:
-            while not self._lock.ask(holder, time.monotonic()):
-                now = time.monotonic()
-                if now >= deadline:
-                    raise CallTimedOut(
-                        f"{_shown(holder)} did not get the lock in {timeout:g} s: it is {self._lock.describe(now)}"
-                    )
-                if self._lock.waiting[0] == holder:
-                    # The next in turn looks for all: whether the one before it is still there.
-                    self._bury(await asyncio.to_thread(self._find_dead, {self._lock.holder, *self._lock.waiting}))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(turn.wait(), min(_LOOK_SECONDS, max(0.0, deadline - now)))
-        except BaseException:
-            self._give_up(holder)
-            raise
-        finally:
-            del self._turns[holder]
+    async def acquire(self, holder: LockHolder, timeout: float) -> None:
+        """Wait for the lock; CallTimedOut says who has it."""
+        if self._lock.holder is not None and (self._reaper is None or self._reaper.done()):
+            self._reaper = asyncio.create_task(self._keep_reaping())
+        await self._lock.acquire(holder, timeout)
 
-    async def release(self, holder: str) -> None:
+    async def release(self, holder: LockHolder) -> None:
         """Give the lock back."""
-        self._lock.release(holder, time.monotonic())
-        self._wake_next()
+        self._lock.release(holder)
 
-    async def give_up(self, holder: str) -> None:
-        """Whoever asked does not want the lock any more."""
-        self._give_up(holder)
-
-    def _give_up(self, holder: str) -> None:
-        self._lock.give_up(holder, time.monotonic())
-        self._wake_next()
-
-    def _wake_next(self) -> None:
-        if self._lock.holder in self._turns:
-            self._turns[self._lock.holder].set()
+    async def give_up(self, holder: LockHolder) -> None:
+        """Give up the lock, or the place in line."""
+        self._lock.leave(holder)
 
     async def lock_holder(self) -> str | None:
-        """Who has the lock: a worker's address, or a driver."""
-        return self._lock.holder and _shown(self._lock.holder)
+        """Return the name of the holder: a worker's address, or a driver."""
+        return None if self._lock.holder is None else str(self._lock.holder)
 
-    def _find_dead(self, names_asked: set[str | None]) -> set[str]:
-        """Those of them whose process is gone, also if it was started again since."""
-        known = {name for name in names_asked if name}
-        drivers = {name: name_of_job(name.split()[-3]) for name in known if name.startswith(_DRIVER)}
-        alive = living(set(drivers.values()))
-        dead = {name for name, job in drivers.items() if job not in alive}
-        workers = {name: name.split()[0] for name in known if not name.startswith(_DRIVER)}
-        names = set(list_named_actors())
-        records = {record.address: record for record in self.cluster.worker_manager.get_workers()}
-        for name, address in workers.items():
-            record = records.get(address)
-            was_restarted = record is not None and record.pid is not None and str(record.pid) != name.split()[2]
-            if address not in names or was_restarted:
-                dead.add(name)
-        return dead
+    async def _keep_reaping(self) -> None:
+        """Take the lock, and the places in line, from processes that have died, for as long as any process waits."""
+        await asyncio.sleep(0)
+        while len(self._lock.line) > 1:
+            try:
+                dead = await asyncio.to_thread(self._find_dead, self._lock.line)
+            except Exception as error:
+                # Those that wait have a deadline: Ray may answer before it.
+                self.log_warning(f"Ray did not say who is alive: {type(error).__name__}: {error}")
+                dead = []
+            for holder in dead:
+                self.log_warning(f"{holder} died and no longer has the lock, or its place in line")
+                self._lock.leave(holder)
+            await asyncio.sleep(_LIVENESS_SECONDS)
 
-    def _bury(self, dead: set[str]) -> None:
-        """Whoever died has the lock no longer, nor its place in the queue."""
-        if dead:
-            self.log_warning(f"{', '.join(sorted(map(_shown, dead)))} died, and has the lock no longer")
-            self._lock.bury(dead, time.monotonic())
-            self._wake_next()
+    def _find_dead(self, holders: Sequence[LockHolder]) -> list[LockHolder]:
+        """Return those whose process has ended, even if Ray has restarted the worker since."""
+        names = {holder: name_of_job(holder.ray_job) if holder.ray_job else holder.name for holder in holders}
+        alive = living(set(names.values()))
+        pids = {record.address: record.pid for record in self.cluster.worker_manager.get_workers()}
 
+        def is_dead(holder: LockHolder) -> bool:
+            return names[holder] not in alive or pids.get(holder.name) not in (None, holder.pid)
 
-async def _tried_until(timeout: float, act: Callable[[], Any]) -> Any:
-    """What a call gives that can be tried again as long as it comes too early."""
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            return act()
-        except CallTimedOut:
-            if time.monotonic() >= deadline:
-                raise
-        await asyncio.sleep(_POLL_SECONDS)
-
-
-_DRIVER = "driver "
+        return [holder for holder in holders if is_dead(holder)]
 
 
 class RolloutManager:
@@ -210,17 +197,18 @@ class RolloutManager:
         health_timeout: float = HEALTH_SECONDS,
     ) -> None:
         cluster = cluster or Cluster()
-        self._group: WorkerGroup = ManagerWorker.create_group(buffer_size).launch(
-            cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
-        )
-        try:
+        with contextlib.ExitStack() as undo:
+            self._group: WorkerGroup = ManagerWorker.create_group(buffer_size).launch(
+                cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
+            )
+            undo.callback(self._group.close)
             self.engines: RolloutEngines = create_rollout_engines(
                 args,
                 engine_cls,
                 pg,
                 num_gpus_per_engine=num_gpus_per_engine,
                 cluster=cluster,
-                # A second manager in a job has engines of another name.
+                # The engines of a second manager in a job need another name.
                 name=ROLLOUT if name == MANAGER else f"{name}_engines",
                 engine_args=engine_args,
                 engine_kwargs=engine_kwargs,
@@ -228,24 +216,24 @@ class RolloutManager:
                 timeout=timeout,
                 health_timeout=health_timeout,
             )
-            try:
-                self.router_url: str = self._call("router_url")
-                self._join(self.engines.urls)
-            except BaseException:
-                self.engines.close()
-                raise
-        except BaseException:
-            self._group.close()
-            raise
+            undo.callback(self.engines.close)
+            self.router_url: str = self._call(ManagerWorker.router_url)
+            self._join(self.engines.urls)
+            undo.pop_all()
 
-    def _call(self, method: str, *args: Any, timeout: float = CALL_SECONDS) -> Any:
-        return self._group.call(method, *args).wait(timeout)[0]
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, Value]], *args: Any, timeout: float = CALL_SECONDS
+    ) -> Value:
+        """Call a method of the ManagerWorker."""
+        value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
+        return value
 
     def generate(self, request: Mapping[str, Any], timeout: float = 600.0) -> Any:
-        """Send a request through the router, to the engine that is least busy."""
-        body = json.dumps(dict(request)).encode()
+        """Send a request through the router, to the least busy engine."""
         sent = urllib.request.Request(  # noqa: S310 - our own router's address
-            f"{self.router_url}/generate", data=body, headers={"Content-Type": "application/json"}
+            f"{self.router_url}/generate",
+            data=json.dumps(dict(request)).encode(),
+            headers={"Content-Type": "application/json"},
         )
         try:
             # Never through a proxy: the router is in the cluster.
@@ -261,13 +249,12 @@ class RolloutManager:
             raise ClusterError(f"the engine's answer is not JSON: {error}") from None
 
     def engine_states(self) -> list[EngineState]:
-        """How the engines are, as the router sees them: healthy, busy, served, and why not."""
-        found: list[EngineState] = self._call("engine_states")
-        return found
+        """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
+        return self._call(ManagerWorker.engine_states)
 
     def _join(self, urls: Sequence[str]) -> None:
-        """Let the router send to engines, and wait until it does."""
-        self._call("join", list(urls))
+        """Add engines to the router, and wait until it sends to them."""
+        self._call(ManagerWorker.join, list(urls))
         deadline = time.monotonic() + CALL_SECONDS
         while not all(state.healthy for state in self.engine_states() if state.url in urls):
             if time.monotonic() >= deadline:
@@ -277,67 +264,65 @@ class RolloutManager:
     def restart_engine(
         self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
     ) -> None:
-        """Start an engine that died anew in its place; with the weights that the others have, before it serves."""
+        """Restart an engine in its place; `weights` are those of the others, which it gets before it serves."""
         self.engines.workers_of(engine_rank)
         self.engines.check_own()
-        self._call("leave", [self.engines.urls[engine_rank]])
+        self._call(ManagerWorker.leave, [self.engines.urls[engine_rank]])
         self.engines.restart(engine_rank, timeout)
         if weights is not None:
             self.engines.workers_of(engine_rank).update_weights(weights, version).wait(timeout)
         self._join([self.engines.urls[engine_rank]])
 
     def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
-        """Give new weights to every engine, under the lock."""
+        """Send new weights to every engine, under the lock."""
         with self.lock(timeout):
             self.engines.update_weights(weights, version).wait(timeout)
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
-        """Add samples to the data buffer, which were made by that version of the weights; waits while it is full."""
+        """Add samples that this version of the weights made to the data buffer; waits while it is full."""
         if type(version) is not int:
             raise ConfigError(f"version is {version!r}: it is a whole number")
-        self._call("put", list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
+        self._call(ManagerWorker.put, list(samples), version, timeout, timeout=timeout + _GRACE_SECONDS)
 
     def get(self, count: int, timeout: float = CALL_SECONDS, min_version: int | None = None) -> list[Any]:
-        """Take the oldest samples; those of an older version than `min_version` are dropped."""
-        found: list[Any] = self._call("get", count, timeout, min_version, timeout=timeout + _GRACE_SECONDS)
-        return found
+        """Take the oldest samples, in turn with other gets; samples of a version before `min_version` are dropped."""
+        return self._call(ManagerWorker.get, count, timeout, min_version, timeout=timeout + _GRACE_SECONDS)
 
     def buffer_stats(self) -> BufferStats:
-        """How full the data buffer is."""
-        found: BufferStats = self._call("buffer_stats")
-        return found
+        """Return how full the data buffer is."""
+        return self._call(ManagerWorker.buffer_stats)
 
     @contextlib.contextmanager
     def lock(self, timeout: float = CALL_SECONDS) -> Iterator[None]:
-        """Have the job's lock for a `with` block; one whose holder died is free again.
+        """Hold the job's lock for a `with` block. If its holder dies, the next in line gets it.
 
-        A thread that has it already goes on having it.
+        A thread that holds the lock can take it again.
         """
-        if self._group.name in _own_locks():
+        holder = LockHolder.here()
+        held = (self._group.name, holder.thread)
+        if held in _held_locks:
             yield
             return
-        holder = _holder()
         try:
-            self._call("acquire", holder, timeout, timeout=timeout + _GRACE_SECONDS)
+            self._call(ManagerWorker.acquire, holder, timeout, timeout=timeout + _GRACE_SECONDS)
         except BaseException:
-            # Whoever is interrupted while it waits must not be given it later.
+            # A caller that is interrupted while it waits must not get the lock later.
             with contextlib.suppress(Exception):
-                self._call("give_up", holder)
+                self._call(ManagerWorker.give_up, holder)
             raise
-        _own_locks().add(self._group.name)
+        _held_locks.add(held)
         try:
             yield
         finally:
-            _own_locks().discard(self._group.name)
-            self._call("release", holder)
+            _held_locks.discard(held)
+            self._call(ManagerWorker.release, holder)
 
     def lock_holder(self) -> str | None:
-        """Who has the lock."""
-        found: str | None = self._call("lock_holder")
-        return found
+        """Return who holds the lock: a worker's address, or a driver with its machine and process."""
+        return self._call(ManagerWorker.lock_holder)
 
     def close(self) -> None:
-        """Stop the engines, the router and the rest; in a process that it was sent to, only let go of them."""
+        """Stop the engines, the router and the rest; a process that the manager was sent to only lets go of them."""
         try:
             self.engines.close()
         finally:
@@ -346,33 +331,9 @@ class RolloutManager:
     def __enter__(self) -> RolloutManager:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
-_here = threading.local()
-
-
-def _own_locks() -> set[str]:
-    """The managers whose lock this thread has."""
-    if not hasattr(_here, "locks"):
-        _here.locks = set()
-    found: set[str] = _here.locks
-    return found
-
-
-def _holder() -> str:
-    """Who this thread is to the lock: `actor:3 pid 4711 thread 140`, or a driver with its Ray job."""
-    identity = current_identity()
-    thread = f"thread {threading.get_ident()}"
-    if identity is not None:
-        return f"{identity.address} pid {os.getpid()} {thread}"
-    job = ray.get_runtime_context().get_job_id()
-    return f"{_DRIVER}{socket.gethostname()}:{os.getpid()} {job} {thread}"
-
-
-def _shown(holder: str) -> str:
-    """A holder as messages name it."""
-    return " ".join(holder.split()[:2]) if holder.startswith(_DRIVER) else holder.split()[0]
+_held_locks: set[tuple[str, int]] = set()
+"""The locks that this process holds: the manager's name, and the thread."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from types import TracebackType
 
 from ray.util.placement_group import PlacementGroup
 
@@ -21,22 +20,20 @@ BundleGroup = tuple[PlacementGroup, list[int]]
 
 
 class PlacementGroups(dict[str, BundleGroup]):
-    """`actor` and `rollout`, each a placement group and its bundle indices in order. `close()` gives all back."""
+    """`actor` and `rollout`: each a placement group and its bundle indices in order. `close()` releases them."""
 
     def __init__(self, reservation: Reservation, groups: dict[str, BundleGroup]) -> None:
         super().__init__(groups)
         self.reservation = reservation
 
     def close(self) -> None:
-        """Give the accelerators back, unless a group still uses them."""
+        """Release the accelerators, unless a group still uses them."""
         self.reservation.close()
 
     def __enter__(self) -> PlacementGroups:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -45,8 +42,8 @@ def create_placement_groups(
 ) -> PlacementGroups:
     """Reserve what the flags ask for: bundles of one accelerator and one CPU, ordered by node and accelerator.
 
-    The first accelerators of the cluster are taken, as a plan would; where some of them are somebody else's, whichever
-    are free. The indices of `rollout` begin where those of the training end, or with them where both share.
+    It takes the first accelerators of the cluster, as a plan does, or whichever are free if another job has some of
+    them. The indices of `rollout` begin where those of the training end, or are the same where both share.
     """
     flags = read_flags(args)
     check_timeout(timeout)
@@ -67,7 +64,7 @@ def create_placement_groups(
 
 
 def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
-    """The first slots of a bundle group, as they were measured; ConfigError where they are none of the job's."""
+    """Return the first slots of a bundle group, as measured; ConfigError if this job has not reserved them."""
     if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup)):
         raise ConfigError(
             f"pg is {shorten(repr(bundles))}",
@@ -81,20 +78,20 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
         )
     if count > len(indices):
         raise ConfigError(
-            f"{plural(count, 'accelerator')} are wanted, and the bundle group has {len(indices)}",
+            f"the flags ask for {plural(count, 'accelerator')}, and the bundle group has {len(indices)}",
             hint="make it from the same flags: create_placement_groups(args)",
         )
     known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
     found = [known.get((group, index)) for index in indices[:count]]
     if not all(found):
         raise ConfigError(
-            "the placement group is none that this job has reserved", hint="make it with create_placement_groups(args)"
+            "this job has not reserved the placement group", hint="make it with create_placement_groups(args)"
         )
     return [slot for slot in found if slot is not None]
 
 
 def strategy_of(cluster: Cluster, processes: Sequence[Sequence[Slot]]) -> FlexiblePlacementStrategy:
-    """One process for each list of slots, in order."""
+    """Place one process on each list of slots, in order."""
     space = cluster.topology.space()
     return FlexiblePlacementStrategy(
         [[space.rank_of(slot.piece.node_rank, slot.piece.local_rank) for slot in slots] for slots in processes]

@@ -1,9 +1,8 @@
-"""`RayTrainGroup`: one training actor for each rank, in stable order, called together."""
+"""`RayTrainGroup`: one training actor for each rank, in a stable order, called together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -17,13 +16,13 @@ from roost.runtime.groups.worker import Worker
 
 
 class RayTrainGroup:
-    """The training side: rank r is on the r-th bundle, and all know where rank 0 listens (MASTER_ADDR, MASTER_PORT).
+    """The training side: rank r is on the r-th bundle, and every rank has rank 0's MASTER_ADDR and MASTER_PORT.
 
-    - `args`: the flags; `num_gpus_per_actor` of them is the part of an accelerator that each rank takes.
-    - `actor_cls`: a `Worker` with init, train, eval, save, update, offload, onload, as far as they are called.
+    - `args`: the flags, of which `num_gpus_per_actor` is the part of an accelerator that each rank takes.
+    - `actor_cls`: a `Worker` with those of init, train, eval, save, update, offload and onload that you call.
     - `pg`: `create_placement_groups(args)["actor"]`.
 
-    Its methods call all ranks at once and give a `CallResult`; `group` is the `WorkerGroup` behind it.
+    Its methods call all ranks together and return a `CallResult`; `group` is the `WorkerGroup` behind it.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class RayTrainGroup:
 
     @property
     def _actor_handlers(self) -> list[ActorHandle[Any]]:
-        """The actors by rank, under the name that the documents use."""
+        """The Ray actors by rank, under the name that the documents use."""
         return self.group.actor_handles
 
     def init(self, *args: Any, **kwargs: Any) -> CallResult:
@@ -87,11 +86,11 @@ class RayTrainGroup:
         return self.group.call("update", *args, **kwargs)
 
     def offload(self, *args: Any, **kwargs: Any) -> CallResult:
-        """Call `offload` on every rank: give the accelerators' memory up for a while."""
+        """Call `offload` on every rank: free the accelerators' memory for a while."""
         return self.group.call("offload", *args, **kwargs)
 
     def onload(self, *args: Any, **kwargs: Any) -> CallResult:
-        """Call `onload` on every rank: take it back."""
+        """Call `onload` on every rank: take the memory back."""
         return self.group.call("onload", *args, **kwargs)
 
     def close(self) -> None:
@@ -101,9 +100,7 @@ class RayTrainGroup:
     def __enter__(self) -> RayTrainGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""For tests of code that uses Roost: a real multi-node Ray cluster on one machine, with fake accelerators.
+"""For tests of code that uses Roost: a multi-node Ray cluster on one machine with fake accelerators, and a toy engine.
 
 from roost.testing import local_cluster
 

@@ -1,15 +1,16 @@
-"""A rollout engine that needs no accelerator: a tiny softmax policy in numpy behind a real HTTP server.
+"""A rollout engine without an accelerator: a tiny softmax policy in numpy behind a real HTTP server.
 
-It is an engine in every respect - ports, health, weights with versions, memory that is given up and taken back - so
-that a whole training loop runs on a laptop and in tests exactly as it does with big engines.
+It has everything that an engine has: ports, health, weights with versions, memory that it frees and takes back. So a
+whole training loop runs on a laptop and in tests as it does with large engines.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
-from roost.rl.http_server import Answer, HttpServer, Request
+from roost.rl.web import HttpServer, read_json, web
 from roost.text import join_words, shorten
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _WEIGHTS = ("w", "b")
+_MAX_REQUESTS = 64
 _REQUEST_HINT = 'a request is {"observations": [[...], ...]}, and may have "seed": 7'
 
 
@@ -35,7 +37,7 @@ class TinyPolicy:
 
     @classmethod
     def random(cls, features: int, actions: int, seed: int = 0) -> TinyPolicy:
-        """Small random weights, the same for the same seed."""
+        """Make a policy with small random weights, the same ones for the same seed."""
         if not (_is_count(features, 1) and _is_count(actions, 1)):
             raise ConfigError(f"a policy has at least one feature and one action, not {features!r} and {actions!r}")
         rng = np.random.default_rng(seed)
@@ -61,7 +63,7 @@ class TinyPolicy:
         self._weights = _checked_weights(weights, shape=(self.features, self.actions))
 
     def logits(self, observations: object) -> Floats:
-        """One row for each observation, one column for each action."""
+        """Return one row per observation and one column per action."""
         rows = self._rows(observations)
         with np.errstate(over="ignore", invalid="ignore"):
             result: Floats = rows @ self._weights["w"] + self._weights["b"]
@@ -70,26 +72,25 @@ class TinyPolicy:
         return result
 
     def probabilities(self, observations: object) -> Floats:
-        """The logits as probabilities; each row sums to 1."""
+        """Return the logits as probabilities; each row sums to 1."""
         result: Floats = np.exp(_log_softmax(self.logits(observations)))
         return result
 
     def sample(self, observations: object, rng: np.random.Generator) -> tuple[Integers, Floats]:
-        """An action for each observation, and the logarithm of the probability that it had."""
+        """Draw an action for each observation; return the actions and their log probabilities."""
         logprobs = _log_softmax(self.logits(observations))
-        # The largest of logits with Gumbel noise is a draw from their softmax.
+        # The largest logit after adding Gumbel noise is a draw from the softmax.
         actions = np.argmax(logprobs + rng.gumbel(size=logprobs.shape), axis=1).astype(np.int64)
         return actions, logprobs[np.arange(len(actions)), actions]
 
     def gradient(self, observations: object, actions: object, advantages: object) -> dict[str, Floats]:
-        """The gradient of the mean over the batch of advantage * log probability of the action."""
+        """Return the gradient of the batch's mean of advantage * log probability of the action."""
         rows = self._rows(observations)
         taken = _numbers("actions", actions)
         weight = _numbers("advantages", advantages)
         if taken.shape != (len(rows),) or weight.shape != (len(rows),):
             raise ConfigError(
-                f"{len(rows)} observations come with actions of shape {taken.shape} "
-                f"and advantages of shape {weight.shape}",
+                f"{len(rows)} observations come with actions of shape {taken.shape} and advantages of {weight.shape}",
                 hint="each observation has one action and one advantage",
             )
         if not (np.equal(np.mod(taken, 1), 0) & (taken >= 0) & (taken < self.actions)).all():
@@ -100,7 +101,7 @@ class TinyPolicy:
         return {"w": rows.T @ slope, "b": slope.sum(axis=0)}
 
     def apply(self, gradient: Mapping[str, object], lr: float) -> None:
-        """Go a step of this size up the gradient."""
+        """Take a step of this size up the gradient."""
         step = _checked_weights(gradient, shape=(self.features, self.actions))
         self.weights = {name: array + lr * step[name] for name, array in self._weights.items()}
 
@@ -115,14 +116,14 @@ class TinyPolicy:
 
 
 def _log_softmax(logits: Floats) -> Floats:
-    # The largest is taken off first: the exponential of a large logit is infinite.
+    # Subtract the largest first: the exponential of a large logit is infinite.
     lowered = logits - logits.max(axis=1, keepdims=True)
     result: Floats = lowered - np.log(np.exp(lowered).sum(axis=1, keepdims=True))
     return result
 
 
 def _numbers(name: str, values: object) -> Floats:
-    """A copy of the values; ConfigError where they are no rows of finite numbers."""
+    """Copy the values into an array; ConfigError if they are not rows of finite numbers."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -137,12 +138,8 @@ def _numbers(name: str, values: object) -> Floats:
 
 def _checked_weights(weights: object, shape: tuple[int, int] | None) -> dict[str, Floats]:
     if not isinstance(weights, Mapping) or set(weights) != set(_WEIGHTS):
-        given = (
-            join_words(sorted(map(str, weights))) or "nothing"
-            if isinstance(weights, Mapping)
-            else shorten(repr(weights))
-        )
-        raise ConfigError(f"the weights of a policy are {join_words(_WEIGHTS)}, not {given}")
+        given = join_words(sorted(map(str, weights))) if isinstance(weights, Mapping) else shorten(repr(weights))
+        raise ConfigError(f"the weights of a policy are {join_words(_WEIGHTS)}, not {given or 'nothing'}")
     w, b = (_numbers(f"the weights {name}", weights[name]) for name in _WEIGHTS)
     if shape is None and w.ndim == 2 and w.size:
         shape = (w.shape[0], w.shape[1])
@@ -156,24 +153,16 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Serving:
-    """The policy and its version, swapped as one."""
-
-    policy: TinyPolicy
-    version: int
-
-
 class NumpyEngine:
     """A `RolloutEngine` around a `TinyPolicy`.
 
     Its server answers `POST /generate`, `GET /health`, `GET /version` and `POST /update_weights`. `start_seconds` is
-    how long it takes to become healthy, as a big engine does while it loads.
+    how long it takes to become healthy, as a large engine does while it loads.
     """
 
     def __init__(self, features: int = 4, actions: int = 2, seed: int = 0, start_seconds: float = 0.0) -> None:
         self._lock = threading.Lock()
-        self._serving = _Serving(policy=TinyPolicy.random(features, actions, seed), version=0)
+        self._policy, self._version = TinyPolicy.random(features, actions, seed), 0
         self._seed = seed
         self._seeds = np.random.SeedSequence(seed)
         self._start_seconds = start_seconds
@@ -184,19 +173,19 @@ class NumpyEngine:
 
     @property
     def spec(self) -> EngineSpec | None:
-        """Where it was started, or None where it is not."""
+        """What it was started with; None if it is not running."""
         return self._spec
 
     @property
     def version(self) -> int:
         """The version of the weights."""
-        return self._serving.version
+        return self._version
 
     def start(self, spec: EngineSpec) -> None:
-        """Listen at exactly the address and port of the spec, on the engine's node 0; OSError if that is in use."""
+        """Listen at exactly the address and port of the spec, on the engine's node 0; OSError if they are in use."""
         with self._lock:
             if self._spec is not None:
-                raise ClusterError(f"engine {self._spec.engine_rank} is started already", hint="stop it first")
+                raise ClusterError(f"engine {self._spec.engine_rank} is running already", hint="stop it first")
             if spec.node_rank == 0:
                 routes = {
                     ("POST", "/generate"): self._answer_generate,
@@ -204,8 +193,9 @@ class NumpyEngine:
                     ("GET", "/version"): self._answer_version,
                     ("POST", "/update_weights"): self._answer_update_weights,
                 }
-                self._server = HttpServer(spec.address, spec.port, routes, name=f"roost engine {spec.engine_rank}")
-                self._server.start()
+                name = f"roost engine {spec.engine_rank}"
+                self._threads = ThreadPoolExecutor(_MAX_REQUESTS, thread_name_prefix=name)
+                self._server = HttpServer(spec.address, spec.port, routes, name=name)
             # Engines have the same weights, and must not draw the same actions.
             self._seeds = np.random.SeedSequence([self._seed, spec.engine_rank])
             self._ready_at = time.monotonic() + self._start_seconds
@@ -213,79 +203,81 @@ class NumpyEngine:
             self._spec = spec
 
     def health(self) -> bool:
-        """Whether it is up; one that is offloaded is."""
+        """Return whether it is up; an offloaded engine is."""
         return self._spec is not None and time.monotonic() >= self._ready_at
 
     def generate(self, request: Any) -> dict[str, Any]:
         """Draw an action for each of `{"observations": [[...], ...]}`; with a "seed", the same ones each time."""
-        spec, why = self._spec, self._why_not_serving()
-        if spec is None or why:
-            raise ClusterError(f"the engine does not serve: {why or 'not started'}")
-        observations, seed = _checked_request(request)
         with self._lock:
-            serving = self._serving
-            rng = np.random.default_rng(self._seeds.spawn(1)[0] if seed is None else seed)
-        actions, logprobs = serving.policy.sample(observations, rng)
+            spec, policy, version = self._serving_spec(), self._policy, self._version
+            drawn_seed = self._seeds.spawn(1)[0]
+        observations, seed = _checked_request(request)
+        actions, logprobs = policy.sample(observations, np.random.default_rng(drawn_seed if seed is None else seed))
         return {
             "actions": actions.tolist(),
             "logprobs": logprobs.tolist(),
-            "version": serving.version,
+            "version": version,
             "engine": spec.engine_rank,
         }
 
     def update_weights(self, weights: Any, version: int) -> None:
-        """Take new weights of the same shapes: every request is answered with the old or the new ones, never both."""
+        """Replace the weights with others of the same shapes; each request gets the old ones or the new ones."""
         if not _is_count(version, 0):
             raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
         with self._lock:
-            policy = TinyPolicy(self._serving.policy.weights)
+            policy = TinyPolicy(self._policy.weights)
             policy.weights = weights
-            self._serving = _Serving(policy=policy, version=version)
+            self._policy, self._version = policy, version
 
     def offload(self) -> None:
-        """Give the memory up: serve nothing, and stay up."""
-        with self._lock:
-            self._is_offloaded = True
+        """Stay up, and answer no requests: a large engine frees its memory."""
+        self._is_offloaded = True
 
     def onload(self) -> None:
-        """Take the memory back and serve again."""
-        with self._lock:
-            self._is_offloaded = False
+        """Answer requests again."""
+        self._is_offloaded = False
 
     def stop(self, seconds: float = 2.0) -> None:
-        """End the server; requests have so long to finish, then they are broken off. Safe to call again."""
+        """Stop the server; requests have `seconds` to finish before they are cut off. Safe to call again."""
         with self._lock:
             server, self._server, self._spec = self._server, None, None
-        if server is not None and not server.finish(seconds):
-            server.cut()
+        if server is not None:
+            server.close(seconds)
+            self._threads.shutdown(wait=False)
 
-    def _why_not_serving(self) -> str:
-        if self._spec is None:
-            return "not started"
-        if self._spec.node_rank != 0:
-            return f"node {self._spec.node_rank} of engine {self._spec.engine_rank} has no server, node 0 has"
-        if not self.health():
-            return "starting"
-        return "offloaded" if self._is_offloaded else ""
+    def _serving_spec(self) -> EngineSpec:
+        spec, why = self._spec, ""
+        if spec is None:
+            why = "it is not running"
+        elif spec.node_rank != 0:
+            why = f"node {spec.node_rank} of engine {spec.engine_rank} has no server, node 0 has"
+        elif not self.health():
+            why = "it is starting"
+        elif self._is_offloaded:
+            why = "it is offloaded"
+        if spec is None or why:
+            raise ClusterError(f"the engine does not serve: {why}")
+        return spec
 
-    def _answer_generate(self, request: Request) -> Answer:
-        if why := self._why_not_serving():
-            return Answer.error(503, why)
-        return Answer.of(self.generate(request.json()))
+    async def _answer_generate(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        # In a thread: a subclass may take its time.
+        answer = asyncio.get_running_loop().run_in_executor(self._threads, self.generate, asked)
+        return web.json_response(await answer)
 
-    def _answer_health(self, _request: Request) -> Answer:
+    async def _answer_health(self, _request: web.Request) -> web.Response:
         healthy = self.health()
-        return Answer.of({"healthy": healthy}, 200 if healthy else 503)
+        return web.json_response({"healthy": healthy}, status=200 if healthy else 503)
 
-    def _answer_version(self, _request: Request) -> Answer:
-        return Answer.of({"version": self.version})
+    async def _answer_version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
-    def _answer_update_weights(self, request: Request) -> Answer:
-        asked = request.json()
+    async def _answer_update_weights(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
         if not isinstance(asked, dict) or set(asked) != {"weights", "version"}:
             raise ConfigError('the body is {"weights": {"w": ..., "b": ...}, "version": 7}')
         self.update_weights(asked["weights"], asked["version"])
-        return Answer.of({"version": asked["version"]})
+        return web.json_response({"version": asked["version"]})
 
 
 def _checked_request(request: object) -> tuple[object, int | None]:
