@@ -17,7 +17,8 @@ from typing import Any
 import ray
 
 from roost import Cluster, NodePlacementStrategy, Worker
-from roost.rl import EngineSpec, NumpyEngine, RolloutManager
+from roost.rl import EngineSpec, RolloutManager
+from roost.testing.numpy_engine import NumpyEngine
 
 AT_IMPORT = dict(os.environ)
 """The environment when this module was imported."""

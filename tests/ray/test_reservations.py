@@ -28,13 +28,14 @@ from roost import (
     make_plan,
 )
 from roost.placement.plan import Piece
-from roost.rl import NumpyEngine, RolloutManager, create_placement_groups
+from roost.rl import RolloutManager, create_placement_groups
 from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.nodes.placement_groups import Pin
 from roost.runtime.reserve.occupancy import find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
 from roost.testing import LocalNode, local_cluster
+from roost.testing.numpy_engine import NumpyEngine
 from waiting import wait_until
 from workers import Performer, Waiter
 

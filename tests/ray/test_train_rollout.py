@@ -27,7 +27,6 @@ from roost import (
 )
 from roost.rl import (
     InfoActor,
-    NumpyEngine,
     RayTrainGroup,
     RolloutManager,
     create_placement_groups,
@@ -36,6 +35,7 @@ from roost.rl import (
     sort_key,
 )
 from roost.testing import LocalCluster, LocalNode, local_cluster
+from roost.testing.numpy_engine import NumpyEngine
 from waiting import is_gone, wait_until
 from workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 
