@@ -34,7 +34,7 @@ from roost.runtime.nodes.placement_groups import (
     probe,
     settle,
 )
-from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on, resource_of
+from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Reserver:
         self._manager = cluster.node_manager
         self._user = user
         self._owner = cluster.owner_name
+        self._occupancy = OccupancyReader(cluster.nodes)
         self._pin = pin or choose_pin(ray.__version__)
         if self._pin is Pin.ADDRESS:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
@@ -123,7 +124,7 @@ class Reserver:
                 choices = [every]
                 # Others than the first only where those are somebody's, and not just given back.
                 if wait.is_noticed or self._held(every[:count]):
-                    choices.append(sorted(find_holdings(self._cluster.nodes).free_pieces(nodes) & set(every)))
+                    choices.append(sorted(self._occupancy.read().free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
@@ -178,12 +179,12 @@ class Reserver:
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
         """Those that somebody else is known to have."""
-        holdings = find_holdings(self._cluster.nodes)
+        holdings = self._occupancy.read()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._cluster.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
 
     def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        nodes, holdings = self._cluster.nodes, self._occupancy.read()
         free = self._alive(holdings.free_pieces(nodes))
         taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
         first = f"{plural(count, 'accelerator')} could not be had in {waited:.0f} s, {len(free)} are free:"
@@ -333,7 +334,7 @@ class Reserver:
         return out
 
     def _say_waiting(self, shortage: Shortage) -> None:
-        holdings = find_holdings(self._cluster.nodes)
+        holdings = self._occupancy.read()
         more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
         first = self._describe(min(shortage.missing), holdings)
         self._cluster.screen.line(f"{name_of(self._user)}: waiting for {first}{more}")
@@ -352,7 +353,7 @@ class Reserver:
         return {piece for piece in pieces if self._cluster.nodes[piece.node_rank].ray_id in alive}
 
     def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._cluster.nodes, find_holdings(self._cluster.nodes)
+        nodes, holdings = self._cluster.nodes, self._occupancy.read()
         missing = sorted(shortage.missing)
         known = holdings.free_pieces(nodes, except_for=self._cluster.namespace) | shortage.seen_free
         free = self._alive(known - shortage.missing)
