@@ -12,7 +12,7 @@ import sys
 import psutil
 import pytest
 
-from waiting import is_gone, take_signals, wait_until
+from waiting import is_gone, wait_until
 
 CODE = """
 import sys, time
@@ -38,9 +38,7 @@ def environment(tmp_path, monkeypatch):
 
 
 def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True, preexec_fn=take_signals
-    )
+    driver = subprocess.Popen([sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True)
     words = [word.partition(":") for word in driver.stdout.readline().split() if ":" in word]
     pids = {int(pid): name for pid, _, name in words}
     assert pids, "Ray runs as a child of the driver"

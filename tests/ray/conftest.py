@@ -13,7 +13,7 @@ import pytest
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.testing import LocalCluster
-from waiting import take_signals, wait_until
+from waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -34,7 +34,6 @@ class Driver:
             text=True,
             env=os.environ | env,
             cwd=path.parent,
-            preexec_fn=take_signals,
         )
 
     def line(self) -> str:

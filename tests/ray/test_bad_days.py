@@ -14,7 +14,7 @@ import ray
 
 from roost import CheckFailed, Cluster, ClusterError, ConfigError, NodesMissing
 from roost.testing import LocalNode, local_cluster
-from waiting import wait_until
+from waiting import press_ctrl_c, wait_until
 
 
 class Looker:
@@ -204,19 +204,9 @@ def test_a_node_without_roost_is_told_what_to_install(tmp_path):
         Cluster(num_nodes=2, timeout=60)
 
 
-@pytest.fixture
-def _interruptible():
-    """In a run in the background Ctrl-C is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_while_waiting_leaves_nothing_open():
     with local_cluster("1x1"):
-        main = threading.main_thread().ident
-        timer = threading.Timer(1.5, signal.pthread_kill, [main, signal.SIGINT])
+        timer = threading.Timer(1.5, press_ctrl_c)
         timer.start()
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):

@@ -106,7 +106,6 @@ def test_ctrl_c_while_the_demo_launches_leaves_nothing(tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
         env=_env(80),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     lines = []
     for line in process.stdout:

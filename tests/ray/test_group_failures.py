@@ -29,7 +29,7 @@ from roost import (
 )
 from roost.runtime.process.actor import MethodKind, make_worker_shell
 from roost.testing import local_cluster
-from waiting import is_gone, wait_until
+from waiting import is_gone, press_ctrl_c, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter
 
 FOUR = PackedPlacementStrategy(2, 5)
@@ -417,13 +417,10 @@ def test_what_a_driver_launched_ends_with_it(driver, shared_cluster):
 
 
 def test_a_launch_that_is_interrupted_stops_what_it_started(shared_cluster, tmp_path):
-    main = threading.main_thread().ident
-
     def interrupt() -> None:
         wait_until(lambda: list(tmp_path.glob("pid-*")), "the constructor runs")
-        signal.pthread_kill(main, signal.SIGINT)
+        press_ctrl_c()
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     try:
@@ -431,7 +428,6 @@ def test_a_launch_that_is_interrupted_stops_what_it_started(shared_cluster, tmp_
             Stubborn.create_group(str(tmp_path), 0).launch(shared_cluster, FOUR, name="stopped")
     finally:
         interrupter.join(60)
-        signal.signal(signal.SIGINT, before)
     assert not [name for name in list_named_actors() if name.startswith("stopped")]
 
 
