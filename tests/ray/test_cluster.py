@@ -26,8 +26,8 @@ from roost import (
 from waiting import wait_until
 
 
-def test_the_nodes_are_found_in_order_with_what_they_have(roost_cluster, roost_local_cluster):
-    nodes = roost_cluster.nodes
+def test_the_nodes_are_found_in_order_with_what_they_have(shared_cluster, roost_local_cluster):
+    nodes = shared_cluster.nodes
     assert [node.rank for node in nodes] == [0, 1, 2, 3]
     assert [node.address.rpartition(".")[2] for node in nodes] == ["1", "2", "3", "4"]
     assert [node.name for node in nodes] == ["local-0", "local-1", "local-2", "local-3"]
@@ -37,35 +37,35 @@ def test_the_nodes_are_found_in_order_with_what_they_have(roost_cluster, roost_l
     assert {node.interpreter for node in nodes} == {sys.executable}
     assert len({node.network for node in nodes}) == 1
     assert {item["NodeID"] for item in ray.nodes()} == {node.ray_id for node in nodes}
-    assert roost_cluster.address == roost_local_cluster.address
+    assert shared_cluster.address == roost_local_cluster.address
 
 
-def test_what_the_documents_ask_for_is_there(roost_cluster):
-    assert roost_cluster.num_nodes == 4
-    assert roost_cluster.num_accelerators == 12
-    assert roost_cluster.accelerator_ranks == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), ())
-    assert roost_cluster.get_node_ip(2) == roost_cluster.nodes[2].address
-    assert roost_cluster.get_node_info(1).num_gpus == 4
-    assert roost_cluster.get_node_group("cluster").node_ranks == (0, 1, 2, 3)
-    assert roost_cluster.namespace == Cluster.NAMESPACE == "roost"
+def test_what_the_documents_ask_for_is_there(shared_cluster):
+    assert shared_cluster.num_nodes == 4
+    assert shared_cluster.num_accelerators == 12
+    assert shared_cluster.accelerator_ranks == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), ())
+    assert shared_cluster.get_node_ip(2) == shared_cluster.nodes[2].address
+    assert shared_cluster.get_node_info(1).num_gpus == 4
+    assert shared_cluster.get_node_group("cluster").node_ranks == (0, 1, 2, 3)
+    assert shared_cluster.namespace == Cluster.NAMESPACE == "roost"
     proxy = NodeManager.get_proxy()
-    assert proxy.get_nodes() == roost_cluster.nodes
+    assert proxy.get_nodes() == shared_cluster.nodes
     assert proxy.get_num_gpus_per_node() == [4, 4, 4, 0]
-    assert proxy.get_master_ip() == roost_cluster.master_address == roost_cluster.nodes[0].address
-    assert proxy.get_master_port() == roost_cluster.master_port
-    assert proxy.get_topology() == roost_cluster.topology
+    assert proxy.get_master_ip() == shared_cluster.master_address == shared_cluster.nodes[0].address
+    assert proxy.get_master_port() == shared_cluster.master_port
+    assert proxy.get_topology() == shared_cluster.topology
     with pytest.raises(ConfigError, match="no node 4: the cluster has 0-3"):
-        roost_cluster.get_node_info(4)
+        shared_cluster.get_node_info(4)
 
 
-def test_the_live_topology_is_what_the_planner_takes(roost_cluster):
+def test_the_live_topology_is_what_the_planner_takes(shared_cluster):
     job = {
         "cluster": {
             "num_nodes": 4,
             "component_placement": {"actor": "0-7", "env": {"node_group": "node", "placement": "3:0-1"}},
         }
     }
-    plan = make_plan(job, roost_cluster)
+    plan = make_plan(job, shared_cluster)
     assert plan.placement("actor", 5).cluster_node_rank == 1
     assert plan.placement("env", 1).cluster_node_rank == 3
     assert plan.topology.nodes[0].accelerators[0].model == "H100"
@@ -303,16 +303,16 @@ class Visitor:
         return Cluster().namespace
 
 
-def test_a_worker_attaches_and_sees_the_same(roost_cluster):
-    worker = roost_cluster.allocate(Visitor, "visitor", 2, 1, {})
+def test_a_worker_attaches_and_sees_the_same(shared_cluster):
+    worker = shared_cluster.allocate(Visitor, "visitor", 2, 1, {})
     seen = ray.get(worker.visit.remote(), timeout=60)
-    expected = (roost_cluster.namespace, roost_cluster.topology, roost_cluster.master_port, roost_cluster.nodes)
+    expected = (shared_cluster.namespace, shared_cluster.topology, shared_cluster.master_port, shared_cluster.nodes)
     assert seen == expected
     assert "num_nodes is 4, not 99" in ray.get(worker.contradict.remote(), timeout=60)
-    same = {"num_nodes": 4, "address": roost_cluster.address, "namespace": "roost"}
+    same = {"num_nodes": 4, "address": shared_cluster.address, "namespace": "roost"}
     assert ray.get(worker.call_as_the_driver.remote(**same), timeout=60)
     assert ray.get(worker.close.remote(), timeout=60) == "roost", "a worker that lets go takes nothing away"
-    assert NodeManager.get_proxy().get_nodes() == roost_cluster.nodes
+    assert NodeManager.get_proxy().get_nodes() == shared_cluster.nodes
 
 
 @pytest.mark.usefixtures("roost_local_cluster")
@@ -335,10 +335,10 @@ def test_with_no_job_there_is_nothing_to_attach_to():
     assert not ray.is_initialized()
 
 
-def test_a_fork_does_not_take_the_parents_cluster(roost_cluster):
+def test_a_fork_does_not_take_the_parents_cluster(shared_cluster):
     child = os.fork()
     if child == 0:
         # Nothing of pytest may run in the child.
-        os._exit(0 if Cluster._current is roost_cluster and roost_cluster._pid != os.getpid() else 1)
+        os._exit(0 if Cluster._current is shared_cluster and shared_cluster._pid != os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert NodeManager.get_proxy().get_nodes()

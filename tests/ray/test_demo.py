@@ -38,15 +38,17 @@ class Silent:
         self.restarts.append(restart)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("roost_local_cluster")
 @pytest.mark.parametrize("mode", Mode)
-def test_the_return_rises_on_more_seeds(mode):
-    # Beside seed 0, which the whole demo has; half as many workers learn as well.
+def test_the_return_rises_on_more_seeds(mode, rounds):
+    # The whole demo has seed 0; half as many workers learn as well.
     job = make_job(mode, workers=2)
     goal = Goal(mean_return=90, seconds=150)
     with Cluster(cluster_cfg=job["cluster"], quiet=True) as cluster:
         plan = make_plan(job, cluster)
-        for seed in (1, 2):
+        for number in rounds():
+            seed = number + 1
             trained = train(cluster, plan, mode, seed=seed, goal=goal, kill=False, watcher=Silent())
             assert trained.before < 45, f"seed {seed} begins by chance"
             assert trained.after >= 90, f"seed {seed}: {[round(item.mean_return) for item in trained.rounds]}"

@@ -147,10 +147,10 @@ class Holder:
         return os.getpid()
 
 
-def test_ports_come_back_when_their_holder_dies(roost_cluster):
+def test_ports_come_back_when_their_holder_dies(shared_cluster):
     manager = NodeManager.get_proxy()
     before = manager.count_leased_ports()
-    holder = roost_cluster.allocate(Holder, "holder", 1, 0, {})
+    holder = shared_cluster.allocate(Holder, "holder", 1, 0, {})
     name, ports = ray.get(holder.lease.remote(5), timeout=60)
     assert name == "holder"
     assert ports == list(range(ports[0], ports[0] + 5))
@@ -159,20 +159,21 @@ def test_ports_come_back_when_their_holder_dies(roost_cluster):
     wait_until(lambda: manager.count_leased_ports() == before, "the ports came back")
 
 
-@pytest.mark.parametrize("manager", [NodeManager, WorkerManager, CollectiveManager])
-def test_a_manager_that_is_killed_is_noticed_and_said(roost_cluster, caplog, manager):
-    proxy = manager.get_proxy()
-    with caplog.at_level(logging.ERROR):
-        ray.kill(proxy.handle)
-        wait_until(lambda: f"the {manager.NAME} of 'roost' is gone" in caplog.text, "the driver says so by itself")
+def test_a_manager_that_is_killed_is_noticed_and_said(roost_cluster, caplog):
+    groups, workers, nodes = (kind.get_proxy() for kind in (CollectiveManager, WorkerManager, NodeManager))
     calls = {
-        NodeManager: lambda: roost_cluster.lease_ports(0),
-        WorkerManager: lambda: proxy.get_workers(),
-        CollectiveManager: lambda: proxy.get_group("x"),
+        groups: lambda: groups.get_group("x"),
+        workers: lambda: workers.get_workers(),
+        nodes: lambda: roost_cluster.lease_ports(0),
     }
-    with pytest.raises(ManagerDied, match=f"the {manager.NAME} of 'roost' is gone"):
-        calls[manager]()
-    wait_until(lambda: _is_unknown(manager), "its name is unknown")
+    for manager, call in calls.items():
+        with caplog.at_level(logging.ERROR):
+            ray.kill(manager.handle)
+            text = f"the {manager.NAME} of 'roost' is gone"
+            wait_until(lambda text=text: text in caplog.text, "the driver says so without being asked")
+        with pytest.raises(ManagerDied, match=text):
+            call()
+        wait_until(lambda manager=manager: _is_unknown(type(manager)), "its name is unknown")
 
 
 def _is_unknown(manager: type) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -30,7 +34,7 @@ from roost.placement.plan import Piece
 from roost.rl import RolloutManager, create_placement_groups
 from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.nodes.placement_groups import Pin
-from roost.runtime.reserve.occupancy import find_holdings
+from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
 from roost.testing import LocalNode, local_cluster
@@ -258,9 +262,7 @@ def test_status_and_plan_live_show_who_has_what(free_cluster, tmp_path):
     assert "this plan would start now: its accelerators are free" in roost("plan", str(job), "--live").stdout
 
 
-@pytest.mark.usefixtures("free_cluster")
-def test_no_accelerator_is_ever_held_by_two_jobs(driver, tmp_path):
-    code = """
+CONTENDER = """
 import random
 from roost import AcceleratorsTaken, Cluster, FlexiblePlacementStrategy
 from workers import Claimant
@@ -270,7 +272,7 @@ def main():
     cluster = Cluster(num_nodes=4, quiet=True)
     had = 0
     for _ in range({rounds}):
-        ranks = sorted(choose.sample(range(3, 9), choose.randint(1, 2)))
+        ranks = sorted(choose.sample(range(2, 6), choose.randint(1, 2)))
         strategy = FlexiblePlacementStrategy([[rank] for rank in ranks])
         try:
             with Claimant.create_group({folder!r}).launch(cluster, strategy, name="claim", timeout=120) as group:
@@ -283,15 +285,54 @@ def main():
 
 main()
 """
-    drivers = [driver(code.format(seed=seed, rounds=3, folder=str(tmp_path))) for seed in range(4)]
+
+
+def contend(driver: Callable[..., Any], folder: Path, seeds: Sequence[int], rounds: int) -> None:
+    """Let several jobs launch on four accelerators at once, each as often as `rounds` says."""
+    drivers = [driver(CONTENDER.format(seed=seed, rounds=rounds, folder=str(folder))) for seed in seeds]
     outcomes = [item.finish() for item in drivers]
-    for said, complaints in outcomes:
-        assert re.search(r"^had \d+$", said, re.MULTILINE), complaints
-    had = sum(int(re.search(r"had (\d+)", said)[1]) for said, _ in outcomes)
-    assert had >= 6, "most of them had their turn"
-    claims = list(Path(tmp_path).glob("claims-*"))
-    assert not list(Path(tmp_path).glob("clash-*")), "nobody met another one"
-    assert claims == [], "and all left"
+    for printed, errors in outcomes:
+        assert re.search(r"^had \d+$", printed, re.MULTILINE), errors
+    had = sum(int(re.search(r"had (\d+)", printed)[1]) for printed, _ in outcomes)
+    assert had >= len(seeds) * rounds / 2, "most of them had their turn"
+    assert not list(folder.glob("clash-*")), "no two jobs had the same accelerator"
+    assert not list(folder.glob("claims-*")), "and all left"
+
+
+@pytest.mark.usefixtures("free_cluster")
+def test_no_accelerator_is_ever_held_by_two_jobs(driver, tmp_path):
+    contend(driver, tmp_path, seeds=range(3), rounds=2)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("free_cluster")
+def test_no_accelerator_is_held_by_two_of_many_jobs_for_minutes(driver, tmp_path, rounds):
+    for number in rounds():
+        contend(driver, tmp_path, seeds=range(4 * number, 4 * number + 4), rounds=5)
+
+
+@pytest.mark.soak
+def test_no_interrupt_is_lost_while_a_launch_waits(free_cluster, rounds):
+    reader = OccupancyReader(free_cluster.nodes)
+    reader.read()
+
+    def interrupt(after: float) -> None:
+        time.sleep(after)
+        press_ctrl_c()
+
+    def wait() -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            reader.read()
+
+    choose = random.Random(0)  # noqa: S311 - only when to interrupt
+    for _ in rounds():
+        for _ in range(100):
+            helper = threading.Thread(target=interrupt, args=[choose.uniform(0, 0.05)])
+            helper.start()
+            with pytest.raises(KeyboardInterrupt):
+                wait()
+            helper.join()
 
 
 def test_a_node_that_is_lost_after_reserving_is_said_at_once():

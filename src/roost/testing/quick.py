@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from roost.testing import forks
 from roost.testing.lazy_agent import LazyAgent
 
 # A raylet that is gone is noticed in a second and not in fifteen.
@@ -27,6 +29,8 @@ _SYSTEM_CONFIG = {
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
 }
+# The kernel reads no more of a script's first line than 127 characters, in some versions.
+_SHEBANG_LENGTH = 120
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
@@ -50,6 +54,7 @@ class QuickStarter:
         os.mkfifo(pipe)
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
+        self._python = _write_python(self._folder)
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
         Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
@@ -104,8 +109,22 @@ class QuickStarter:
             "num_prestart_python_workers": "0",
             "dashboard_agent_command": standin,
             "runtime_env_agent_command": standin,
+            "python_worker_command": flags["python_worker_command"].replace(sys.executable, self._python, 1),
         }
         return [_with_flag(word, changed) for word in command]
+
+
+def _write_python(folder: Path) -> str:
+    """Write the program that stands for Python in a raylet's commands; returns its path."""
+    if len(sys.executable) > _SHEBANG_LENGTH or " " in sys.executable:
+        return sys.executable
+    program = folder / "python"
+    source = Path(forks.__file__).read_text(encoding="utf-8")
+    program.write_text(
+        f"#!{sys.executable} -IS\n{source}\n\nmain({sys.executable!r}, {str(folder)!r})\n", encoding="utf-8"
+    )
+    program.chmod(0o700)
+    return str(program)
 
 
 def _replace_process_starter(starter: QuickStarter) -> None:
