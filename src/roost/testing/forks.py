@@ -7,7 +7,7 @@ thread when it forks, and ends with its raylet or soon after its last child.
 
 A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
 a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
-the server does not answer. This file is copied into the cluster's folder and uses the standard library only.
+the server does not answer. This file is copied into the cluster's folder, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ import os
 import socket
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-PROGRAM = "default_worker.py"
-SERVE = "--serve"
-# What a worker of Roost imports; none of it starts a thread.
-PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.actors")
-IDLE_SECONDS = 5.0
-ANSWER_SECONDS = 60.0
+_PROGRAM = "default_worker.py"
+_SERVE = "--serve"
+# What the workers of Roost import; none of it starts a thread.
+_PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.actors")
+_IDLE_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main(python: str, folder: str) -> NoReturn:
-    """Be one of the two: the client that the raylet starts, or the server that it turns into."""
-    if sys.argv[1] == SERVE:
-        _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+def main(python: str, folder: str) -> None:
+    """Be what the raylet starts, which asks the server for a fork, or the server that it becomes if there is none."""
     words = sys.argv[1:]
-    if os.path.basename(words[0]) == PROGRAM:
+    if words[0] == _SERVE:
+        import runpy
+
+        sys.argv = _serve(socket.socket(fileno=int(words[1])), words[2:])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return
+    if os.path.basename(words[0]) == _PROGRAM:
         path = f"{folder}/forks-{os.environ.get('RAY_RAYLET_PID')}-{os.environ.get('RAY_JOB_ID')}"
         listener = _ask(path, words)
         if listener is not None:
             os.set_inheritable(listener.fileno(), True)
-            os.execv(python, [python, sys.argv[0], SERVE, str(listener.fileno()), *words])  # noqa: S606
-    os.execv(python, [python, *words])  # noqa: S606
+            words = [sys.argv[0], _SERVE, str(listener.fileno()), *words]
+    os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
 
 
 def _ask(path: str, words: list[str]) -> socket.socket | None:
-    """Let the server fork this worker, and end; returns a listener where this process is to be the server."""
+    """Have the server fork this worker, and end; returns a listener where this process is to be the server."""
     import fcntl
 
     with open(f"{path}.lock", "w") as lock:
@@ -61,7 +61,7 @@ def _ask(path: str, words: list[str]) -> socket.socket | None:
             listener.listen(128)
             return listener
     with connection:
-        connection.settimeout(ANSWER_SECONDS)
+        connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.sendall("\0".join(words).encode() + b"\n")
             if connection.recv(1):
@@ -71,7 +71,8 @@ def _ask(path: str, words: list[str]) -> socket.socket | None:
     return None
 
 
-def _serve(listener: socket.socket, words: list[str]) -> NoReturn:
+def _serve(listener: socket.socket, words: list[str]) -> list[str]:
+    """Fork a child for every request, the first being `words`; returns, in the child, what it was asked to run."""
     import contextlib
     import ctypes
     import gc
@@ -83,61 +84,54 @@ def _serve(listener: socket.socket, words: list[str]) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sys.path[0] = os.path.dirname(words[0])
     importlib.import_module("ray")
-    for name in PRELOADED:
-        # A worker that needs it finds out and reports it better.
+    for name in _PRELOADED:
+        # A worker that needs it finds out, and reports it better.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     gc.freeze()
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
-    # Nothing more to do than to wake up: to its raylet, a worker that ended and was not collected is alive.
+    # Only to wake up: a raylet takes a worker that ended and was not collected for one that is alive.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children, alone_since = 0, time.monotonic()
-    requests: list[tuple[list[str], socket.socket | None]] = [(words, None)]
+    connection: socket.socket | None = None
     while True:
-        for words, connection in requests:
+        if words:
             if os.fork() == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                for number in (woken, waker, listener.fileno(), connection.fileno() if connection else -1):
-                    if number >= 0:
-                        os.close(number)
-                _run(words)
+                os.close(woken)
+                os.close(waker)
+                listener.close()
+                if connection is not None:
+                    connection.close()
+                return words
             children += 1
-            if connection is not None:
+            words = []
+        if connection is not None:
+            with connection, contextlib.suppress(OSError):
                 connection.sendall(b".")
-                connection.close()
-        requests = []
-        ready, _, _ = select.select([listener, woken], [], [], 1.0)
+            connection = None
+        ready, _, _ = select.select([listener.fileno(), woken], [], [], 1.0)
         if woken in ready:
             os.read(woken, 4096)
-        while children:
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                break
+        while children and os.waitpid(-1, os.WNOHANG)[0]:
             children -= 1
             alone_since = time.monotonic()
-        if listener in ready:
+        if listener.fileno() in ready:
             connection, _ = listener.accept()
-            data = b""
-            while not data.endswith(b"\n") and (part := connection.recv(65536)):
-                data += part
-            requests = [(data[:-1].decode().split("\0"), connection)] if data.endswith(b"\n") else []
-        elif not children and time.monotonic() > alone_since + IDLE_SECONDS:
+            words = _read(connection)
+        elif not children and time.monotonic() > alone_since + _IDLE_SECONDS:
             os._exit(0)
 
 
-def _run(words: list[str]) -> NoReturn:
-    """Be the worker that the raylet asked for."""
-    import runpy
-
-    sys.argv = words
-    code = 1
-    try:
-        runpy.run_path(words[0], run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    os._exit(code)
+def _read(connection: socket.socket) -> list[str]:
+    """The command of a client, or nothing where the client is gone."""
+    data = b""
+    while not data.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            return []
+        data += part
+    return data[:-1].decode().split("\0")
