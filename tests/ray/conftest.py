@@ -14,7 +14,7 @@ import pytest
 
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
-from roost.testing import LocalCluster
+from roost.testing import LocalCluster, local_cluster
 from waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -83,6 +83,29 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
     """A `Cluster` that the tests of a file share; none of them closes it."""
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
+
+
+@pytest.fixture(scope="session")
+def _small_local_cluster() -> Iterator[LocalCluster]:
+    local = local_cluster("1x1")
+    local.start()
+    yield local
+    local.stop()
+
+
+@pytest.fixture
+def small_local_cluster(_small_local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """A local cluster of one node, for tests that open a `Cluster`: that starts a process on every node."""
+    for name, value in _small_local_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return _small_local_cluster
+
+
+@pytest.fixture
+def small_cluster(small_local_cluster: LocalCluster) -> Iterator[Cluster]:
+    """A `Cluster` of one node for one test, which may break or close it."""
+    with Cluster(num_nodes=len(small_local_cluster.nodes)) as cluster:
+        yield cluster
 
 
 @pytest.fixture

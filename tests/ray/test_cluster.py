@@ -71,20 +71,20 @@ def test_the_live_topology_is_what_the_planner_takes(shared_cluster):
     assert plan.topology.nodes[0].accelerators[0].model == "H100"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_a_process_has_one_cluster_and_contradictions_are_told():
-    cluster = Cluster(num_nodes=4)
+    cluster = Cluster(num_nodes=1)
     assert Cluster() is cluster
-    assert Cluster(num_nodes=4) is cluster
-    assert Cluster(num_nodes=4, namespace="roost", address=cluster.address) is cluster
-    with pytest.raises(ConfigError, match="num_nodes is 4, not 2"):
+    assert Cluster(num_nodes=1) is cluster
+    assert Cluster(num_nodes=1, namespace="roost", address=cluster.address) is cluster
+    with pytest.raises(ConfigError, match="num_nodes is 1, not 2"):
         Cluster(num_nodes=2)
     with pytest.raises(ConfigError, match="the namespace is 'roost', not 'other'"):
         Cluster(namespace="other")
     with pytest.raises(ConfigError, match="port_range is"):
-        Cluster(num_nodes=4, port_range=(1, 9))
+        Cluster(num_nodes=1, port_range=(1, 9))
     with pytest.raises(ConfigError, match="the node groups differ"):
-        Cluster(cluster_cfg={"num_nodes": 4, "node_groups": [{"label": "a", "node_ranks": 0}]})
+        Cluster(cluster_cfg={"num_nodes": 1, "node_groups": [{"label": "a", "node_ranks": 0}]})
     cluster.close()
     cluster.close()
     assert not ray.is_initialized()
@@ -94,15 +94,15 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         with pytest.raises(ClusterError, match="this Cluster is closed"):
             use()
     assert not ray.is_initialized(), "and nothing starts Ray again"
-    with Cluster(num_nodes=4, namespace="mine") as again:
+    with Cluster(num_nodes=1, namespace="mine") as again:
         assert again is not cluster
         assert again.namespace == "mine"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_after_close_the_names_are_free_at_once():
     for _ in range(2):
-        with Cluster(num_nodes=4) as cluster:
+        with Cluster(num_nodes=1) as cluster:
             assert cluster.namespace == "roost"
             assert sorted(list_named_actors()) == ["CollectiveManager", "NodeManager", "WorkerManager"]
 
@@ -172,7 +172,7 @@ def test_an_address_where_nothing_answers_is_told_in_words():
         Cluster(num_nodes=1, address="127.0.0.1:9")
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_somebody_elses_ray_init_is_refused():
     ray.init(log_to_driver=False)
     try:
@@ -184,7 +184,7 @@ def test_somebody_elses_ray_init_is_refused():
         ray.shutdown()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_an_old_ray_is_refused_with_both_versions(monkeypatch):
     monkeypatch.setattr(ray, "__version__", "2.46.1")
     with pytest.raises(ClusterError, match=r"Ray 2\.46\.1, and Roost needs Ray 2\.47\.0"):
@@ -261,23 +261,23 @@ def test_a_custom_kind_is_checked_on_its_own_node(tmp_path):
     assert not ray.is_initialized()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_looking_at_the_class_connects_to_nothing():
     assert callable(Cluster.allocate)
     assert dict(inspect.getmembers(Cluster))["allocate"].__doc__.startswith("Start an actor")
     assert not ray.is_initialized()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_somebody_who_shuts_ray_down_under_us_does_no_harm():
-    cluster = Cluster(num_nodes=4)
+    cluster = Cluster(num_nodes=1)
     ray.shutdown()
     watch = cluster._watch
     wait_until(lambda: not watch._thread.is_alive(), "the watch has ended, and connects to nothing")
     assert not ray.is_initialized()
     cluster.close()
-    with Cluster(num_nodes=4) as again:
-        assert again.num_nodes == 4
+    with Cluster(num_nodes=1) as again:
+        assert again.num_nodes == 1
 
 
 class Visitor:
@@ -315,9 +315,9 @@ def test_a_worker_attaches_and_sees_the_same(shared_cluster):
     assert NodeManager.get_proxy().get_nodes() == shared_cluster.nodes
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_a_task_attaches_too():
-    with Cluster(num_nodes=4, namespace="tasks"):
+    with Cluster(num_nodes=1, namespace="tasks"):
 
         @ray.remote(num_cpus=0)
         def look() -> str:
@@ -326,7 +326,7 @@ def test_a_task_attaches_too():
         assert ray.get(look.remote(), timeout=60) == "tasks"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_with_no_job_there_is_nothing_to_attach_to():
     with pytest.raises(ClusterError, match="no job to attach to"):
         Cluster()

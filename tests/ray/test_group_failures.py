@@ -248,9 +248,9 @@ def test_a_worker_that_is_killed_in_its_constructor_is_named(shared_cluster, tmp
     assert not [name for name in list_named_actors() if name.startswith("stubborn")]
 
 
-def test_a_closed_group_and_a_closed_cluster_refuse_calls(roost_cluster):
+def test_a_closed_group_and_a_closed_cluster_refuse_calls(small_cluster):
     strategy = NodePlacementStrategy([0])
-    group = Performer.create_group().launch(roost_cluster, strategy, name="closed")
+    group = Performer.create_group().launch(small_cluster, strategy, name="closed")
     narrowed = group[0]
     group.close()
     group.close()
@@ -258,16 +258,16 @@ def test_a_closed_group_and_a_closed_cluster_refuse_calls(roost_cluster):
         with pytest.raises(ClusterError, match="'closed' is closed"):
             call()
     assert group.alive == []
-    other = Performer.create_group().launch(roost_cluster, strategy, name="other")
+    other = Performer.create_group().launch(small_cluster, strategy, name="other")
     result = other.rank_of()
-    roost_cluster.close()
+    small_cluster.close()
     for call in (other.rank_of, result.wait, result.done, result.outcomes, lambda: list(result)):
         with pytest.raises(ClusterError, match="closed"):
             call()
     assert other.alive == []
     assert not ray.is_initialized(), "nothing of this has started another Ray"
     with pytest.raises(ClusterError, match="this Cluster is closed"):
-        Performer.create_group().launch(roost_cluster, strategy)
+        Performer.create_group().launch(small_cluster, strategy)
 
 
 def test_a_dead_rank_is_restarted_in_its_place(actor):

@@ -122,7 +122,7 @@ def test_the_plain_way_gives_the_same_cluster():
     assert all(is_gone(process.pid) for process in started)
 
 
-@pytest.mark.usefixtures("roost_cluster")
+@pytest.mark.usefixtures("small_cluster")
 def test_a_runtime_env_works_on_a_local_cluster():
     @ray.remote(num_cpus=0, runtime_env={"env_vars": {"ROOST_TEST": "yes"}})
     def look() -> str | None:

@@ -116,19 +116,19 @@ def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be
     assert (said, complained) == ("ok\n", "")
 
 
-def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(roost_local_cluster):
+def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(small_cluster):
     screen = io.StringIO()
-    with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
-        cluster._screen._stream = screen
-        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="much") as group:
-            group.say_much(100).wait(300)
-            path = log_of(cluster, 0, "much")
-            assert path.stat().st_size > 100 * 2**20
-            with pytest.raises(ValueError, match="bad reward") as caught:
-                group.fail([0]).wait(60)
-            assert "the last line" in "".join(caught.value.__notes__)
-            assert len("".join(caught.value.__notes__)) < 100_000
-        path.unlink()
+    small_cluster._screen._stream = screen
+    with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="much") as group:
+        group.say_much(100).wait(300)
+        path = log_of(small_cluster, 0, "much")
+        assert path.stat().st_size > 100 * 2**20
+        with pytest.raises(ValueError, match="bad reward") as caught:
+            group.fail([0]).wait(60)
+        assert "the last line" in "".join(caught.value.__notes__)
+        assert len("".join(caught.value.__notes__)) < 100_000
+    path.unlink()
+    small_cluster.close()
     shown = screen.getvalue()
     assert "much:0 | the last line" in shown
     assert "MiB not shown, see" in shown

@@ -35,7 +35,7 @@ def records(count: int, prefix: str = "actor") -> list[WorkerRecord]:
     ]
 
 
-@pytest.mark.usefixtures("roost_cluster")
+@pytest.mark.usefixtures("small_cluster")
 def test_ten_thousand_workers_are_registered_and_read_back_in_one_call_each():
     manager = WorkerManager.get_proxy()
     manager.register(records(10_000))
@@ -159,12 +159,12 @@ def test_ports_come_back_when_their_holder_dies(shared_cluster):
     wait_until(lambda: manager.count_leased_ports() == before, "the ports came back")
 
 
-def test_a_manager_that_is_killed_is_noticed_and_said(roost_cluster, caplog):
+def test_a_manager_that_is_killed_is_noticed_and_said(small_cluster, caplog):
     groups, workers, nodes = (kind.get_proxy() for kind in (CollectiveManager, WorkerManager, NodeManager))
     calls = {
         groups: lambda: groups.get_group("x"),
         workers: lambda: workers.get_workers(),
-        nodes: lambda: roost_cluster.lease_ports(0),
+        nodes: lambda: small_cluster.lease_ports(0),
     }
     for manager, call in calls.items():
         with caplog.at_level(logging.ERROR):

@@ -1,4 +1,4 @@
-"""For tests of code that uses Roost: a real multi-node Ray cluster on one machine, with fake accelerators.
+"""Tools for testing code that uses Roost: a real multi-node Ray cluster on one machine, with fake accelerators.
 
 from roost.testing import local_cluster
 
