@@ -34,7 +34,7 @@ class LazyAgent:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        """Start the agent in this thread: the kernel kills it when the thread that started it ends, and this one stays."""
+        """Start the agent in this thread, which stays: the kernel kills the agent when the thread that started it ends."""
         client, _ = self._listener.accept()
         try:
             target = self._start()
