@@ -34,7 +34,7 @@ class LazyAgent:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        """Start the agent in this thread, which stays: the kernel kills the agent when the thread that started it ends."""
+        """Start the agent in this thread, which stays: the kernel kills the agent with the thread that started it."""
         client, _ = self._listener.accept()
         try:
             target = self._start()
