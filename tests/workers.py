@@ -21,7 +21,7 @@ AT_IMPORT = dict(os.environ)
 """The environment when this module was imported."""
 
 
-class Unpicklable(Exception):  # noqa: N818 - it is what it says
+class Unpicklable(Exception):  # noqa: N818 - the name says what it is
     """An exception that holds a lock."""
 
     def __init__(self, text: str) -> None:
@@ -29,7 +29,7 @@ class Unpicklable(Exception):  # noqa: N818 - it is what it says
         self.lock = threading.Lock()
 
 
-class TwoArguments(Exception):  # noqa: N818 - it is what it says
+class TwoArguments(Exception):  # noqa: N818 - the name says what it is
     """An exception that pickles, and does not come back: its constructor wants two arguments."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -159,7 +159,7 @@ class Performer(Worker):
         os._exit(7)
 
     def eat(self, rank: int, size: int) -> int:
-        """Take memory, bit by bit, until there is that much of it or somebody objects."""
+        """Take memory bit by bit, until it is `size` or the process is killed."""
         kept = []
         for _ in range(size // 2**26 if self.rank == rank else 0):
             kept.append(bytearray(b"x" * 2**26))
@@ -247,7 +247,7 @@ def _child_task() -> tuple[str, str, list[str]]:
 
 
 class Claimant(Worker):
-    """A worker that lays claim to its accelerator by a file that nobody else may have made."""
+    """A worker that claims its accelerator by creating a file, which no other worker may have created."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class Talker(Worker):
         self.arrived = asyncio.Event()
 
     async def meet(self, first: bool) -> str:
-        """Two calls that need one another: they can only both end if they run at the same time."""
+        """One of two calls that can only end if both run at the same time."""
         if first:
             await asyncio.wait_for(self.arrived.wait(), 60)
             return "met"
@@ -312,7 +312,7 @@ class Meddler(Worker):
 
 
 class Stubborn(Worker):
-    """A constructor that waits for a file, and says that it is there."""
+    """A worker whose constructor reports its pid and then waits for a file."""
 
     def __init__(self, folder: str, rank: int) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class Stubborn(Worker):
 
 
 class Waiter(Worker):
-    """A constructor that waits until it may go on."""
+    """A worker whose constructor waits for a file before it goes on."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -334,14 +334,14 @@ class Waiter(Worker):
 
 
 class Blind(Worker):
-    """A worker that wants no arguments, and gives its cluster's view."""
+    """A worker without arguments that returns what its Cluster sees."""
 
     def view(self) -> int:
         return Cluster().num_accelerators
 
 
 def wait_for_file(folder: str, name: str) -> None:
-    """Wait for a file that somebody else makes, but not for ever."""
+    """Wait for a file that another process creates, but not for ever."""
     deadline = time.monotonic() + 300
     while not (Path(folder) / name).exists():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""Where no Ray runs on the machine, `Cluster` starts it, and takes it away again.
+"""If no Ray runs on the machine, `Cluster` starts it and stops it again.
 
-These run in a run of their own: Ray finds every cluster on a machine, and the other tests have some.
+These tests run apart from the others: Ray finds every cluster on a machine, and the other tests start some.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def environment(tmp_path, monkeypatch):
         pytest.skip("a Ray cluster is running on this machine, and would be joined")
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    # A home of its own: there Ray writes a token.
+    # Ray writes a token to the home folder.
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Sockets need short paths: the folder of Ray's own choice stays.
+    # Sockets need short paths, so Ray keeps its default folder.
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
@@ -60,7 +60,7 @@ def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
 def test_ray_is_started_here_and_goes_with_the_driver(body, number, code):
     driver, pids = start(body)
     if number == signal.SIGKILL:
-        # The agents take a minute to find out that nobody is there any more; that is Ray's own affair.
+        # Ray's agents take a minute to notice that their raylet is gone, which Roost cannot change.
         workers = {pid: name for pid, name in pids.items() if name.startswith("ray::") and not name.endswith("Agent")}
         pids = workers | {pid: name for pid, name in pids.items() if name in ("gcs_server", "raylet")}
         assert {"gcs_server", "raylet"} <= set(pids.values())

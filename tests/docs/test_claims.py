@@ -1,4 +1,4 @@
-"""What we say of ourselves beside others names the test that holds it, and that test is there."""
+"""Every claim that compares Roost with other systems names a test that proves it, and that test exists."""
 
 from __future__ import annotations
 

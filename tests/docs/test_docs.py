@@ -2,9 +2,9 @@
 
 - A YAML block whose first line is `# file: NAME` is written to that file of the page's folder. Any YAML block with
   a `cluster:` section must plan, on the cluster of `<!-- cluster: 2x8 -->` before it (2x8 if there is none), unless
-  `<!-- wrong -->` stands before it: then it must be refused. One with `nodes:` must be an inventory.
+  `<!-- wrong -->` comes before it: then it must be refused. One with `nodes:` must be an inventory.
 - A shell block runs in that folder; `<!-- exit: 2 -->` before it says how it ends. `make` is only asked what it
-  would do. A text block right after a shell block is what it prints, to the letter; `make golden` writes it anew.
+  would do. A text block right after a shell block is what it prints, to the letter; `make golden` rewrites it.
 - A Python block runs with the names of the page's blocks before it.
 - A block after `<!-- ray: 2x4 -->` needs a live cluster: `tests/ray/test_docs_live.py` runs it. One after
   `<!-- shown -->` is for another program: it must be well formed, and is not run.

@@ -162,7 +162,7 @@ def test_arguments_arrive_as_they_were_and_references_inside_them_stay_reference
     assert ray.get(holder.nested.remote(), timeout=60) == "kept"
 
 
-def test_a_constructor_that_raises_is_told_with_its_cause(shared_cluster):
+def test_a_constructor_that_raises_is_reported_with_its_cause(shared_cluster):
     handle = shared_cluster.allocate(Worker, "bad", 0, 0, {}, [-1])
     with pytest.raises(ActorDiedError, match="first is -1"):
         ray.get(handle.where.remote(), timeout=60)
@@ -191,7 +191,7 @@ def test_what_is_not_there_is_refused_and_nothing_is_started(shared_cluster, arg
     assert [worker.address for worker in WorkerManager.get_proxy().get_workers()] == before
 
 
-def test_a_name_already_taken_is_told(shared_cluster):
+def test_a_name_that_is_taken_is_refused(shared_cluster):
     handle = shared_cluster.allocate(Worker, "twin", 0, 0, {})
     with pytest.raises(NameTaken, match="'twin' is there already"):
         shared_cluster.allocate(Worker, "twin", 1, 1, {})

@@ -1,4 +1,4 @@
-"""What goes wrong with nodes: each on a cluster of its own, and each told in words."""
+"""What goes wrong with nodes, each on a cluster of its own, and what Roost reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waiting import press_ctrl_c, wait_until
 
 
 class Looker:
-    """Tells what it sees."""
+    """Returns what it sees."""
 
     def see(self, name: str) -> str | None:
         return os.environ.get(name)
@@ -79,7 +79,7 @@ def test_a_node_that_hangs_is_named_at_the_deadline():
         os.kill(local.pids[1][0], signal.SIGCONT)
 
 
-def test_a_node_that_dies_afterwards_is_noticed_and_said(caplog):
+def test_a_node_that_dies_later_is_noticed_and_reported(caplog):
     with local_cluster("2x1") as local, caplog.at_level(logging.ERROR):
         with Cluster(num_nodes=2) as cluster:
             assert cluster.dead_nodes == ()
@@ -142,7 +142,7 @@ def test_a_nodes_own_visible_devices_are_the_tokens_its_workers_get():
         assert [plan.environment("actor", rank)["CUDA_VISIBLE_DEVICES"] for rank in range(6)] == seen
 
 
-def test_a_node_that_offers_less_than_ray_counts_is_told():
+def test_a_node_that_offers_less_than_ray_counts_is_reported():
     message = r"Ray counts 4 accelerators on .*CUDA_VISIBLE_DEVICES=0,1, which names 2"
     node = LocalNode(accelerators=4, env={"CUDA_VISIBLE_DEVICES": "0,1"})
     with local_cluster([node]), pytest.raises(CheckFailed, match=message):
@@ -163,7 +163,7 @@ def test_another_vendor_is_found_by_what_ray_calls_it():
         assert seen == ["0", "0", "level_zero:0"]
 
 
-def test_nodes_that_share_an_address_are_told_apart_in_a_stable_order():
+def test_nodes_that_share_an_address_are_distinct_and_in_a_stable_order():
     shared = "127.9.9.1"
     nodes = [LocalNode(accelerators=count, address=shared, name=f"n{10 - count}") for count in (1, 2, 3)]
     with local_cluster(nodes):
@@ -178,7 +178,7 @@ def test_nodes_that_share_an_address_are_told_apart_in_a_stable_order():
         assert [name for name, _ in orders[0]] == ["n9", "n7", "n8"], "the head, then by name"
 
 
-def test_a_probe_that_raises_is_told_with_its_node_and_cause(tmp_path):
+def test_a_probe_that_raises_is_reported_with_its_node_and_cause(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import platform\n"
         "def python_version():\n    raise RuntimeError('this node is not well')\n"
@@ -194,7 +194,7 @@ def test_a_probe_that_raises_is_told_with_its_node_and_cause(tmp_path):
         assert not ray.is_initialized()
 
 
-def test_a_node_without_roost_is_told_what_to_install(tmp_path):
+def test_a_node_without_roost_gets_a_hint_what_to_install(tmp_path):
     (tmp_path / "roost.py").write_text("raise ModuleNotFoundError(\"No module named 'roost'\")\n")
     nodes = [LocalNode(), LocalNode(env={"PYTHONPATH": str(tmp_path)})]
     with local_cluster(nodes), pytest.raises(CheckFailed, match="install Roost and the job's own packages"):

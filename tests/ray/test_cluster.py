@@ -1,4 +1,4 @@
-"""`Cluster` on a cluster that is well: one per process, what it finds, node groups, attaching."""
+"""`Cluster` on a healthy cluster: one per process, what it finds, node groups, attaching."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_live_topology_is_what_the_planner_takes(shared_cluster):
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_a_process_has_one_cluster_and_contradictions_are_told():
+def test_a_process_has_one_cluster_and_contradictions_raise():
     cluster = Cluster(num_nodes=1)
     assert Cluster() is cluster
     assert Cluster(num_nodes=1) is cluster
@@ -100,7 +100,7 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_after_close_the_names_are_free_at_once():
+def test_after_close_the_names_are_free_immediately():
     for _ in range(2):
         with Cluster(num_nodes=1) as cluster:
             assert cluster.namespace == "roost"
@@ -161,25 +161,25 @@ def test_the_section_of_a_config_gives_nodes_and_groups():
         ({"cluster_cfg": {"node_groups": [{"label": "a", "node_ranks": 9}]}}, "node rank 9"),
     ],
 )
-def test_a_mistake_in_the_arguments_is_told_and_nothing_stays_open(arguments, message):
+def test_a_mistake_in_the_arguments_raises_and_nothing_stays_open(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Cluster(**arguments)
     assert not ray.is_initialized()
 
 
-def test_an_address_where_nothing_answers_is_told_in_words():
+def test_an_address_where_nothing_answers_raises_with_that_address():
     with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:9"):
         Cluster(num_nodes=1, address="127.0.0.1:9")
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_somebody_elses_ray_init_is_refused():
+def test_a_process_that_called_ray_init_itself_is_refused():
     ray.init(log_to_driver=False)
     try:
         with pytest.raises(ClusterError, match="initialised already") as caught:
             Cluster(num_nodes=1)
         assert "leave out ray.init" in str(caught.value)
-        assert ray.is_initialized(), "a connection of somebody else stays"
+        assert ray.is_initialized(), "the connection that other code made stays"
     finally:
         ray.shutdown()
 
@@ -262,14 +262,14 @@ def test_a_custom_kind_is_checked_on_its_own_node(tmp_path):
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_looking_at_the_class_connects_to_nothing():
+def test_inspecting_the_class_does_not_connect():
     assert callable(Cluster.allocate)
     assert dict(inspect.getmembers(Cluster))["allocate"].__doc__.startswith("Start an actor")
     assert not ray.is_initialized()
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_somebody_who_shuts_ray_down_under_us_does_no_harm():
+def test_a_ray_shutdown_by_other_code_does_no_harm():
     cluster = Cluster(num_nodes=1)
     ray.shutdown()
     watch = cluster._watch

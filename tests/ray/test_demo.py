@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and its training on several seeds."""
+"""The demo as a new user runs it, and its training on several seeds."""
 
 from __future__ import annotations
 

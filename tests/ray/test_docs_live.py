@@ -133,6 +133,6 @@ def is_alike(expected: str, printed: str) -> bool:
     return re.fullmatch(".*?".join(parts), printed, re.S) is not None
 
 
-def test_an_ellipsis_stands_for_anything():
+def test_an_ellipsis_matches_anything():
     assert is_alike("node 0  127.…  8 x H100\n…end\n", "node 0    127.0.0.1  8 x H100\nmore\nthe end\n")
     assert not is_alike("node 0  127.…  8 x H100\n", "node 0  127.0.0.1  4 x H100\n")

@@ -1,4 +1,4 @@
-"""`local_cluster`: real nodes that come quickly, keep to themselves, and go without a trace."""
+"""`local_cluster`: real nodes that start quickly, stay apart from other clusters, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waiting import is_gone, wait_until
 
 
 def processes_of(local: LocalCluster) -> list[psutil.Process]:
-    """All that descends from the cluster's keeper, and the keeper."""
+    """The cluster's keeper and all its descendants."""
     keeper = psutil.Process(local.keeper_pid)
     return [keeper, *keeper.children(recursive=True)]
 
@@ -100,7 +100,7 @@ def test_nodes_come_and_go():
             local.kill_node(1)
 
 
-def test_two_local_clusters_at_once_do_not_meet():
+def test_two_local_clusters_at_the_same_time_stay_apart():
     with local_cluster("1x1") as one, local_cluster("2x2") as other:
         assert one.address != other.address
         assert one.folder.parent == other.folder.parent == roost_folder()
@@ -140,7 +140,7 @@ def test_a_wrong_description_starts_nothing(spec, message):
         local_cluster(spec)
 
 
-def test_a_node_that_cannot_start_is_told_and_nothing_is_left():
+def test_a_node_that_cannot_start_is_reported_and_nothing_is_left():
     local = local_cluster([LocalNode(resources={"GPU": 1})])
     with pytest.raises(ClusterError, match="node 0"):
         local.start()

@@ -1,4 +1,4 @@
-"""What workers print: in files of their own, shown by the driver, fetched from other machines, read by a command."""
+"""What workers print: one file each, shown by the driver, fetched from other machines, read by a command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
-    """Two workers on two nodes, which tests in a row share."""
+    """Two workers on two nodes that the tests share."""
     strategy = PackedPlacementStrategy(3, 4)
     return keep("actor", lambda: Performer.create_group().launch(shared_cluster, strategy, name="actor"))
 
@@ -47,7 +47,7 @@ def test_each_worker_has_a_log_of_its_own_with_all_that_it_prints(shared_cluster
         assert "a detail" not in text, "details are for those who ask for them"
 
 
-def test_what_is_binary_is_kept_as_it_is_and_shown_so_that_no_terminal_is_upset(shared_cluster, actor):
+def test_binary_output_is_kept_as_it_is_and_escaped_on_the_terminal(shared_cluster, actor):
     actor[0].say_binary().wait(60)
     data = log_of(shared_cluster, 0).read_bytes()
     assert b"\xff\x00\x1b[2Jbinary\n" in data
@@ -61,7 +61,7 @@ def test_what_is_binary_is_kept_as_it_is_and_shown_so_that_no_terminal_is_upset(
     assert "\\x1b[2Jbinary" in "".join(caught.value.__notes__)
 
 
-def test_the_command_shows_one_worker_a_group_the_end_and_what_there_is(shared_cluster, actor):
+def test_the_command_shows_one_worker_a_group_the_last_lines_or_a_list(shared_cluster, actor):
     actor.map("say", ["first\nsecond\nthird", "only this"]).wait(60)
     run = ("--run", shared_cluster.run_dir)
     assert roost("logs", "actor:0", "-n", "2", *run).stdout == "second\nthird\n"
@@ -91,7 +91,7 @@ def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
     assert set(shown.read_text().splitlines()) == {"and on"}
 
 
-def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be_quiet(driver):
+def test_the_driver_shows_what_workers_print_with_their_names_unless_quiet(driver):
     code = f"""
         import sys
         sys.path.insert(0, {str(TESTS)!r})

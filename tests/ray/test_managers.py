@@ -1,4 +1,4 @@
-"""The managers: thousands at once, leases that are never doubled, and a death that is said."""
+"""The managers: thousands of workers, leases that never overlap, and reports of a manager's death."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def test_a_thousand_leases_from_sixteen_callers_have_no_port_twice(shared_cluste
     ("arguments", "message"),
     [((4,), "no node 4"), ((0, 0), "1 x 0 ports were asked for: ask for 1 to"), ((0, 5000), "ask for 1 to")],
 )
-def test_a_wrong_request_for_ports_is_told(shared_cluster, arguments, message):
+def test_a_wrong_request_for_ports_raises(shared_cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
         shared_cluster.lease_ports(*arguments)
 
 
 @pytest.mark.usefixtures("roost_local_cluster")
-def test_a_port_in_use_is_passed_over_and_a_full_range_is_told():
+def test_a_port_in_use_is_skipped_and_a_full_range_raises():
     first = 31_000
     everything = set(range(first, first + 10))
     with Cluster(num_nodes=4, port_range=(first, first + 9)) as cluster, socket.socket() as other:
@@ -159,7 +159,7 @@ def test_ports_come_back_when_their_holder_dies(shared_cluster):
     wait_until(lambda: manager.count_leased_ports() == before, "the ports came back")
 
 
-def test_a_manager_that_is_killed_is_noticed_and_said(small_cluster, caplog):
+def test_a_manager_that_is_killed_is_noticed_and_reported(small_cluster, caplog):
     groups, workers, nodes = (kind.get_proxy() for kind in (CollectiveManager, WorkerManager, NodeManager))
     calls = {
         groups: lambda: groups.get_group("x"),

@@ -1,4 +1,4 @@
-"""Accelerators that are really reserved: exactly those of the plan, out of the reach of all else on the same Ray."""
+"""Reservations on real Ray: exactly the accelerators of the plan, and no other job can take them."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_what_a_foreign_actor_holds_is_named_with_who_holds_it_and_what_would_fi
     ray.kill(other)
 
 
-def test_what_is_given_back_while_one_waits_is_taken(free_cluster, capsys):
+def test_a_waiting_reservation_takes_what_is_given_back(free_cluster, capsys):
     other = foreign(free_cluster, 1)
     assert ray.get(other.devices.remote(), timeout=60) == [0]
 
@@ -133,7 +133,7 @@ def test_what_is_given_back_while_one_waits_is_taken(free_cluster, capsys):
     helper.join(60)
 
 
-def test_without_reserve_ray_is_told_nothing(free_cluster):
+def test_without_reserve_nothing_is_reserved_in_ray(free_cluster):
     with Performer.create_group().launch(
         free_cluster, FlexiblePlacementStrategy([[0]]), name="loose", reserve=False
     ) as group:
@@ -180,7 +180,7 @@ def test_tasks_that_a_worker_starts_stay_on_what_is_reserved(free_cluster):
             assert devices == [str(piece.local_rank)], "a task that wants an accelerator gets the worker's own"
 
 
-def test_a_reservation_that_is_removed_while_launching_is_said(free_cluster, tmp_path):
+def test_a_reservation_that_is_removed_during_a_launch_is_reported(free_cluster, tmp_path):
     def remove() -> None:
         wait_until(lambda: list(tmp_path.glob("pid-*")), "the constructor runs")
         for held in free_cluster.node_manager.get_slots():
@@ -335,7 +335,7 @@ def test_no_interrupt_is_lost_while_a_launch_waits(free_cluster, rounds):
             helper.join()
 
 
-def test_a_node_that_is_lost_after_reserving_is_said_at_once():
+def test_a_node_that_is_lost_after_reserving_is_reported_immediately():
     with local_cluster("1x0,2x2") as local, Cluster(num_nodes=3) as cluster:
         strategy = FlexiblePlacementStrategy([[0], [2]])
         with cluster.reserve(plan_of(cluster, actor="0,2")):
@@ -369,12 +369,12 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
             wait_until(lambda: all_is_free(cluster), "all was given back")
 
 
-def test_where_there_are_fewer_cpus_than_accelerators_they_can_be_reserved_all_the_same():
+def test_accelerators_can_be_reserved_on_a_node_with_fewer_cpus_than_accelerators():
     with local_cluster([LocalNode(accelerators=4, cpus=2)]), Cluster(num_nodes=1) as cluster:
         with cluster.reserve(plan_of(cluster, actor="0-3")) as held:
             assert len(held) == 4
         wait_until(lambda: all_is_free(cluster), "given back")
-        # Somebody else's task has the CPUs.
+        # A foreign actor has the CPUs.
         busy = ray.remote(num_cpus=2)(Foreign.__ray_metadata__.modified_class).remote()
         ray.get(busy.devices.remote(), timeout=60)
         with cluster.reserve(plan_of(cluster, actor="1,3"), timeout=30) as held:
@@ -449,7 +449,7 @@ def test_a_process_that_attached_can_go_and_takes_nothing_of_the_others_along(fr
         assert len(free_cluster.node_manager.get_slots()) == 1
 
 
-def test_one_who_is_interrupted_while_it_waits_leaves_nothing(free_cluster, capsys, monkeypatch):
+def test_a_launch_that_is_interrupted_while_it_waits_leaves_nothing(free_cluster, capsys, monkeypatch):
     other = foreign(free_cluster, 0)
     ray.get(other.devices.remote(), timeout=60)
     lookups: list[str] = []
