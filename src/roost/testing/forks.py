@@ -99,6 +99,9 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
     while True:
         if words:
             if os.fork() == 0:
+                if os.getpgrp() == os.getppid():
+                    # A raylet that gave the server a process group kills a worker's whole group with it.
+                    os.setpgrp()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(woken)
