@@ -7,7 +7,7 @@ thread when it forks, and ends with its raylet or soon after its last child.
 
 A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
 a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
-the server does not answer. This file is copied into the cluster's folder, so it uses the standard library only.
+the server does not answer. Both programs run outside the package, so they use the standard library only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _PROGRAM = "default_worker.py"
 _SERVE = "--serve"
@@ -25,25 +29,19 @@ _ANSWER_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-def main(python: str, folder: str) -> None:
-    """Be what the raylet starts, which asks the server for a fork, or the server that it becomes if there is none."""
+def ask(python: str, server: str, folder: str) -> NoReturn:
+    """Have the server fork the worker that the raylet asked this process to be, or become the server."""
     words = sys.argv[1:]
-    if words[0] == _SERVE:
-        import runpy
-
-        sys.argv = _serve(socket.socket(fileno=int(words[1])), words[2:])
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        return
     if os.path.basename(words[0]) == _PROGRAM:
         path = f"{folder}/forks-{os.environ.get('RAY_RAYLET_PID')}-{os.environ.get('RAY_JOB_ID')}"
-        listener = _ask(path, words)
+        listener = _connect(path, words)
         if listener is not None:
             os.set_inheritable(listener.fileno(), True)
-            words = [sys.argv[0], _SERVE, str(listener.fileno()), *words]
+            words = [server, _SERVE, str(listener.fileno()), *words]
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
 
 
-def _ask(path: str, words: list[str]) -> socket.socket | None:
+def _connect(path: str, words: list[str]) -> socket.socket | None:
     """Have the server fork this worker, and end; returns a listener where this process is to be the server."""
     import fcntl
 
@@ -138,3 +136,18 @@ def _read(connection: socket.socket) -> list[str]:
             return []
         data += part
     return data[:-1].decode().split("\0")
+
+
+def _run(program: str) -> None:
+    """Run a program as this process's own, without frames that would show in the tracebacks of workers."""
+    import types
+
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__file__ = program
+    with open(program, "rb") as file:
+        exec(compile(file.read(), program, "exec"), module.__dict__)  # noqa: S102 - Ray's own program
+
+
+if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
+    sys.argv = _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+    _run(sys.argv[0])

@@ -121,7 +121,8 @@ def _write_python(folder: Path) -> str:
     program = folder / "python"
     source = Path(forks.__file__).read_text(encoding="utf-8")
     program.write_text(
-        f"#!{sys.executable} -IS\n{source}\n\nmain({sys.executable!r}, {str(folder)!r})\n", encoding="utf-8"
+        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})\n",
+        encoding="utf-8",
     )
     program.chmod(0o700)
     return str(program)
