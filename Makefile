@@ -3,7 +3,7 @@
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    what is repeated for minutes: SOAK_MINUTES=60 make soak goes on for an hour
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
-#   make demo    watch a training run  make golden  write the golden files anew, after looking at the change
+#   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
 #   make docs    the docs as a site   make docs-serve   the same, shown while you write
 
