@@ -1,8 +1,9 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
+#   make soak    what is repeated for minutes: SOAK_MINUTES=60 make soak goes on for an hour
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
-#   make demo    watch a training run  make golden  write the golden files anew, after looking at the change
+#   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
 #   make types-public   whether every public name has a type, with a pyright that you have installed
 #   make docs    the docs as a site   make docs-serve   the same, shown while you write
@@ -13,6 +14,7 @@ BIN     = $(VENV)/bin
 # Another Ray than the newest, such as ray==2.47.1; and the oldest that there is a target for.
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
+SOAK_MINUTES ?= 10
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
@@ -30,7 +32,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check lint tests ray test-ray-floor golden bench format clean docs docs-serve types-public
+.PHONY: demo test check lint tests ray soak test-ray-floor golden bench format clean docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -55,11 +57,15 @@ tests: $(VENV)/.installed-dev
 	@echo "== tests"
 	@$(BIN)/pytest -n 2 --ignore=tests/ray --ignore=tests/alone
 
-# First those that need a machine without a Ray cluster, then those that start some.
+# First the tests that need a machine without a Ray cluster, then those that start clusters.
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(BIN)/pytest tests/alone
-	@$(BIN)/pytest -n 2 --dist loadfile --durations=40 tests/ray
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
+
+soak: $(VENV)/.installed-dev
+	@echo "== soak tests, about $(SOAK_MINUTES) minutes"
+	@SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak -s tests/ray
 
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray

@@ -1,8 +1,10 @@
-"""What all tests share: golden files, and one command to write them anew."""
+"""What all tests share: golden files, the command line in this process, and Ctrl-C however the run was started."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = ["roost.testing.plugin"]
 
+# A shell without job control starts background jobs with SIGINT ignored, and what they start inherits that. Tests
+# interrupt themselves and the drivers that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The machines that run this are noisy: no time limit on an example, and the same examples in every run.
 settings.register_profile("roost", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("roost")
@@ -25,7 +32,7 @@ Roost = Callable[..., tuple[int, str, str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--refresh-golden", action="store_true", help="write the golden files anew, then look at the diff")
+    parser.addoption("--refresh-golden", action="store_true", help="rewrite the golden files, then look at the diff")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -38,7 +45,7 @@ def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def _own_accelerator_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is gone after it."""
+    """Forget after a test what it registered."""
     monkeypatch.setattr(hardware, "_VISIBLE_DEVICES", dict(hardware._VISIBLE_DEVICES))
     monkeypatch.setattr(kinds, "_KINDS", dict(kinds._KINDS))
 
@@ -69,7 +76,7 @@ def roost(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(sys, "argv", ["roost", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
-        told = capsys.readouterr()
-        return int(end.value.code or 0), told.out, told.err
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
 
     return run

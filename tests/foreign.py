@@ -1,4 +1,4 @@
-"""What others have on a cluster: actors that are not of Roost, and what they leave."""
+"""What other users of a cluster hold: actors that Roost did not start, and what they leave free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from waiting import wait_until
 
 @ray.remote(num_cpus=0)
 class Foreign:
-    """Somebody else's actor, which takes accelerators as Ray gives them."""
+    """An actor of another user, which takes accelerators as Ray gives them."""
 
     def devices(self) -> list[int]:
         return [int(device) for device in ray.get_gpu_ids()]
@@ -24,7 +24,7 @@ def foreign(cluster: Cluster, node_rank: int, amount: float = 1, name: str | Non
 
 
 def free_devices(cluster: Cluster, node_rank: int, count: int) -> set[int]:
-    """What is left for others on a node, once Ray's head counts as much, found out by taking all of it."""
+    """The accelerators of a node that are free, found by taking all of them once Ray's head counts `count`."""
     wait_until(lambda: find_holdings(cluster.nodes).free[node_rank] == count, "Ray's head knows what is free")
     if not count:
         return set()

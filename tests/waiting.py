@@ -1,8 +1,9 @@
-"""Waiting for what happens in other processes."""
+"""Waiting for other processes, and interrupting this one."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,16 +11,16 @@ import psutil
 
 
 def wait_until(done: Callable[[], object], what: str, seconds: float = 60) -> None:
-    """Wait for something that happens elsewhere; the limit is far above what it takes."""
+    """Wait until `done()` is true; the limit is far above what it takes."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.05)
 
 
-def take_signals() -> None:
-    """For a process that a test will interrupt: a run in the background hands on that Ctrl-C is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def press_ctrl_c() -> None:
+    """Interrupt the main thread, from another one, as a terminal does."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def is_gone(pid: int) -> bool:

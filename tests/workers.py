@@ -1,4 +1,4 @@
-"""The workers that tests launch: a module of its own, which the workers' processes can import."""
+"""The workers that tests launch, in a module that their processes import and that loads little."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -17,14 +16,12 @@ from typing import Any
 import ray
 
 from roost import Cluster, NodePlacementStrategy, Worker
-from roost.rl import EngineSpec, RolloutManager
-from roost.testing import NumpyEngine
 
 AT_IMPORT = dict(os.environ)
 """The environment when this module was imported."""
 
 
-class Unpicklable(Exception):  # noqa: N818 - it is what it says
+class Unpicklable(Exception):  # noqa: N818 - the name says what it is
     """An exception that holds a lock."""
 
     def __init__(self, text: str) -> None:
@@ -32,7 +29,7 @@ class Unpicklable(Exception):  # noqa: N818 - it is what it says
         self.lock = threading.Lock()
 
 
-class TwoArguments(Exception):  # noqa: N818 - it is what it says
+class TwoArguments(Exception):  # noqa: N818 - the name says what it is
     """An exception that pickles, and does not come back: its constructor wants two arguments."""
 
     def __init__(self, first: str, second: str) -> None:
@@ -162,7 +159,7 @@ class Performer(Worker):
         os._exit(7)
 
     def eat(self, rank: int, size: int) -> int:
-        """Take memory, bit by bit, until there is that much of it or somebody objects."""
+        """Take memory bit by bit, until it is `size` or the process is killed."""
         kept = []
         for _ in range(size // 2**26 if self.rank == rank else 0):
             kept.append(bytearray(b"x" * 2**26))
@@ -250,7 +247,7 @@ def _child_task() -> tuple[str, str, list[str]]:
 
 
 class Claimant(Worker):
-    """A worker that lays claim to its accelerator by a file that nobody else may have made."""
+    """A worker that claims its accelerator by creating a file, which no other worker may have created."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -268,98 +265,6 @@ class Claimant(Worker):
         self.claim.unlink()
 
 
-class Trainer(Worker):
-    """One rank of a training: what `RayTrainGroup` calls, and a few things for tests."""
-
-    def init(self, _word: str) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "visible": os.environ["CUDA_VISIBLE_DEVICES"],
-            "gpu_ids": ray.get_runtime_context().get_accelerator_ids()["GPU"],
-            "master": (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]),
-        }
-
-    def train(self) -> str:
-        return f"train {self.rank}"
-
-    def eval(self) -> str:
-        return f"eval {self.rank}"
-
-    def save(self) -> str:
-        return f"save {self.rank}"
-
-    def update(self) -> str:
-        return f"update {self.rank}"
-
-    def offload(self) -> str:
-        return f"offload {self.rank}"
-
-    def onload(self) -> str:
-        return f"onload {self.rank}"
-
-    def take(self, manager: RolloutManager, count: int) -> list[Any]:
-        return manager.get(count)
-
-    def try_lock(self, manager: RolloutManager, timeout: float) -> str | None:
-        with manager.lock(timeout):
-            return manager.lock_holder()
-
-    def die_with_lock(self, manager: RolloutManager) -> None:
-        with manager.lock():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class LateEngine(NumpyEngine):
-    """An engine that never becomes healthy if it is the second one."""
-
-    def start(self, spec: EngineSpec) -> None:
-        super().start(spec)
-        self.is_late = spec.engine_rank == 1
-        if self.is_late:
-            print("still loading the model", flush=True)
-
-    def health(self) -> bool:
-        return not self.is_late and super().health()
-
-
-class TellingEngine(NumpyEngine):
-    """An engine that reports where it runs, and takes its time to answer."""
-
-    def __init__(self, *args: Any, slow: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.slow = slow
-
-    def generate(self, request: Any) -> Any:
-        if request == "tell":
-            return {
-                "node_id": ray.get_runtime_context().get_node_id(),
-                "visible": os.environ["CUDA_VISIBLE_DEVICES"],
-                "pid": os.getpid(),
-                "spec": self.spec,
-            }
-        time.sleep(self.slow)
-        return super().generate(request)
-
-
-class SquattedEngine(NumpyEngine):
-    """An engine whose port another process takes, once, just before it could listen."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.folder = Path(folder)
-
-    def start(self, spec: EngineSpec) -> None:
-        if spec.engine_rank == 0 and not list(self.folder.glob("stolen-*")):
-            code = f"import socket, time; s = socket.create_server(({spec.address!r}, {spec.port})); print(flush=True)"
-            thief = subprocess.Popen(
-                [sys.executable, "-c", f"{code}; time.sleep(300)"], stdout=subprocess.PIPE, start_new_session=True
-            )
-            thief.stdout.readline()
-            (self.folder / f"stolen-{spec.port}").touch()
-            (self.folder / f"pid-{thief.pid}").touch()
-        super().start(spec)
-
-
 class Talker(Worker):
     """A worker whose methods are asynchronous."""
 
@@ -368,7 +273,7 @@ class Talker(Worker):
         self.arrived = asyncio.Event()
 
     async def meet(self, first: bool) -> str:
-        """Two calls that need one another: they can only both end if they run at the same time."""
+        """One of two calls that can only end if both run at the same time."""
         if first:
             await asyncio.wait_for(self.arrived.wait(), 60)
             return "met"
@@ -407,7 +312,7 @@ class Meddler(Worker):
 
 
 class Stubborn(Worker):
-    """A constructor that waits for a file, and says that it is there."""
+    """A worker whose constructor reports its pid and then waits for a file."""
 
     def __init__(self, folder: str, rank: int) -> None:
         super().__init__()
@@ -417,7 +322,7 @@ class Stubborn(Worker):
 
 
 class Waiter(Worker):
-    """A constructor that waits until it may go on."""
+    """A worker whose constructor waits for a file before it goes on."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -429,14 +334,14 @@ class Waiter(Worker):
 
 
 class Blind(Worker):
-    """A worker that wants no arguments, and gives its cluster's view."""
+    """A worker without arguments that returns what its Cluster sees."""
 
     def view(self) -> int:
         return Cluster().num_accelerators
 
 
 def wait_for_file(folder: str, name: str) -> None:
-    """Wait for a file that somebody else makes, but not for ever."""
+    """Wait for a file that another process creates, but not for ever."""
     deadline = time.monotonic() + 300
     while not (Path(folder) / name).exists():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A node that runs out of memory: on a machine where nothing else starts meanwhile."""
+"""A node that runs out of memory, while no other test starts processes."""
 
 from __future__ import annotations
 

@@ -1,18 +1,20 @@
-"""Where no Ray runs on the machine, `Cluster` starts it, and takes it away again.
+"""If no Ray runs on the machine, `Cluster` starts it and stops it again.
 
-These run in a run of their own: Ray finds every cluster on a machine, and the other tests have some.
+These tests run apart from the others: Ray finds every cluster on a machine, and the other tests start some.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
 
-from waiting import is_gone, take_signals, wait_until
+from waiting import is_gone, wait_until
 
 CODE = """
 import sys, time
@@ -31,24 +33,43 @@ def environment(tmp_path, monkeypatch):
         pytest.skip("a Ray cluster is running on this machine, and would be joined")
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    # A home of its own: there Ray writes a token.
+    # Ray writes a token to the home folder.
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Sockets need short paths: the folder of Ray's own choice stays.
+    # Sockets need short paths, so Ray keeps its default folder.
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
 
-def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", CODE.replace("BODY", body)], stdout=subprocess.PIPE, text=True, preexec_fn=take_signals
-    )
-    words = [word.partition(":") for word in driver.stdout.readline().split() if ":" in word]
-    pids = {int(pid): name for pid, _, name in words}
-    assert pids, "Ray runs as a child of the driver"
-    assert driver.stdout.readline() == "1 True roost\n"
-    return driver, pids
+Start = Callable[[str], tuple[subprocess.Popen[str], dict[int, str]]]
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.fixture
+def start(environment) -> Iterator[Start]:  # noqa: ARG001 - it prepares the machine
+    """Start drivers that start Ray, and kill what is left of them after the test."""
+    drivers: list[subprocess.Popen[str]] = []
+    processes: list[psutil.Process] = []
+
+    def begin(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
+        command = [sys.executable, "-c", CODE.replace("BODY", body)]
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        drivers.append(driver)
+        words = [word.partition(":") for word in driver.stdout.readline().split() if ":" in word]
+        processes.extend(psutil.Process(driver.pid).children(recursive=True))
+        pids = {int(pid): name for pid, _, name in words}
+        assert pids, "Ray runs as a child of the driver"
+        assert driver.stdout.readline() == "1 True roost\n"
+        return driver, pids
+
+    yield begin
+    for driver in drivers:
+        driver.kill()
+        driver.wait(60)
+        driver.stdout.close()
+    for process in processes:
+        # psutil does not kill another process that has the same pid by now.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("body", "number", "code"),
     [
@@ -59,20 +80,16 @@ def start(body: str) -> tuple[subprocess.Popen[str], dict[int, str]]:
         ("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_ray_is_started_here_and_goes_with_the_driver(body, number, code):
+def test_ray_is_started_here_and_goes_with_the_driver(start, body, number, code):
     driver, pids = start(body)
     if number == signal.SIGKILL:
-        # The agents take a minute to find out that nobody is there any more; that is Ray's own affair.
+        # Ray's agents take a minute to notice that their raylet is gone, which Roost cannot change.
         workers = {pid: name for pid, name in pids.items() if name.startswith("ray::") and not name.endswith("Agent")}
         pids = workers | {pid: name for pid, name in pids.items() if name in ("gcs_server", "raylet")}
         assert {"gcs_server", "raylet"} <= set(pids.values())
-    with driver:
-        if number is not None:
-            driver.send_signal(number)
-        try:
-            assert driver.wait(120) == code
-        finally:
-            driver.kill()
+    if number is not None:
+        driver.send_signal(number)
+    assert driver.wait(120) == code
     wait_until(lambda: all(is_gone(pid) for pid in pids), "Ray is gone", seconds=120)
 
 

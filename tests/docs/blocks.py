@@ -1,4 +1,4 @@
-"""The code blocks of a page: what stands in them, and what the comment before them says.
+"""The code blocks of a page: their text, and the notes in the comment before them.
 
 A comment `<!-- key: value; key -->` before a block holds its notes. `ray: 2x4,1x0` is for blocks that need a live
 cluster, `needs: hydra` for those of them that need a package which is not ours, `shown` for blocks that are read and
@@ -23,7 +23,7 @@ class Block:
     text: str
     notes: dict[str, str]
     follows: bool
-    """Whether nothing stands between this block and the one before it."""
+    """Whether there is no text between this block and the one before it."""
 
     @property
     def file(self) -> str | None:

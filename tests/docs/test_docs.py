@@ -2,9 +2,9 @@
 
 - A YAML block whose first line is `# file: NAME` is written to that file of the page's folder. Any YAML block with
   a `cluster:` section must plan, on the cluster of `<!-- cluster: 2x8 -->` before it (2x8 if there is none), unless
-  `<!-- wrong -->` stands before it: then it must be refused. One with `nodes:` must be an inventory.
+  `<!-- wrong -->` comes before it: then it must be refused. One with `nodes:` must be an inventory.
 - A shell block runs in that folder; `<!-- exit: 2 -->` before it says how it ends. `make` is only asked what it
-  would do. A text block right after a shell block is what it prints, to the letter; `make golden` writes it anew.
+  would do. A text block right after a shell block is what it prints, to the letter; `make golden` rewrites it.
 - A Python block runs with the names of the page's blocks before it.
 - A block after `<!-- ray: 2x4 -->` needs a live cluster: `tests/ray/test_docs_live.py` runs it. One after
   `<!-- shown -->` is for another program: it must be well formed, and is not run.
@@ -17,12 +17,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from docs.blocks import PAGES, ROOT, Block, blocks_of
+from docs.warm import warm_roost
 from roost import RoostError, Topology, make_plan
 
 
@@ -31,8 +34,24 @@ def test_pages_use_only_known_languages():
     assert {language for _, language in used} <= {"yaml", "sh", "python", "text", "json", "toml"}, used
 
 
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    """What the shell blocks see: a `roost` that is ready to run comes first on the path."""
+    # pytest's own folder is too long a path for a socket.
+    with tempfile.TemporaryDirectory(prefix="roost-docs-") as folder:
+        found = {
+            **os.environ,
+            "PATH": os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "COLUMNS": "80",
+            "NO_COLOR": "1",
+            "PYTHONIOENCODING": "utf-8",
+        }
+        with warm_roost(Path(folder), found):
+            yield found
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_a_page_works(page, tmp_path, request):
+def test_every_block_of_a_page_works(page, tmp_path, environment, request):
     refresh = request.config.getoption("--refresh-golden")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copy(ROOT / "Makefile", tmp_path)
@@ -57,7 +76,7 @@ def test_every_block_of_a_page_works(page, tmp_path, request):
         elif block.language == "yaml":
             check_yaml(block, tmp_path, where)
         elif block.language == "sh":
-            printed = run_shell(block, tmp_path, where)
+            printed = run_shell(block, tmp_path, environment, where)
         elif block.language == "python":
             run_python(block, tmp_path, names, where)
 
@@ -91,15 +110,8 @@ def check_yaml(block: Block, folder: Path, where: str) -> None:
         assert "part" in block.notes, f"{where}: neither a job nor an inventory; mark it <!-- part -->"
 
 
-def run_shell(block: Block, folder: Path, where: str) -> str:
+def run_shell(block: Block, folder: Path, environment: dict[str, str], where: str) -> str:
     script = re.sub(r"^make (\S+)", r"make --dry-run \1 >/dev/null", block.text, flags=re.M)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }
     done = subprocess.run(
         ["bash", "-eu", "-c", script],  # noqa: S607 - the shell of the docs
         cwd=folder,

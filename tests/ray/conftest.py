@@ -1,10 +1,12 @@
-"""Real Ray: one local cluster for the whole run, and drivers as processes of their own where a test ends them."""
+"""Real Ray: one local cluster for the whole run, and separate driver processes for tests that end a driver."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,8 +14,8 @@ import pytest
 
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
-from roost.testing import LocalCluster
-from waiting import take_signals, wait_until
+from roost.testing import LocalCluster, local_cluster
+from waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -23,7 +25,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.
 
 
 class Driver:
-    """A Python script that runs beside the test and says lines."""
+    """A Python script that runs next to the test and prints lines."""
 
     def __init__(self, path: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -34,23 +36,22 @@ class Driver:
             text=True,
             env=os.environ | env,
             cwd=path.parent,
-            preexec_fn=take_signals,
         )
 
     def line(self) -> str:
-        """The next line that it says."""
+        """The next line that it prints."""
         line = self.process.stdout.readline()
         if not line:
             pytest.fail(f"the driver ended: {self.process.communicate(timeout=60)[1]}")
         return line.strip()
 
     def end(self, number: int) -> int:
-        """Send a signal, and wait until it is gone."""
+        """Send a signal and wait until the process has ended."""
         self.process.send_signal(number)
         return self.process.wait(60)
 
     def finish(self) -> tuple[str, str]:
-        """Wait until it ends by itself: what it said, and what it complained of."""
+        """Wait until it ends: what it wrote to standard output and to standard error."""
         return self.process.communicate(timeout=120)
 
 
@@ -80,16 +81,61 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 
 @pytest.fixture
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
-    """A `Cluster` that tests in a row use one after the other, and none of them closes."""
+    """A `Cluster` that the tests of a file share; none of them closes it."""
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
+
+
+@pytest.fixture(scope="session")
+def _small_local_cluster() -> Iterator[LocalCluster]:
+    local = local_cluster("1x1")
+    local.start()
+    yield local
+    local.stop()
+
+
+@pytest.fixture
+def small_local_cluster(_small_local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+    """A local cluster of one node, for tests that open a `Cluster`: that starts a process on every node."""
+    for name, value in _small_local_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return _small_local_cluster
+
+
+@pytest.fixture
+def small_cluster(small_local_cluster: LocalCluster) -> Iterator[Cluster]:
+    """A `Cluster` of one node for one test, which may break or close it."""
+    with Cluster(num_nodes=len(small_local_cluster.nodes)) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def free_cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
-    """The shared Cluster with nothing reserved, before and after."""
+    """The shared Cluster, with nothing reserved before and after the test."""
     wait_until(lambda: all_is_free(shared_cluster), "everything is free before the test")
     yield shared_cluster
-    wait_until(lambda: all_is_free(shared_cluster), "everything was given back")
+    wait_until(lambda: all_is_free(shared_cluster), "everything is given back")
+
+
+Rounds = Callable[[], Iterator[int]]
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> Rounds:
+    """The rounds of a soak test: at least one, and as many as its share of SOAK_MINUTES has time for."""
+    tests = sum(item.get_closest_marker("soak") is not None for item in request.session.items)
+    seconds = 60 * float(os.environ.get("SOAK_MINUTES", "10")) / max(1, tests)
+
+    def count() -> Iterator[int]:
+        began = time.monotonic()
+        for number in itertools.count():
+            passed = time.monotonic() - began
+            # One more round must fit in.
+            if number and passed + passed / number > seconds:
+                return
+            print(f"{request.node.name}: round {number + 1}, {passed:.0f} of {seconds:.0f} s", flush=True)
+            yield number
+
+    return count
 
 
 Keep = Callable[[str, Callable[[], WorkerGroup]], WorkerGroup]
@@ -97,7 +143,7 @@ Keep = Callable[[str, Callable[[], WorkerGroup]], WorkerGroup]
 
 @pytest.fixture
 def keep(shared_cluster: Cluster) -> Keep:
-    """Groups that tests in a row share: the first test launches one, and it ends with the Cluster."""
+    """Groups that the tests of a file share: the first test launches one, and it ends with the Cluster."""
 
     def get(name: str, launch: Callable[[], WorkerGroup]) -> WorkerGroup:
         try:
@@ -112,16 +158,38 @@ def keep(shared_cluster: Cluster) -> Keep:
 _kept: dict[str, WorkerGroup] = {}
 
 
+# The files that take longest come first, so that two workers of pytest-xdist end together.
+LONGEST_FIRST = (
+    "docs_live",
+    "reservations",
+    "drivers",
+    "demo",
+    "commands",
+    "bad_days",
+    "cluster",
+    "runs",
+    "group_failures",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order the files by how long they take, and in each file let the tests that share a Cluster come first."""
+    weights = {f"test_{name}.py": place for place, name in enumerate(LONGEST_FIRST)}
+    files = {item.path: None for item in items}
+    places = {path: (weights.get(path.name, len(weights)), place) for place, path in enumerate(files)}
+    items.sort(key=lambda item: (places[item.path], "shared_cluster" not in getattr(item, "fixturenames", ())))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _one_cluster_a_module() -> Iterator[None]:
-    """The names of one module's groups are free in the next."""
+    """Close the Cluster after each file, so that the names of its groups are free in the next."""
     yield
     Cluster.close_if_open()
 
 
 @pytest.fixture(autouse=True)
 def _one_cluster_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test meets no Cluster of another one, unless both want to share."""
+    """Give a test no Cluster of another one, unless both share it."""
     shares = "shared_cluster" in request.fixturenames
     if not shares:
         Cluster.close_if_open()

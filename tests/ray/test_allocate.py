@@ -76,14 +76,14 @@ class AsyncWorker:
             yield number
 
 
-def test_the_actor_is_on_its_node_and_sees_its_accelerator(roost_cluster):
-    handles = [roost_cluster.allocate(Worker, f"w{node}-{gpu}", node, gpu, {}) for node in (0, 2) for gpu in (1, 3)]
-    addresses = [roost_cluster.get_node_ip(node) for node in (0, 0, 2, 2)]
+def test_the_actor_is_on_its_node_and_sees_its_accelerator(shared_cluster):
+    handles = [shared_cluster.allocate(Worker, f"w{node}-{gpu}", node, gpu, {}) for node in (0, 2) for gpu in (1, 3)]
+    addresses = [shared_cluster.get_node_ip(node) for node in (0, 0, 2, 2)]
     assert ray.get([handle.where.remote() for handle in handles], timeout=60) == addresses
     seen = ray.get([handle.variable.remote("CUDA_VISIBLE_DEVICES") for handle in handles], timeout=60)
     assert seen == ["1", "3", "1", "3"]
-    everything = roost_cluster.allocate(Worker, "all", 1, None, {})
-    nothing = roost_cluster.allocate(Worker, "none", 3, None, {"A": "b"})
+    everything = shared_cluster.allocate(Worker, "all", 1, None, {})
+    nothing = shared_cluster.allocate(Worker, "none", 3, None, {"A": "b"})
     assert ray.get(everything.variable.remote("CUDA_VISIBLE_DEVICES"), timeout=60) == "0,1,2,3"
     assert ray.get(nothing.variable.remote("A"), timeout=60) == "b"
     own = Cluster.allocate(Worker, "own", 0, 0, {"CUDA_VISIBLE_DEVICES": "2,0"})
@@ -92,30 +92,30 @@ def test_the_actor_is_on_its_node_and_sees_its_accelerator(roost_cluster):
     )
 
 
-def test_the_environment_is_in_force_before_the_module_is_imported(roost_cluster, tmp_path, monkeypatch):
+def test_the_environment_is_in_force_before_the_module_is_imported(shared_cluster, tmp_path, monkeypatch):
     (tmp_path / "keeper_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     import keeper_module
 
     environment = {"MY_SETTING": "early", "RANK": "3", "PYTHONPATH": str(tmp_path)}
-    handle = roost_cluster.allocate(
+    handle = shared_cluster.allocate(
         keeper_module.Keeper, "keeper", 1, 2, environment, cls_args=[keeper_module.Keeper], cls_kwargs={"k": 1}
     )
     seen = ray.get(handle.at_import.remote(), timeout=60)
     assert seen == {"CUDA_VISIBLE_DEVICES": "2", "MY_SETTING": "early", "RANK": "3"}
 
 
-def test_variables_that_python_reads_first_are_there_when_it_begins(roost_cluster, tmp_path):
+def test_variables_that_python_reads_first_are_there_when_it_begins(shared_cluster, tmp_path):
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    handle = roost_cluster.allocate(Worker, "early", 0, 0, {"PYTHONPATH": path, "PYTHONHASHSEED": "7"})
+    handle = shared_cluster.allocate(Worker, "early", 0, 0, {"PYTHONPATH": path, "PYTHONHASHSEED": "7"})
     path, seed = ray.get(handle.early.remote(), timeout=60)
     assert str(tmp_path) in path
     assert seed == "7"
 
 
-def test_every_kind_of_method_works_as_on_a_plain_actor(roost_cluster):
+def test_every_kind_of_method_works_as_on_a_plain_actor(shared_cluster):
     ref = ray.put(41)
-    handle = roost_cluster.allocate(Worker, "kinds", 0, 0, {}, [ref], {"second": "c"})
+    handle = shared_cluster.allocate(Worker, "kinds", 0, 0, {}, [ref], {"second": "c"})
     assert ray.get(handle.made_with.remote(), timeout=60) == (41, "c"), "a reference is fetched, as Ray would do"
     assert ray.get(handle.pair.remote(), timeout=60) == [1, 2]
     assert [ray.get(item, timeout=60) for item in handle.count.options(num_returns="streaming").remote(3)] == [0, 1, 2]
@@ -125,7 +125,7 @@ def test_every_kind_of_method_works_as_on_a_plain_actor(roost_cluster):
         ray.get(handle.fail.remote(), timeout=60)
     with pytest.raises(AttributeError):
         handle.not_there  # noqa: B018 - the access is the test
-    waits = roost_cluster.allocate(AsyncWorker, "waits", 0, 0, {})
+    waits = shared_cluster.allocate(AsyncWorker, "waits", 0, 0, {})
     assert ray.get(waits.ask.remote("x"), timeout=60) == "x"
     assert [ray.get(item, timeout=60) for item in waits.stream.options(num_returns="streaming").remote(2)] == [0, 1]
 
@@ -155,15 +155,15 @@ class Taker:
         return ray.get(self.arguments[0]["inside"])
 
 
-def test_arguments_arrive_as_they_were_and_references_inside_them_stay_references(roost_cluster):
-    taker = roost_cluster.allocate(Taker, "odd", 0, 0, {}, [(Like(), 0), ("roost-ref", 0), ray.put([1])])
+def test_arguments_arrive_as_they_were_and_references_inside_them_stay_references(shared_cluster):
+    taker = shared_cluster.allocate(Taker, "odd", 0, 0, {}, [(Like(), 0), ("roost-ref", 0), ray.put([1])])
     assert ray.get(taker.types.remote(), timeout=60) == ["tuple", "tuple", "list"]
-    holder = roost_cluster.allocate(Taker, "nested", 0, 0, {}, [{"inside": ray.put("kept")}])
+    holder = shared_cluster.allocate(Taker, "nested", 0, 0, {}, [{"inside": ray.put("kept")}])
     assert ray.get(holder.nested.remote(), timeout=60) == "kept"
 
 
-def test_a_constructor_that_raises_is_told_with_its_cause(roost_cluster):
-    handle = roost_cluster.allocate(Worker, "bad", 0, 0, {}, [-1])
+def test_a_constructor_that_raises_is_reported_with_its_cause(shared_cluster):
+    handle = shared_cluster.allocate(Worker, "bad", 0, 0, {}, [-1])
     with pytest.raises(ActorDiedError, match="first is -1"):
         ray.get(handle.where.remote(), timeout=60)
 
@@ -185,28 +185,29 @@ def test_a_constructor_that_raises_is_told_with_its_cause(roost_cluster):
     ],
 )
 def test_what_is_not_there_is_refused_and_nothing_is_started(shared_cluster, arguments, message):
+    before = [worker.address for worker in WorkerManager.get_proxy().get_workers()]
     with pytest.raises(ConfigError, match=message):
         shared_cluster.allocate(*arguments)
-    assert WorkerManager.get_proxy().get_workers() == []
+    assert [worker.address for worker in WorkerManager.get_proxy().get_workers()] == before
 
 
-def test_a_name_already_taken_is_told(roost_cluster):
-    handle = roost_cluster.allocate(Worker, "twin", 0, 0, {})
+def test_a_name_that_is_taken_is_refused(shared_cluster):
+    handle = shared_cluster.allocate(Worker, "twin", 0, 0, {})
     with pytest.raises(NameTaken, match="'twin' exists already"):
-        roost_cluster.allocate(Worker, "twin", 1, 1, {})
+        shared_cluster.allocate(Worker, "twin", 1, 1, {})
     with pytest.raises(NameTaken, match="name of a manager"):
-        roost_cluster.allocate(Worker, "NodeManager", 0, 0, {})
+        shared_cluster.allocate(Worker, "NodeManager", 0, 0, {})
     ray.kill(handle)
     manager = WorkerManager.get_proxy()
     wait_until(lambda: manager.get_workers(["twin"])[0].state is WorkerState.DEAD, "its death is noticed")
-    again = roost_cluster.allocate(Worker, "twin", 1, 1, {})
-    assert ray.get(again.where.remote(), timeout=60) == roost_cluster.get_node_ip(1)
+    again = shared_cluster.allocate(Worker, "twin", 1, 1, {})
+    assert ray.get(again.where.remote(), timeout=60) == shared_cluster.get_node_ip(1)
     assert manager.get_workers(["twin"])[0].node_rank == 1
 
 
-def test_the_worker_manager_follows_an_actor_from_its_request_to_its_end(roost_cluster):
+def test_the_worker_manager_follows_an_actor_from_its_request_to_its_end(shared_cluster):
     manager = WorkerManager.get_proxy()
-    handle = roost_cluster.allocate(Worker, "life", 2, 3, {})
+    handle = shared_cluster.allocate(Worker, "life", 2, 3, {})
     first = manager.get_workers(["life"])[0]
     assert (first.node_rank, first.accelerators) == (2, (3,))
     assert first.since > 0

@@ -1,4 +1,4 @@
-"""`Cluster` on a cluster that is well: one per process, what it finds, node groups, attaching."""
+"""`Cluster` on a healthy cluster: one per process, what it finds, node groups, attaching."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from roost import (
 from waiting import wait_until
 
 
-def test_the_nodes_are_found_in_order_with_what_they_have(roost_cluster, roost_local_cluster):
-    nodes = roost_cluster.nodes
+def test_the_nodes_are_found_in_order_with_what_they_have(shared_cluster, roost_local_cluster):
+    nodes = shared_cluster.nodes
     assert [node.rank for node in nodes] == [0, 1, 2, 3]
     assert [node.address.rpartition(".")[2] for node in nodes] == ["1", "2", "3", "4"]
     assert [node.name for node in nodes] == ["local-0", "local-1", "local-2", "local-3"]
@@ -37,57 +37,57 @@ def test_the_nodes_are_found_in_order_with_what_they_have(roost_cluster, roost_l
     assert {node.interpreter for node in nodes} == {sys.executable}
     assert len({node.network for node in nodes}) == 1
     assert {item["NodeID"] for item in ray.nodes()} == {node.ray_id for node in nodes}
-    assert roost_cluster.address == roost_local_cluster.address
+    assert shared_cluster.address == roost_local_cluster.address
 
 
-def test_what_the_documents_ask_for_is_there(roost_cluster):
-    assert roost_cluster.num_nodes == 4
-    assert roost_cluster.num_accelerators == 12
-    assert roost_cluster.accelerator_ranks == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), ())
-    assert roost_cluster.get_node_ip(2) == roost_cluster.nodes[2].address
-    assert roost_cluster.get_node_info(1).num_gpus == 4
-    assert roost_cluster.get_node_group("cluster").node_ranks == (0, 1, 2, 3)
-    assert roost_cluster.namespace == Cluster.NAMESPACE == "roost"
+def test_what_the_documents_ask_for_is_there(shared_cluster):
+    assert shared_cluster.num_nodes == 4
+    assert shared_cluster.num_accelerators == 12
+    assert shared_cluster.accelerator_ranks == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), ())
+    assert shared_cluster.get_node_ip(2) == shared_cluster.nodes[2].address
+    assert shared_cluster.get_node_info(1).num_gpus == 4
+    assert shared_cluster.get_node_group("cluster").node_ranks == (0, 1, 2, 3)
+    assert shared_cluster.namespace == Cluster.NAMESPACE == "roost"
     proxy = NodeManager.get_proxy()
-    assert proxy.get_nodes() == roost_cluster.nodes
+    assert proxy.get_nodes() == shared_cluster.nodes
     assert proxy.get_num_gpus_per_node() == [4, 4, 4, 0]
-    assert proxy.get_master_ip() == roost_cluster.master_address == roost_cluster.nodes[0].address
-    assert proxy.get_master_port() == roost_cluster.master_port
-    assert proxy.get_topology() == roost_cluster.topology
+    assert proxy.get_master_ip() == shared_cluster.master_address == shared_cluster.nodes[0].address
+    assert proxy.get_master_port() == shared_cluster.master_port
+    assert proxy.get_topology() == shared_cluster.topology
     with pytest.raises(ConfigError, match="no node 4: the cluster has 0-3"):
-        roost_cluster.get_node_info(4)
+        shared_cluster.get_node_info(4)
 
 
-def test_the_live_topology_is_what_the_planner_takes(roost_cluster):
+def test_the_live_topology_is_what_the_planner_takes(shared_cluster):
     job = {
         "cluster": {
             "num_nodes": 4,
             "component_placement": {"actor": "0-7", "env": {"node_group": "node", "placement": "3:0-1"}},
         }
     }
-    plan = make_plan(job, roost_cluster)
+    plan = make_plan(job, shared_cluster)
     assert plan.placement("actor", 5).cluster_node_rank == 1
     assert plan.placement("env", 1).cluster_node_rank == 3
     assert plan.topology.nodes[0].accelerators[0].model == "H100"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
-def test_a_process_has_one_cluster_and_contradictions_are_told():
-    cluster = Cluster(num_nodes=4)
+@pytest.mark.usefixtures("small_local_cluster")
+def test_a_process_has_one_cluster_and_contradictions_raise():
+    cluster = Cluster(num_nodes=1)
     assert Cluster() is cluster
-    assert Cluster(num_nodes=4) is cluster
-    assert Cluster(num_nodes=4, namespace="roost", address=cluster.address) is cluster
-    with pytest.raises(ConfigError, match="num_nodes is 4, not 2"):
+    assert Cluster(num_nodes=1) is cluster
+    assert Cluster(num_nodes=1, namespace="roost", address=cluster.address) is cluster
+    with pytest.raises(ConfigError, match="num_nodes is 1, not 2"):
         Cluster(num_nodes=2)
     with pytest.raises(ConfigError, match="the namespace is 'roost', not 'other'"):
         Cluster(namespace="other")
     with pytest.raises(ConfigError, match="port_range is"):
-        Cluster(num_nodes=4, port_range=(1, 9))
+        Cluster(num_nodes=1, port_range=(1, 9))
     assert Cluster(record=True) is cluster
     with pytest.raises(ConfigError, match="record is True, not False"):
-        Cluster(num_nodes=4, record=False)
+        Cluster(num_nodes=1, record=False)
     with pytest.raises(ConfigError, match="the node groups differ"):
-        Cluster(cluster_cfg={"num_nodes": 4, "node_groups": [{"label": "a", "node_ranks": 0}]})
+        Cluster(cluster_cfg={"num_nodes": 1, "node_groups": [{"label": "a", "node_ranks": 0}]})
     cluster.close()
     cluster.close()
     assert not ray.is_initialized()
@@ -97,7 +97,7 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         with pytest.raises(ClusterError, match="this Cluster is closed"):
             use()
     assert not ray.is_initialized(), "and nothing starts Ray again"
-    with Cluster(num_nodes=4, namespace="mine", record=False) as again:
+    with Cluster(num_nodes=1, namespace="mine", record=False) as again:
         assert again is not cluster
         assert Cluster() is Cluster(record=False) is again
         with pytest.raises(ConfigError, match="record is False, not True"):
@@ -105,10 +105,10 @@ def test_a_process_has_one_cluster_and_contradictions_are_told():
         assert again.namespace == "mine"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
-def test_after_close_the_names_are_free_at_once():
+@pytest.mark.usefixtures("small_local_cluster")
+def test_after_close_the_names_are_free_immediately():
     for _ in range(2):
-        with Cluster(num_nodes=4) as cluster:
+        with Cluster(num_nodes=1) as cluster:
             assert cluster.namespace == "roost"
             assert sorted(list_named_actors()) == ["CollectiveManager", "NodeManager", "WorkerManager"]
 
@@ -167,30 +167,30 @@ def test_the_section_of_a_config_gives_nodes_and_groups():
         ({"cluster_cfg": {"node_groups": [{"label": "a", "node_ranks": 9}]}}, "node rank 9"),
     ],
 )
-def test_a_mistake_in_the_arguments_is_told_and_nothing_stays_open(arguments, message):
+def test_a_mistake_in_the_arguments_raises_and_nothing_stays_open(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Cluster(**arguments)
     assert not ray.is_initialized()
 
 
-def test_an_address_where_nothing_answers_is_told_in_words():
+def test_an_address_where_nothing_answers_raises_with_that_address():
     with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:9"):
         Cluster(num_nodes=1, address="127.0.0.1:9")
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
-def test_somebody_elses_ray_init_is_refused():
+@pytest.mark.usefixtures("small_local_cluster")
+def test_a_process_that_called_ray_init_itself_is_refused():
     ray.init(log_to_driver=False)
     try:
         with pytest.raises(ClusterError, match="initialised already") as caught:
             Cluster(num_nodes=1)
         assert "leave out ray.init" in str(caught.value)
-        assert ray.is_initialized(), "a connection of somebody else stays"
+        assert ray.is_initialized(), "the connection that other code made stays"
     finally:
         ray.shutdown()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_an_old_ray_is_refused_with_both_versions(monkeypatch):
     monkeypatch.setattr(ray, "__version__", "2.46.1")
     with pytest.raises(ClusterError, match=r"Ray 2\.46\.1, and Roost needs Ray 2\.47\.0"):
@@ -267,23 +267,23 @@ def test_a_custom_kind_is_checked_on_its_own_node(tmp_path):
     assert not ray.is_initialized()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
-def test_looking_at_the_class_connects_to_nothing():
+@pytest.mark.usefixtures("small_local_cluster")
+def test_inspecting_the_class_does_not_connect():
     assert callable(Cluster.allocate)
     assert dict(inspect.getmembers(Cluster))["allocate"].__doc__.startswith("Start an actor")
     assert not ray.is_initialized()
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
-def test_somebody_who_shuts_ray_down_under_us_does_no_harm():
-    cluster = Cluster(num_nodes=4)
+@pytest.mark.usefixtures("small_local_cluster")
+def test_a_ray_shutdown_by_other_code_does_no_harm():
+    cluster = Cluster(num_nodes=1)
     ray.shutdown()
     watch = cluster.context.watch
     wait_until(lambda: not watch._thread.is_alive(), "the watch has ended, and connects to nothing")
     assert not ray.is_initialized()
     cluster.close()
-    with Cluster(num_nodes=4) as again:
-        assert again.num_nodes == 4
+    with Cluster(num_nodes=1) as again:
+        assert again.num_nodes == 1
 
 
 class Visitor:
@@ -309,21 +309,21 @@ class Visitor:
         return Cluster().namespace
 
 
-def test_a_worker_attaches_and_sees_the_same(roost_cluster):
-    worker = roost_cluster.allocate(Visitor, "visitor", 2, 1, {})
+def test_a_worker_attaches_and_sees_the_same(shared_cluster):
+    worker = shared_cluster.allocate(Visitor, "visitor", 2, 1, {})
     seen = ray.get(worker.visit.remote(), timeout=60)
-    expected = (roost_cluster.namespace, roost_cluster.topology, roost_cluster.master_port, roost_cluster.nodes)
+    expected = (shared_cluster.namespace, shared_cluster.topology, shared_cluster.master_port, shared_cluster.nodes)
     assert seen == expected
     assert "num_nodes is 4, not 99" in ray.get(worker.contradict.remote(), timeout=60)
-    same = {"num_nodes": 4, "address": roost_cluster.address, "namespace": "roost"}
+    same = {"num_nodes": 4, "address": shared_cluster.address, "namespace": "roost"}
     assert ray.get(worker.call_as_the_driver.remote(**same), timeout=60)
     assert ray.get(worker.close.remote(), timeout=60) == "roost", "a worker that lets go takes nothing away"
-    assert NodeManager.get_proxy().get_nodes() == roost_cluster.nodes
+    assert NodeManager.get_proxy().get_nodes() == shared_cluster.nodes
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_a_task_attaches_too():
-    with Cluster(num_nodes=4, namespace="tasks"):
+    with Cluster(num_nodes=1, namespace="tasks"):
 
         @ray.remote(num_cpus=0)
         def look() -> str:
@@ -332,7 +332,7 @@ def test_a_task_attaches_too():
         assert ray.get(look.remote(), timeout=60) == "tasks"
 
 
-@pytest.mark.usefixtures("roost_local_cluster")
+@pytest.mark.usefixtures("small_local_cluster")
 def test_with_no_job_there_is_nothing_to_attach_to():
     with pytest.raises(ClusterError, match="no job to attach to"):
         Cluster()
@@ -341,10 +341,10 @@ def test_with_no_job_there_is_nothing_to_attach_to():
     assert not ray.is_initialized()
 
 
-def test_a_fork_does_not_take_the_parents_cluster(roost_cluster):
+def test_a_fork_does_not_take_the_parents_cluster(shared_cluster):
     child = os.fork()
     if child == 0:
         # Nothing of pytest may run in the child.
-        os._exit(0 if Cluster._current is roost_cluster and roost_cluster._pid != os.getpid() else 1)
+        os._exit(0 if Cluster._current is shared_cluster and shared_cluster._pid != os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert NodeManager.get_proxy().get_nodes()

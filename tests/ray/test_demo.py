@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and its training with several seeds."""
+"""The demo as a new user runs it, and its training on several seeds."""
 
 from __future__ import annotations
 
@@ -38,15 +38,17 @@ class Silent:
         self.restarts.append(restart)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("roost_local_cluster")
 @pytest.mark.parametrize("mode", Mode)
-def test_the_return_rises_with_other_seeds(mode):
+def test_the_return_rises_with_other_seeds(mode, rounds):
     # The whole demo covers seed 0. Half the number of workers is enough to learn.
     job = make_job(mode, workers=2)
     goal = Goal(mean_return=90, seconds=150)
     with Cluster(cluster_cfg=job["cluster"], quiet=True) as cluster:
         plan = make_plan(job, cluster)
-        for seed in (1, 2):
+        for number in rounds():
+            seed = number + 1
             trained = train(cluster, plan, mode, seed=seed, goal=goal, kill=False, watcher=Silent())
             assert trained.before < 45, f"seed {seed} starts from an untrained policy"
             assert trained.after >= 90, f"seed {seed}: {[round(item.mean_return) for item in trained.rounds]}"
@@ -106,7 +108,6 @@ def test_ctrl_c_during_the_launch_leaves_no_process_behind(tmp_path):
         stderr=subprocess.STDOUT,
         text=True,
         env=_env(80),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     lines = []
     for line in process.stdout:

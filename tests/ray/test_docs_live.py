@@ -1,7 +1,7 @@
 """The blocks of the docs that need a live cluster, run on a local one, page by page, in the order of the page.
 
-- `<!-- ray: 2x4,1x0 -->` before a block: it runs with the environment of such a cluster, one for all blocks of the
-  page with the same spec. `<!-- ray: own -->`: it brings its own cluster, and a folder for `roost up`.
+- `<!-- ray: 2x4,1x0 -->` before a block: it runs with the environment of such a cluster, which pages with the same
+  spec share. `<!-- ray: own -->`: it brings its own cluster, and has a folder for `roost up`.
 - A block whose first line is `# file: NAME` is written to that file. Any other Python block is a program of its own.
 - `needs: hydra` in the same comment: it is left out where that package is not installed.
 - A text block right after is what it prints, where `…` stands for anything and columns may be wider or narrower.
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,13 +24,20 @@ import pytest
 from docs.blocks import PAGES, ROOT, Block, blocks_of
 from roost.testing import LocalCluster, local_cluster
 
-LIVE_PAGES = [page for page in PAGES if any("ray" in block.notes for block in blocks_of(page))]
+
+def specs_of(page: Path) -> list[str]:
+    """The clusters that a page needs."""
+    return sorted({block.notes["ray"] for block in blocks_of(page) if "ray" in block.notes})
+
+
+# Pages that need the same cluster come one after the other.
+LIVE_PAGES = sorted((page for page in PAGES if specs_of(page)), key=specs_of)
 NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """What every block sees: our own `roost` first, no cluster, and a folder for practice clusters of its own."""
+    """What every block sees: this `roost` first on the path, no cluster, and a folder for the page's `roost up`."""
     # pytest's own folder is too long for the sockets below it.
     own = tempfile.mkdtemp(prefix="roost-docs-")
     found = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
@@ -44,33 +50,56 @@ def environment() -> Iterator[dict[str, str]]:
         "PYTHONIOENCODING": "utf-8",
     }
     yield found
-    # A block that failed may have left its practice cluster up.
-    subprocess.run(["roost", "down"], env=found, check=False, capture_output=True)  # noqa: S607 - the one of PATH
+    # A block that failed may have left its local cluster up.
+    if any(Path(own).iterdir()):
+        command = [sys.executable, "-m", "roost", "down"]
+        subprocess.run(command, env=found, check=False, capture_output=True, timeout=120)
     shutil.rmtree(own, ignore_errors=True)
 
 
+class Clusters:
+    """The local cluster that the pages use now; it is replaced when a page wants another one."""
+
+    def __init__(self) -> None:
+        self._spec = ""
+        self._running: LocalCluster | None = None
+
+    def get(self, spec: str) -> LocalCluster:
+        if spec != self._spec or self._running is None:
+            self.stop()
+            self._spec, self._running = spec, local_cluster(spec)
+            self._running.start()
+        return self._running
+
+    def stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Clusters]:
+    shared = Clusters()
+    yield shared
+    shared.stop()
+
+
 @pytest.mark.parametrize("page", LIVE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_live_block_of_a_page_works(page, tmp_path, environment):
-    clusters: dict[str, LocalCluster] = {}
+def test_every_live_block_of_a_page_works(page, tmp_path, environment, clusters):
     printed: str | None = None
-    with ExitStack() as stack:
-        for block in blocks_of(page):
-            where = f"{page.name}, block in line {block.line}"
-            if block.language == "text" and block.follows and printed is not None:
-                assert is_alike(block.text, printed), f"{where}: this is not what is printed:\n{printed}"
-            printed = None
-            spec = block.notes.get("ray")
-            if "needs" in block.notes and find_spec(block.notes["needs"]) is None:
-                continue
-            if block.file is not None and (spec or block.language == "yaml"):
-                (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-            elif spec:
-                if spec != "own" and spec not in clusters:
-                    clusters[spec] = local_cluster(spec)
-                    clusters[spec].start()
-                    stack.callback(clusters[spec].stop)
-                joined = clusters[spec].environment if spec != "own" else {}
-                printed = run_block(block, tmp_path, environment | joined, where)
+    for block in blocks_of(page):
+        where = f"{page.name}, block in line {block.line}"
+        if block.language == "text" and block.follows and printed is not None:
+            assert is_alike(block.text, printed), f"{where}: this is not what is printed:\n{printed}"
+        printed = None
+        spec = block.notes.get("ray")
+        if "needs" in block.notes and find_spec(block.notes["needs"]) is None:
+            continue
+        if block.file is not None and (spec or block.language == "yaml"):
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+        elif spec:
+            joined = clusters.get(spec).environment if spec != "own" else {}
+            printed = run_block(block, tmp_path, environment | joined, where)
 
 
 def run_block(block: Block, folder: Path, environment: dict[str, str], where: str) -> str:
@@ -105,6 +134,6 @@ def is_alike(expected: str, printed: str) -> bool:
     return re.fullmatch(".*?".join(parts), printed, re.S) is not None
 
 
-def test_an_ellipsis_stands_for_anything():
+def test_an_ellipsis_matches_anything():
     assert is_alike("node 0  127.…  8 x H100\n…end\n", "node 0    127.0.0.1  8 x H100\nmore\nthe end\n")
     assert not is_alike("node 0  127.…  8 x H100\n", "node 0  127.0.0.1  4 x H100\n")

@@ -1,4 +1,4 @@
-"""Jobs as processes: two at once, attaching from outside, and every way for a driver to end."""
+"""Jobs as processes: two at the same time, attaching from outside, and every way for a driver to end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roost.runtime.status import get_status
 from roost.testing import LocalCluster, local_cluster
 from waiting import is_gone, wait_until
 
-# A job that says its namespace and its processes, and then does what the test wants.
+# A job that prints its namespace and its processes, and then does what the test wants.
 JOB = """
 import os, signal, subprocess, sys, time
 import ray
@@ -29,7 +29,7 @@ class Worker:
         return os.getpid(), Cluster().namespace
 
     def leave_a_child(self):
-        # As a server that makes itself a daemon: nobody's child any more.
+        # As a server that becomes a daemon: no process is its parent any more.
         code = "import os, time\\nif os.fork() == 0:\\n    os.setsid()\\n    time.sleep(1000)"
         subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -58,7 +58,7 @@ OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
 
 @pytest.fixture(scope="module")
 def roost_local_cluster() -> Iterator[LocalCluster]:
-    """A smaller cluster than the other tests have: here many drivers join it one after the other."""
+    """A smaller cluster than the other tests use, because many drivers join it one after the other."""
     with local_cluster("2x1") as local:
         yield local
 
@@ -78,7 +78,7 @@ def look_from_elsewhere() -> dict:
     return json.loads(done.stdout)
 
 
-def test_two_jobs_at_once_have_namespaces_of_their_own(driver):
+def test_two_jobs_at_the_same_time_have_separate_namespaces(driver):
     jobs = [driver(job(WAIT)) for _ in range(2)]
     said = [item.line().split() for item in jobs]
     names = sorted(words[0] for words in said)
@@ -198,7 +198,7 @@ def test_when_the_head_is_gone_close_comes_back_and_the_driver_lives(driver):
 
 
 @pytest.mark.usefixtures("roost_cluster")
-def test_somebody_elses_actor_with_our_names_is_not_taken_for_a_job():
+def test_an_actor_of_other_code_with_the_name_of_a_manager_is_not_a_job():
     foreign = ray.remote(num_cpus=0)(dict).options(name="NodeManager", namespace="theirs").remote()
     try:
         found = {item["namespace"]: item for item in look_from_elsewhere()["jobs"]}

@@ -1,4 +1,4 @@
-"""Bad days of a group, on real processes: what is raised, what it says, and what is left."""
+"""Failures of a group on real processes: what is raised, what the message says, and what is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roost import (
 )
 from roost.runtime.process.actor import MethodKind, make_actor_class
 from roost.testing import local_cluster
-from waiting import is_gone, wait_until
+from waiting import is_gone, press_ctrl_c, wait_until
 from workers import Performer, Stubborn, TwoArguments, Waiter
 
 FOUR = PackedPlacementStrategy(2, 5)
@@ -38,7 +38,7 @@ FOUR = PackedPlacementStrategy(2, 5)
 
 @pytest.fixture
 def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
-    """Four workers that tests in a row share; those that a test killed are restarted."""
+    """Four workers that the tests share; those that a test killed are restarted."""
     group = keep("actor", lambda: Performer.create_group().launch(shared_cluster, FOUR, name="actor"))
     for rank in set(group.ranks) - set(group.alive):
         group.restart(rank)
@@ -91,7 +91,7 @@ def test_waiting_again_raises_again_and_not_twice_as_much(actor):
     assert isinstance(result.outcomes()[0].error, ValueError)
 
 
-def test_one_failure_is_told_while_the_others_still_wait(actor, tmp_path):
+def test_one_failure_is_raised_while_the_other_ranks_still_wait(actor, tmp_path):
     result = actor.fail_or_wait(2, str(tmp_path))
     with pytest.raises(RuntimeError, match="one of us is missing") as caught:
         result.wait(120)
@@ -99,7 +99,7 @@ def test_one_failure_is_told_while_the_others_still_wait(actor, tmp_path):
     (tmp_path / "never").touch()
 
 
-def test_a_large_failure_is_told_at_once_too(actor, tmp_path):
+def test_a_large_failure_is_raised_immediately_too(actor, tmp_path):
     result = actor.fail_large(1, str(tmp_path))
     with pytest.raises(WorkerFailed, match=r"actor:1 .* ValueError: xxx") as caught:
         result.wait(120)
@@ -108,7 +108,7 @@ def test_a_large_failure_is_told_at_once_too(actor, tmp_path):
 
 
 @pytest.mark.parametrize(("method", "text"), [("interrupt", "KeyboardInterrupt"), ("stop_iteration", "StopIteration")])
-def test_what_would_upset_the_callers_own_code_is_described(actor, method, text):
+def test_exceptions_that_control_the_callers_own_code_arrive_as_worker_failed(actor, method, text):
     with pytest.raises(WorkerFailed, match=f"{text}: from inside"):
         actor[0].call(method).wait(60)
     assert actor.rank_of().wait(60) == [0, 1, 2, 3]
@@ -142,7 +142,7 @@ def test_an_exception_that_cannot_be_pickled_is_described(actor):
     assert not isinstance(caught.value, TwoArguments)
 
 
-def test_a_result_that_cannot_be_pickled_is_told(actor):
+def test_a_result_that_cannot_be_pickled_is_reported(actor):
     with pytest.raises(WorkerFailed, match=r"actor:1 .*: its result cannot be sent: .*lock") as caught:
         actor[1].unpicklable_result().wait(60)
     assert "unpicklable_result" in str(caught.value)
@@ -166,7 +166,7 @@ def test_a_constructor_argument_that_cannot_be_pickled_starts_nothing(shared_clu
     assert not [name for name in list_named_actors() if name.startswith("locked")]
 
 
-def test_a_method_that_does_not_exist_is_told_at_once(actor):
+def test_a_method_that_does_not_exist_raises_immediately(actor):
     with pytest.raises(AttributeError, match="have no method 'rank_off'; did you mean 'rank_of'"):
         actor.rank_off  # noqa: B018 - the access is the test
     with pytest.raises(AttributeError, match="no method 'xyz'; it has"):
@@ -248,9 +248,9 @@ def test_a_worker_that_is_killed_in_its_constructor_is_named(shared_cluster, tmp
     assert not [name for name in list_named_actors() if name.startswith("stubborn")]
 
 
-def test_a_closed_group_and_a_closed_cluster_refuse_calls(roost_cluster):
+def test_a_closed_group_and_a_closed_cluster_refuse_calls(small_cluster):
     strategy = NodePlacementStrategy([0])
-    group = Performer.create_group().launch(roost_cluster, strategy, name="closed")
+    group = Performer.create_group().launch(small_cluster, strategy, name="closed")
     narrowed = group[0]
     group.close()
     group.close()
@@ -258,16 +258,16 @@ def test_a_closed_group_and_a_closed_cluster_refuse_calls(roost_cluster):
         with pytest.raises(ClusterError, match="'closed' is closed"):
             call()
     assert group.alive == []
-    other = Performer.create_group().launch(roost_cluster, strategy, name="other")
+    other = Performer.create_group().launch(small_cluster, strategy, name="other")
     result = other.rank_of()
-    roost_cluster.close()
+    small_cluster.close()
     for call in (other.rank_of, result.wait, result.done, result.outcomes, lambda: list(result)):
         with pytest.raises(ClusterError, match="closed"):
             call()
     assert other.alive == []
     assert not ray.is_initialized(), "nothing of this has started another Ray"
     with pytest.raises(ClusterError, match="this Cluster is closed"):
-        Performer.create_group().launch(roost_cluster, strategy)
+        Performer.create_group().launch(small_cluster, strategy)
 
 
 def test_a_dead_rank_is_restarted_in_its_place(actor):
@@ -287,7 +287,7 @@ def test_a_dead_rank_is_restarted_in_its_place(actor):
     assert set(actor.listen().wait(60)) == {before[0]["master"][1]}
 
 
-def test_a_group_that_is_closed_while_a_restart_hangs_is_closed_at_once(shared_cluster, tmp_path):
+def test_a_group_closes_immediately_while_a_restart_hangs(shared_cluster, tmp_path):
     (tmp_path / "go").touch()
     strategy = PackedPlacementStrategy(0, 0)
     group = Waiter.create_group(str(tmp_path)).launch(shared_cluster, strategy, name="waiter", restarts=1)
@@ -318,7 +318,7 @@ def test_a_call_that_comes_before_the_constructor_ran_says_so(shared_cluster):
     ray.kill(early)
 
 
-def test_restarts_are_made_by_themselves_as_often_as_allowed(shared_cluster):
+def test_dead_ranks_restart_automatically_as_often_as_allowed(shared_cluster):
     strategy = PackedPlacementStrategy(0, 1)
     with Performer.create_group().launch(shared_cluster, strategy, name="phoenix", restarts=2) as group:
         for _ in range(2):
@@ -417,13 +417,10 @@ def test_what_a_driver_launched_ends_with_it(driver, shared_cluster):
 
 
 def test_a_launch_that_is_interrupted_stops_what_it_started(shared_cluster, tmp_path):
-    main = threading.main_thread().ident
-
     def interrupt() -> None:
         wait_until(lambda: list(tmp_path.glob("pid-*")), "the constructor runs")
-        signal.pthread_kill(main, signal.SIGINT)
+        press_ctrl_c()
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     try:
@@ -431,11 +428,10 @@ def test_a_launch_that_is_interrupted_stops_what_it_started(shared_cluster, tmp_
             Stubborn.create_group(str(tmp_path), 0).launch(shared_cluster, FOUR, name="stopped")
     finally:
         interrupter.join(60)
-        signal.signal(signal.SIGINT, before)
     assert not [name for name in list_named_actors() if name.startswith("stopped")]
 
 
-def test_a_timeout_that_ends_in_time_is_no_failure(actor, tmp_path):
+def test_a_call_can_still_succeed_after_a_wait_timed_out(actor, tmp_path):
     result = actor.wait_for(str(tmp_path), "go")
     with pytest.raises(CallTimedOut, match="4 ranks of 4"):
         result.wait(timeout=0.05)
@@ -457,6 +453,6 @@ def _named_like(pids: set[int]) -> list[str]:
     return [command for command in found if command.startswith("ray::Performer")]
 
 
-def test_the_driver_is_connected_still(shared_cluster):
+def test_the_driver_is_still_connected(shared_cluster):
     assert ray.is_initialized()
     assert shared_cluster.num_nodes == 4

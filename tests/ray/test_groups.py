@@ -1,4 +1,4 @@
-"""Groups on real processes: who a worker is, where it is, and every way to call it."""
+"""Groups on real processes: what a worker knows about itself, where it runs, and every way to call it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ JOB = {"cluster": {"num_nodes": 4, "component_placement": {"actor": "1-2,6-8", "
 
 @pytest.fixture
 def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
-    """A group over three nodes that tests in a row share, and none of them breaks."""
+    """A group over three nodes that the tests share; none of them breaks it."""
     strategy = make_plan(JOB, shared_cluster).get_strategy("actor")
     draft, environment = Performer.create_group("hello"), {"MY_SETTING": "mine"}
     return keep("actor", lambda: draft.launch(shared_cluster, strategy, name="actor", env_vars=environment))
@@ -84,7 +84,7 @@ def test_the_drivers_environment_is_not_copied(shared_cluster, monkeypatch):
     assert found["GIVEN"] == "1"
 
 
-def test_values_of_variables_are_not_to_be_seen_in_rays_records(shared_cluster):
+def test_values_of_variables_do_not_appear_in_rays_records(shared_cluster):
     secret = "do-not-show-this-anywhere"  # noqa: S105 - it is made up
     strategy = NodePlacementStrategy([0])
     with Performer.create_group().launch(
@@ -115,7 +115,7 @@ def test_search_paths_are_joined_with_those_of_the_node_and_not_written_over(sha
             assert set(before.split(":")) - {""} <= set(found[name].split(":")), name
 
 
-def test_a_module_of_no_use_is_not_loaded(actor):
+def test_workers_do_not_load_modules_that_they_do_not_need(actor):
     loaded = set(actor[0].modules().wait(60)[0])
     assert not loaded & {"torch", "omegaconf", "rich", "typer"}
 
@@ -150,7 +150,7 @@ def test_a_group_can_be_sent_to_a_worker_and_narrowed_by_any_kind_of_number(acto
 
 
 @pytest.mark.parametrize("which", [5, -6])
-def test_a_rank_that_is_not_there_is_told(actor, which):
+def test_a_rank_that_does_not_exist_raises(actor, which):
     with pytest.raises(IndexError, match=r"no rank .* it has ranks 0-4"):
         actor[which]
     with pytest.raises(ConfigError, match="no rank"):
@@ -257,7 +257,7 @@ def test_max_concurrency_lets_calls_overlap(shared_cluster, tmp_path):
     with Performer.create_group().launch(shared_cluster, strategy, name="threads", max_concurrency=2) as group:
         waiting = group.wait_for(str(tmp_path), "go")
         wait_until(lambda: (tmp_path / "waiting-0").exists(), "the first call runs")
-        assert group.rank_of().wait(60) == [0], "a second call is served beside it"
+        assert group.rank_of().wait(60) == [0], "a second call is served at the same time"
         (tmp_path / "go").touch()
         assert waiting.wait(60) == [0]
 
@@ -422,12 +422,12 @@ def test_what_a_worker_changes_about_what_it_sees_is_an_error_that_shows_both(sh
         ({"restarts": -1}, "restarts is -1"),
     ],
 )
-def test_a_wrong_launch_is_told_before_anything_is_started(shared_cluster, arguments, message):
+def test_wrong_launch_options_raise_before_anything_starts(shared_cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
         Blind.create_group().launch(shared_cluster, **arguments)
 
 
-def test_a_wrong_constructor_argument_is_told_at_once():
+def test_a_wrong_constructor_argument_raises_immediately():
     with pytest.raises(TypeError, match=r"Performer.create_group: got an unexpected keyword argument 'wrod'"):
         Performer.create_group(wrod="hello")
 
@@ -457,7 +457,7 @@ def test_the_interpreter_of_the_node_group_runs_the_worker(tmp_path):
 
 
 def _other_python(folder: Path) -> Path:
-    """A virtual environment beside the one that runs the tests, with the same packages."""
+    """A second virtual environment with the packages of the one that runs the tests."""
     (folder / "bin").mkdir(parents=True)
     (folder / "pyvenv.cfg").write_bytes((Path(sys.prefix) / "pyvenv.cfg").read_bytes())
     (folder / "lib").symlink_to(Path(sys.prefix) / "lib")

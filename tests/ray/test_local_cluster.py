@@ -1,4 +1,4 @@
-"""`local_cluster`: real nodes that come quickly, keep to themselves, and go without a trace."""
+"""`local_cluster`: real nodes that start quickly, stay apart from other clusters, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import psutil
 import pytest
 import ray
 
-from roost import Cluster, ClusterError, ConfigError
+from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy
 from roost.machine.folders import socket_folder
 from roost.testing import LocalCluster, LocalNode, local_cluster
 from waiting import is_gone, wait_until
+from workers import Performer
 
 
 def processes_of(local: LocalCluster) -> list[psutil.Process]:
-    """All that descends from the cluster's keeper, and the keeper."""
+    """The cluster's keeper and all its descendants."""
     keeper = psutil.Process(local.keeper_pid)
     return [keeper, *keeper.children(recursive=True)]
 
@@ -100,7 +101,7 @@ def test_nodes_come_and_go():
             local.kill_node(1)
 
 
-def test_two_local_clusters_at_once_do_not_meet():
+def test_two_local_clusters_at_the_same_time_stay_apart():
     with local_cluster("1x1") as one, local_cluster("2x2") as other:
         assert one.address != other.address
         assert one.folder.parent == other.folder.parent == socket_folder()
@@ -122,13 +123,28 @@ def test_the_plain_way_gives_the_same_cluster():
     assert all(is_gone(process.pid) for process in started)
 
 
-@pytest.mark.usefixtures("roost_cluster")
+@pytest.mark.usefixtures("small_cluster")
 def test_a_runtime_env_works_on_a_local_cluster():
     @ray.remote(num_cpus=0, runtime_env={"env_vars": {"ROOST_TEST": "yes"}})
     def look() -> str | None:
         return os.environ.get("ROOST_TEST")
 
     assert ray.get(look.remote(), timeout=60) == "yes"
+
+
+def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_and_can_do_without_it(small_cluster):
+    strategy = NodePlacementStrategy([0, 0])
+    with Performer.create_group().launch(small_cluster, strategy, name="forked") as group:
+        (parent,) = {psutil.Process(pid).ppid() for pid in group.pid().wait(60)}
+        assert "--serve" in psutil.Process(parent).cmdline()
+        os.kill(parent, signal.SIGKILL)
+        wait_until(lambda: is_gone(parent), "the process that forks is gone")
+        with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="later") as later:
+            assert later.rank_of().wait(60) == [0], "a worker that does not find it takes its place"
+            second = psutil.Process(later.pid().wait(60)[0]).ppid()
+        assert group.rank_of().wait(60) == [0, 1], "and those that it forked live on"
+    small_cluster.close()
+    wait_until(lambda: is_gone(second), "it ends after its last worker")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +156,7 @@ def test_a_wrong_description_starts_nothing(spec, message):
         local_cluster(spec)
 
 
-def test_a_node_that_cannot_start_is_told_and_nothing_is_left():
+def test_a_node_that_cannot_start_is_reported_and_nothing_is_left():
     local = local_cluster([LocalNode(resources={"GPU": 1})])
     with pytest.raises(ClusterError, match="node 0"):
         local.start()

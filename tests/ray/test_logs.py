@@ -1,4 +1,4 @@
-"""What workers print: in files of their own, shown by the driver, fetched from other machines, read by a command."""
+"""What workers print: one file each, shown by the driver, fetched from other machines, read by a command."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.fixture
 def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
-    """Two workers on two nodes, which tests in a row share."""
+    """Two workers on two nodes that the tests share."""
     strategy = PackedPlacementStrategy(3, 4)
     return keep("actor", lambda: Performer.create_group().launch(shared_cluster, strategy, name="actor"))
 
 
 def log_of(cluster: Cluster, rank: int, group: str = "actor") -> Path:
     return Path(cluster.run_dir) / "logs" / group / f"{rank}.log"
-
-
-def roost(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "roost", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_each_worker_has_a_log_of_its_own_with_all_that_it_prints(shared_cluster, actor):
@@ -46,37 +41,36 @@ def test_each_worker_has_a_log_of_its_own_with_all_that_it_prints(shared_cluster
         assert "a detail" not in text, "details are for those who ask for them"
 
 
-def test_what_is_binary_is_kept_as_it_is_and_shown_so_that_no_terminal_is_upset(shared_cluster, actor):
+def test_binary_output_is_kept_as_it_is_and_escaped_on_the_terminal(shared_cluster, actor, roost):
     actor[0].say_binary().wait(60)
     data = log_of(shared_cluster, 0).read_bytes()
     assert b"\xff\x00\x1b[2Jbinary\n" in data
     assert b"straight to the descriptor \xfe\n" in data
-    done = roost("logs", "actor:0", "--run", shared_cluster.run_dir)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    assert "\\x00\\x1b[2Jbinary" in done.stdout
+    code, out, err = roost("logs", "actor:0", "--run", shared_cluster.run_dir)
+    assert code == 0, err
+    assert "\x1b" not in out
+    assert "\\x00\\x1b[2Jbinary" in out
     with pytest.raises(ValueError, match="bad reward") as caught:
         actor[0].fail([0]).wait(60)
     assert "\\x1b[2Jbinary" in "".join(caught.value.__notes__)
 
 
-def test_the_command_shows_one_worker_a_group_the_end_and_what_there_is(shared_cluster, actor):
+def test_the_command_shows_one_worker_a_group_the_last_lines_or_a_list(shared_cluster, actor, roost):
     actor.map("say", ["first\nsecond\nthird", "only this"]).wait(60)
     run = ("--run", shared_cluster.run_dir)
-    assert roost("logs", "actor:0", "-n", "2", *run).stdout == "second\nthird\n"
-    assert roost("logs", "actor:0", "-n", "0", *run).stdout == ""
-    both = roost("logs", "actor", "-n", "1", *run).stdout
-    assert both == "actor:0 | third\nactor:1 | only this\n"
-    listed = roost("logs", *run)
-    assert "actor:0" in listed.stdout
-    assert str(log_of(shared_cluster, 1)) in listed.stdout
-    wrong = roost("logs", "actr:0", *run)
-    assert wrong.returncode == 2
-    assert "no log of 'actr:0'" in wrong.stderr
-    assert "actor:0 and actor:1" in wrong.stderr
-    assert roost("logs", "../actor:0", *run).returncode == 2
-    assert "there is no folder /nowhere" in roost("logs", "actor", "--run", "/nowhere").stderr
-    assert "there are no logs in /" in roost("logs", "actor", "--run", "/").stderr
+    assert roost("logs", "actor:0", "-n", "2", *run)[1] == "second\nthird\n"
+    assert roost("logs", "actor:0", "-n", "0", *run)[1] == ""
+    assert roost("logs", "actor", "-n", "1", *run)[1] == "actor:0 | third\nactor:1 | only this\n"
+    _, listed, _ = roost("logs", *run)
+    assert "actor:0" in listed
+    assert str(log_of(shared_cluster, 1)) in listed
+    code, _, err = roost("logs", "actr:0", *run)
+    assert code == 2
+    assert "no log of 'actr:0'" in err
+    assert "actor:0 and actor:1" in err
+    assert roost("logs", "../actor:0", *run)[0] == 2
+    assert "there is no folder /nowhere" in roost("logs", "actor", "--run", "/nowhere")[2]
+    assert "there are no logs in /" in roost("logs", "actor", "--run", "/")[2]
 
 
 def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
@@ -91,7 +85,7 @@ def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
     assert set(shown.read_text().splitlines()) == {"and on"}
 
 
-def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be_quiet(driver):
+def test_the_driver_shows_what_workers_print_with_their_names_unless_quiet(driver):
     code = f"""
         import sys
         sys.path.insert(0, {str(TESTS)!r})
@@ -116,19 +110,19 @@ def test_the_driver_shows_what_workers_print_with_their_names_unless_it_is_to_be
     assert (said, complained) == ("ok\n", "")
 
 
-def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(roost_local_cluster):
+def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(small_cluster):
     screen = io.StringIO()
-    with Cluster(num_nodes=len(roost_local_cluster.nodes)) as cluster:
-        cluster.context.console.stream = screen
-        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="much") as group:
-            group.say_much(100).wait(300)
-            path = log_of(cluster, 0, "much")
-            assert path.stat().st_size > 100 * 2**20
-            with pytest.raises(ValueError, match="bad reward") as caught:
-                group.fail([0]).wait(60)
-            assert "the last line" in "".join(caught.value.__notes__)
-            assert len("".join(caught.value.__notes__)) < 100_000
-        path.unlink()
+    small_cluster.context.console.stream = screen
+    with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="much") as group:
+        group.say_much(100).wait(300)
+        path = log_of(small_cluster, 0, "much")
+        assert path.stat().st_size > 100 * 2**20
+        with pytest.raises(ValueError, match="bad reward") as caught:
+            group.fail([0]).wait(60)
+        assert "the last line" in "".join(caught.value.__notes__)
+        assert len("".join(caught.value.__notes__)) < 100_000
+    path.unlink()
+    small_cluster.close()
     shown = screen.getvalue()
     assert "much:0 | the last line" in shown
     assert "MiB not shown, see" in shown

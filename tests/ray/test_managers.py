@@ -1,4 +1,4 @@
-"""The managers: thousands at once, leases that are never doubled, and a death that is said."""
+"""The managers: thousands of workers, leases that never overlap, and reports of a manager's death."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def records(count: int, prefix: str = "actor") -> list[WorkerRecord]:
     ]
 
 
-@pytest.mark.usefixtures("roost_cluster")
+@pytest.mark.usefixtures("small_cluster")
 def test_ten_thousand_workers_are_registered_and_read_back_in_one_call_each():
     manager = WorkerManager.get_proxy()
     manager.register(records(10_000))
@@ -96,13 +96,13 @@ def test_a_thousand_leases_from_sixteen_callers_have_no_port_twice(shared_cluste
     ("arguments", "message"),
     [((4,), "no node 4"), ((0, 0), "1 x 0 ports were asked for: ask for 1 to"), ((0, 5000), "ask for 1 to")],
 )
-def test_a_wrong_request_for_ports_is_told(shared_cluster, arguments, message):
+def test_a_wrong_request_for_ports_raises(shared_cluster, arguments, message):
     with pytest.raises(ConfigError, match=message):
         shared_cluster.lease_ports(*arguments)
 
 
 @pytest.mark.usefixtures("roost_local_cluster")
-def test_a_port_in_use_is_passed_over_and_a_full_range_is_told():
+def test_a_port_in_use_is_skipped_and_a_full_range_raises():
     first = 31_000
     everything = set(range(first, first + 10))
     with Cluster(num_nodes=4, port_range=(first, first + 9)) as cluster, socket.socket() as other:
@@ -147,10 +147,10 @@ class Holder:
         return os.getpid()
 
 
-def test_ports_come_back_when_their_holder_dies(roost_cluster):
+def test_ports_come_back_when_their_holder_dies(shared_cluster):
     manager = NodeManager.get_proxy()
     before = manager.count_leased_ports()
-    holder = roost_cluster.allocate(Holder, "holder", 1, 0, {})
+    holder = shared_cluster.allocate(Holder, "holder", 1, 0, {})
     name, ports = ray.get(holder.lease.remote(5), timeout=60)
     assert name == "holder"
     assert ports == list(range(ports[0], ports[0] + 5))
@@ -159,20 +159,21 @@ def test_ports_come_back_when_their_holder_dies(roost_cluster):
     wait_until(lambda: manager.count_leased_ports() == before, "the ports came back")
 
 
-@pytest.mark.parametrize("manager", [NodeManager, WorkerManager, CollectiveManager])
-def test_a_manager_that_is_killed_is_noticed_and_said(roost_cluster, caplog, manager):
-    proxy = manager.get_proxy()
-    with caplog.at_level(logging.ERROR):
-        ray.kill(proxy.handle)
-        wait_until(lambda: f"the {manager.NAME} of 'roost' is gone" in caplog.text, "the driver says so by itself")
+def test_a_manager_that_is_killed_is_noticed_and_reported(small_cluster, caplog):
+    groups, workers, nodes = (kind.get_proxy() for kind in (CollectiveManager, WorkerManager, NodeManager))
     calls = {
-        NodeManager: lambda: roost_cluster.lease_ports(0),
-        WorkerManager: lambda: proxy.get_workers(),
-        CollectiveManager: lambda: proxy.get_group("x"),
+        groups: lambda: groups.get_group("x"),
+        workers: lambda: workers.get_workers(),
+        nodes: lambda: small_cluster.lease_ports(0),
     }
-    with pytest.raises(ManagerDied, match=f"the {manager.NAME} of 'roost' is gone"):
-        calls[manager]()
-    wait_until(lambda: _is_unknown(manager), "its name is unknown")
+    for manager, call in calls.items():
+        with caplog.at_level(logging.ERROR):
+            ray.kill(manager.handle)
+            text = f"the {manager.NAME} of 'roost' is gone"
+            wait_until(lambda text=text: text in caplog.text, "the driver says so without being asked")
+        with pytest.raises(ManagerDied, match=text):
+            call()
+        wait_until(lambda manager=manager: _is_unknown(type(manager)), "its name is unknown")
 
 
 def _is_unknown(manager: type) -> bool:

@@ -15,6 +15,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from foreign import foreign
+from rl_workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 from roost import (
     AcceleratorsTaken,
     CallTimedOut,
@@ -36,7 +37,6 @@ from roost.rl import (
 )
 from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
 from waiting import is_gone, wait_until
-from workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 
 
 def flags(**given: object) -> argparse.Namespace:

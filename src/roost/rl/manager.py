@@ -31,7 +31,7 @@ from roost.rl.router import EngineState, Router
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.worker import Worker
-from roost.runtime.nodes.ray_state import name_of_job
+from roost.runtime.nodes.ray_state import living, name_of_job
 from roost.runtime.process.identity import current_identity
 
 MANAGER = "rollout_manager"

@@ -1,4 +1,4 @@
-"""Workers in a plain process, as any rank of a group: no Ray, no cluster."""
+"""Workers in a plain process, as any rank of a group, without Ray or a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roost.runtime.process.identity import WorkerIdentity
 
 @contextlib.contextmanager
 def as_worker(rank: int = 0, world_size: int = 1, group_name: str = "worker") -> Iterator[WorkerIdentity]:
-    """Inside, a `Worker` that is made by hand is this rank of a group of that size.
+    """Inside the block, a `Worker` that you construct is this rank of a group of that size.
 
     >>> from roost import Worker
     >>> with as_worker(rank=2, world_size=4, group_name="actor"):

@@ -1,10 +1,10 @@
-"""The process that keeps a local cluster: it starts the nodes, and stops exactly what it started.
+"""The process that keeps a local cluster: it starts the nodes and stops everything that it started.
 
-A process of its own, for three reasons. What it does to Ray's internals stays in it. Every process of the cluster
-descends from it, and as a subreaper it inherits those whose parents die, so nothing escapes. And when the process
-that asked for the cluster is gone, even by SIGKILL, the end of standard input tells.
+It is a separate process for three reasons. Its changes to Ray's internals affect no other process. Every process of
+the cluster descends from it, and as a subreaper it inherits those whose parents die, so none escapes. And it notices
+the end of the process that asked for the cluster, even by SIGKILL, because its standard input ends.
 
-It reads a spec and then commands, one JSON object a line, and answers each with one.
+It reads a spec and then commands, one JSON object per line, and answers each with one.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ class RunningNode(Protocol):
 
 
 class Starter(Protocol):
-    """A way to start nodes: the quick one, or the plain one with Ray's own command."""
+    """Starts nodes: the quick way, or the plain way with Ray's own command."""
 
     address: str
     note: str
-    """What a user should know of the way that was taken."""
+    """Why the quick way was not taken, for the user."""
 
     def start(self, node: dict[str, Any], *, head: bool) -> RunningNode: ...
 
 
 class Keeper:
-    """The nodes of one local cluster and the folder that they live in."""
+    """The nodes of one local cluster, and their folder."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.folder: Path = Path(spec["folder"])
         self.starter: Starter = make_starter(spec)
         self.nodes: dict[int, RunningNode] = {}
         self.stays = False
-        """Whether the cluster outlives whoever asked for it; until told so, the end of the input is the end."""
+        """Whether the cluster outlives the process that asked for it; otherwise it ends with standard input."""
         self._stopping = threading.Event()
 
     def boot(self, nodes: list[dict[str, Any]], deadline: float) -> None:
-        """Start the head, then the others at once."""
+        """Start the head, then all other nodes at the same time."""
         self._start_all(nodes[:1], deadline, head=True)
         self._start_all(nodes[1:], deadline, head=False)
 
@@ -64,14 +64,14 @@ class Keeper:
         self._start_all([node], deadline, head=False)
 
     def kill(self, rank: int) -> None:
-        """End a node as a power cut would."""
+        """Kill a node's processes, as a power cut would."""
         for pid in self.nodes.pop(rank).pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         reap()
 
     def stop(self) -> None:
-        """End every process that descends from this one, and remove the folder."""
+        """Kill every descendant of this process and remove the folder."""
         self._stopping.set()
         deadline = time.monotonic() + _STOP_SECONDS
         while time.monotonic() < deadline:
@@ -90,7 +90,7 @@ class Keeper:
         done = threading.Semaphore(0)
 
         def keep(node: dict[str, Any]) -> None:
-            # The kernel kills the node when the thread that started it ends, so the thread stays as long as the keeper.
+            # The kernel kills the node when the thread that started it ends, so the thread lives as long as the keeper.
             try:
                 self.nodes[node["rank"]] = self.starter.start(node, head=head)
             except Exception:
@@ -109,7 +109,7 @@ class Keeper:
 
 
 def make_starter(spec: dict[str, Any]) -> Starter:
-    """The quick starter, or the plain one where the quick one does not fit this Ray or was not wanted."""
+    """The quick starter, or the plain one if this Ray does not fit the quick one or the caller did not want it."""
     from roost.testing.plain import PlainStarter
 
     if not spec["fast"]:
@@ -119,9 +119,7 @@ def make_starter(spec: dict[str, Any]) -> Starter:
 
         return QuickStarter(spec)
     except (ImportError, AttributeError, TypeError) as error:
-        return PlainStarter(
-            spec, note=f"this Ray is not one that the quick start knows, so `ray start` is used: {error}"
-        )
+        return PlainStarter(spec, note=f"the quick start does not know this Ray, so `ray start` is used: {error}")
 
 
 def _answer(keeper: Keeper, line: str) -> dict[str, Any]:
@@ -140,12 +138,12 @@ def _answer(keeper: Keeper, line: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Read the spec, obey, and stop when the input ends, unless told to stay until SIGTERM."""
+    """Read the spec, run commands, and stop at the end of the input or, for a cluster that stays, at SIGTERM."""
     adopt_orphans()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # The children must not hold the two pipes, nor write into them.
+    # Children must neither hold the two pipes nor write to them.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     spec = json.loads(requests.readline())
@@ -155,7 +153,7 @@ def main() -> None:
     os.dup2(log, 2)
     keeper = Keeper(spec)
 
-    def obey() -> None:
+    def run_commands() -> None:
         for line in requests:
             try:
                 answer = _answer(keeper, line)
@@ -167,7 +165,7 @@ def main() -> None:
             stop.set()
 
     try:
-        threading.Thread(target=obey, daemon=True).start()
+        threading.Thread(target=run_commands, daemon=True).start()
         while not stop.wait(0.2):
             reap()
     finally:

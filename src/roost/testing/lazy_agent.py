@@ -1,8 +1,8 @@
-"""The agent that sets up a `runtime_env`, started when somebody first wants one.
+"""The agent that sets up a `runtime_env`, started when it is first needed.
 
 Every node has such an agent, and starting it takes as long as starting the node. Most tests never use it. So the
-keeper listens where the agent would; at the first connection it starts the real one beside it, and from then on
-hands bytes back and forth.
+keeper listens on the agent's port; at the first connection it starts the real agent on another port, and from then
+on it forwards bytes in both directions.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _PORT_FLAG = "--runtime-env-agent-port"
 
 
 class LazyAgent:
-    """Stands where one node's agent would; `command` is what Ray would start, with its port in it."""
+    """Listens in place of one node's agent; `command` is what Ray would start, with its port in it."""
 
     def __init__(self, address: str, port: int, command: str) -> None:
         self._address = address
         self._command = [word for word in shlex.split(command) if not word.startswith(_PORT_FLAG)]
-        # The agent ends when its parent is not the raylet: here it is a child of the keeper.
+        # The agent exits when its parent is not the raylet, and here its parent is the keeper.
         self._environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
         self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, port), family=self._family)
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
-        """Start the agent from here: the kernel ends it with the thread that started it, and this one stays."""
+        """Start the agent in this thread, which stays: the kernel kills the agent with the thread that started it."""
         client, _ = self._listener.accept()
         try:
             target = self._start()
         except OSError:
-            # Whoever waits for it is told by a connection that ends.
+            # The raylet sees that its connection ends.
             client.close()
             self._listener.close()
             return
@@ -78,7 +78,7 @@ def _connect(client: socket.socket, target: tuple[str, int]) -> None:
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Hand over bytes until there are no more."""
+    """Copy bytes until the source ends."""
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)

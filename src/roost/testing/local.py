@@ -32,13 +32,13 @@ from roost.text import plural, shorten
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
 _PORTS_PER_NODE = 3
-# Not the one that a test seeds: two clusters would draw the same.
+# Not the global generator: a test may seed it, and two clusters would draw the same addresses.
 _random = random.SystemRandom()
 _STOP_SECONDS = 20.0
 _RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
-    # A raylet that is quicker than its own object store tries again after a second; let that be a moment.
+    # A raylet that starts before its object store retries after a second by default.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "1000",
 }
@@ -49,7 +49,8 @@ _NOT_OURS = ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY
 class LocalNode:
     """One node of a local cluster.
 
-    `env` is what the node was started with, as by `ROOST_NODE_RANK=1 ray start …`, and `name` what Ray calls it.
+    `env` is added to the environment of the node's processes, as in `ROOST_NODE_RANK=1 ray start …`; `name` is what
+    Ray calls the node.
     """
 
     accelerators: int = 0
@@ -72,7 +73,7 @@ class LocalNode:
 class LocalCluster:
     """A local cluster, from `start` to `stop`; as a context manager it also sets and restores `RAY_ADDRESS`.
 
-    `environment` is what another process needs to join.
+    `environment` holds the variables that another process needs to join it.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class LocalCluster:
         self.folder: Path = Path()
         self.environment: dict[str, str] = {}
         self.pids: dict[int, list[int]] = {}
-        """The processes of each node: the raylet, and for node 0 what the head runs beside it."""
+        """The processes of each node: the raylet, and on node 0 those of Ray's head too."""
         self._timeout = timeout
         self._fast = fast
         self._stays = stays
@@ -98,13 +99,13 @@ class LocalCluster:
 
     @property
     def keeper_pid(self) -> int:
-        """The process that keeps the cluster."""
+        """The pid of the process that keeps the cluster."""
         if self._keeper is None:
             raise ClusterError("the local cluster is not running")
         return self._keeper.pid
 
     def start(self) -> None:
-        """Start every node and wait until all are registered; nothing is left behind if that fails."""
+        """Start every node and wait until all are registered; leave nothing behind if that fails."""
         if self._keeper is not None:
             raise ClusterError("the local cluster is running already")
         authentication = _authentication()
@@ -120,7 +121,7 @@ class LocalCluster:
             ]
             self._send({"do": "boot", "nodes": described, "timeout": self._timeout})
             if not self._stays:
-                # Whoever asks for a cluster is about to use Ray: loading it takes as long as the nodes do.
+                # This process is about to use Ray, and importing it takes as long as the nodes do.
                 import ray  # noqa: F401
             self._take(self._receive(self._timeout))
         except BaseException:
@@ -130,12 +131,12 @@ class LocalCluster:
         self.environment = {"RAY_ADDRESS": self.address, **authentication}
 
     def stop(self) -> None:
-        """Stop exactly what was started."""
+        """Stop every process that `start` started."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
         for pipe in (keeper.stdin, keeper.stdout):
-            # What is still to be written has no reader where the keeper is gone.
+            # If the keeper is gone, the pipe has no reader for what is still buffered.
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
@@ -144,24 +145,24 @@ class LocalCluster:
         try:
             keeper.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            # The kernel then kills the nodes, whose parent it is.
+            # The kernel then kills the nodes, which are its children.
             keeper.kill()
             keeper.wait(_STOP_SECONDS)
-        # The keeper does this too; not where it could not even begin.
+        # The keeper does this too, unless it failed to start.
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def leave_running(self) -> None:
-        """Let go of a cluster that stays when this process ends."""
+        """Detach from the cluster, so that it keeps running when this process ends."""
         self._ask({"do": "stay"})
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
             keeper.stdin.close()
             keeper.stdout.close()
-            # Popen objects to being forgotten while the process runs, which is what is wanted here.
+            # Popen warns when it is dropped while the process runs, which is intended here.
             keeper.returncode = 0
 
     def add_node(self, node: LocalNode) -> int:
-        """Start one more node; gives its number."""
+        """Start one more node and return its rank."""
         rank = len(self.nodes)
         self._ask(
             {"do": "add", "node": self._describe(rank, node, _free_ports(_PORTS_PER_NODE)), "timeout": self._timeout}
@@ -170,7 +171,7 @@ class LocalCluster:
         return rank
 
     def kill_node(self, rank: int) -> None:
-        """End a node as a power cut would."""
+        """Kill a node's processes, as a power cut would."""
         if rank not in self.pids:
             raise ConfigError(f"there is no node {rank} that runs")
         self._ask({"do": "kill", "rank": rank})
@@ -194,7 +195,7 @@ class LocalCluster:
             self.stop()
 
     def _disconnect(self) -> None:
-        """Take this process off the cluster before the cluster goes away under it."""
+        """Disconnect this process before the cluster goes away."""
         if "ray" not in sys.modules:
             return
         import ray
@@ -270,9 +271,9 @@ def local_cluster(
     """Start a Ray cluster on this machine for a `with` block.
 
     `spec` is nodes x accelerators [: model], as everywhere in Roost, or a list of `LocalNode`. Inside the block
-    `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Nodes have loopback addresses
-    of their own, and the accelerators are fake: Ray counts them, and nothing is behind them. `fast=False` starts the
-    nodes with `ray start`, which takes longer and uses nothing but Ray's public interface.
+    `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Every node has its own loopback
+    address. The accelerators are fake: Ray counts them, but there are no devices. `fast=False` starts the nodes with
+    `ray start`, which takes longer and uses only Ray's public interface.
 
         with local_cluster("2x8,1x0") as local:
             cluster = Cluster(num_nodes=3)
@@ -284,7 +285,7 @@ def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[Local
     """The nodes that a shorthand describes."""
     if not isinstance(spec, str):
         if not all(isinstance(node, LocalNode) for node in spec):
-            raise ConfigError(f"{spec!r} is no list of LocalNode", hint='write "2x8,1x0", or a list of LocalNode')
+            raise ConfigError(f"{spec!r} is not a list of LocalNode", hint='write "2x8,1x0", or a list of LocalNode')
         return list(spec)
     nodes = Topology.from_shorthand(spec).nodes[: _MAX_NODES + 1]
     return [
@@ -298,17 +299,17 @@ def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[Local
 
 
 def _refresh() -> None:
-    """Let Ray read its token anew, unless it is in use."""
+    """Make Ray read its token again, unless this process is connected."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         refresh_authentication()
 
 
 def _startup_settings(num_nodes: int) -> dict[str, str]:
-    """Let the nodes, which share this machine's cores, start as many processes at once as it has cores.
+    """Let all nodes together start as many processes at a time as this machine has cores.
 
-    By itself every node takes all cores for its own, and a raylet that may start several at once starts more than are
-    wanted: two for a single task.
+    By default every raylet assumes that it has all cores, and one that may start several processes at a time starts
+    more than it needs: two for a single task.
     """
     return {"RAY_worker_maximum_startup_concurrency": str(max(1, (os.cpu_count() or 1) // num_nodes))}
 
@@ -332,8 +333,8 @@ def _start_keeper(authentication: dict[str, str], settings: dict[str, str], *, s
 def _authentication() -> dict[str, str]:
     """The variables for token authentication, with one token for all local clusters of this user.
 
-    Ray's ports listen on all interfaces: without a token, whoever reaches this machine could run code on it. Ray reads
-    the token once a process, so a process that uses two clusters, one after the other, must find the same for both.
+    Ray listens on all interfaces: without a token, anyone who reaches this machine could run code on it. A process
+    reads the token once, so one that uses two clusters in turn must find the same token for both.
     """
     if not has_token_authentication(version("ray")):
         return {}
@@ -352,7 +353,7 @@ def _authentication() -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free on every interface, below the range that the kernel hands out by itself."""
+    """Ports that are free on every interface, below the kernel's range for outgoing connections."""
     found: list[int] = []
     for port in _random.sample(range(20000, 32000), 8000):
         with socket.socket() as tried:

@@ -1,4 +1,4 @@
-"""The plain way to start nodes: `ray start`, on any Ray, slower."""
+"""Start nodes with `ray start`: works with any Ray, and is slower than the quick way."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PlainStarter:
 
     def start(self, node: dict[str, Any], *, head: bool) -> PlainNode:
         """Start a node and wait until its raylet is registered, which `ray start` prints."""
-        # Two that start in one session folder at once can choose the same socket.
+        # Two nodes that start in one session folder at the same time can choose the same socket.
         with self._one_at_a_time:
             return self._start(node, head=head)
 
@@ -89,6 +89,6 @@ class PlainStarter:
 
 
 def _ray_command() -> list[str]:
-    beside = Path(sys.executable).with_name("ray")
-    found = str(beside) if beside.exists() else shutil.which("ray")
+    installed = Path(sys.executable).with_name("ray")
+    found = str(installed) if installed.exists() else shutil.which("ray")
     return [found] if found else [sys.executable, "-m", "ray.scripts.scripts"]

@@ -1,7 +1,7 @@
 """Fixtures for pytest: `pytest_plugins = ["roost.testing.plugin"]` in the top conftest.py.
 
 - `roost_local_cluster`: one local cluster for the whole run, as the ini option `roost_cluster` describes it.
-- `roost_cluster`: a `Cluster` on it for one test, with a namespace of its own.
+- `roost_cluster`: a `Cluster` on it for one test.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The one setting of these fixtures."""
+    """Add the one setting of these fixtures."""
     parser.addini("roost_cluster", "the nodes of the local cluster, such as 2x4,1x0", default="2x4")
 
 
 @pytest.fixture(scope="session")
 def roost_local_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
     """A local Ray cluster for the whole run; `RAY_ADDRESS` leads to it."""
-    # What the tests import by pytest's own setting, their workers import too, wherever pytest was started.
+    # Workers must import what the tests import through pytest's `pythonpath`, wherever pytest was started.
     paths = [*map(str, pytestconfig.getini("pythonpath")), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
     nodes = [replace(node, env=env) for node in local_nodes(pytestconfig.getini("roost_cluster"))]

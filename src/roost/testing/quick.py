@@ -1,15 +1,16 @@
-"""The quick way to start nodes: Ray's own node class, less what a test does not need.
+"""Start nodes quickly: with Ray's own node class, without what a test does not need.
 
-This is not Ray's public interface, which has no way to leave these out: the API server and the monitor, workers
-started in advance, and two agents on each node. On a quiet machine with 2 cores they are four fifths of the boot.
-A raylet wants its agents as children and, since 2.54, their ports in files: it gets a waiting shell for each, and
-the files. The agent that sets up a `runtime_env` is started when it is wanted: without it such an actor would hang.
+Ray's public interface cannot leave these out: the API server, the monitor, workers started in advance, and two agents
+on each node. On a quiet machine with 2 cores they take four fifths of the boot time. A raylet expects its agents as
+children and, since Ray 2.54, their ports in files: it gets a waiting shell for each, and the files. The agent that
+sets up a `runtime_env` starts when it is needed: without it such an actor would hang. Workers are forked: see forks.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,23 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from roost.testing import forks
 from roost.testing.lazy_agent import LazyAgent
 
-# A raylet that is gone is noticed in a second and not in fifteen.
+# Notice in a second, not in fifteen, that a raylet is gone.
 _SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 300,
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
 }
+# The kernel reads no more of a script's first line than 127 characters, in some versions.
+_SHEBANG_LENGTH = 120
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
 class QuickNode:
-    """A node of Ray's own class, and the processes that are its children of ours."""
+    """A node of Ray's own class, with the pids of its processes."""
 
     def __init__(self, node: Node) -> None:
         self.pids: list[int] = [info.process.pid for infos in node.all_processes.values() for info in infos]
@@ -45,11 +49,12 @@ class QuickStarter:
         self.note = ""
         self._folder = Path(spec["folder"])
         self._standin = self._folder / "agent.sh"
-        # It waits for a word that nobody says, and ends when the keeper, who holds the other end, does.
+        # It waits for a line that never comes, and ends with the keeper, which holds the other end.
         pipe = self._folder / "silence"
         os.mkfifo(pipe)
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
+        self._python = _write_python(self._folder)
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
         Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
@@ -73,7 +78,7 @@ class QuickStarter:
             "include_log_monitor": False,
             "include_dashboard": False,
             "temp_dir": str(self._folder),
-            # Names of its own for each node: Ray's default ones race.
+            # Separate names for each node: Ray's defaults race.
             "plasma_store_socket_name": str(self._folder / f"p{rank}"),
             "raylet_socket_name": str(self._folder / f"r{rank}"),
         }
@@ -89,7 +94,7 @@ class QuickStarter:
         return QuickNode(started)
 
     def raylet_command(self, command: list[str]) -> list[str]:
-        """The raylet's command without workers in advance, and with a stand-in for the dashboard's agent."""
+        """The raylet's command, with no workers in advance, stand-ins for its agents and workers that are forked."""
         flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
         raylet: Any = ray._raylet
         if hasattr(raylet, "persist_port"):
@@ -104,8 +109,23 @@ class QuickStarter:
             "num_prestart_python_workers": "0",
             "dashboard_agent_command": standin,
             "runtime_env_agent_command": standin,
+            "python_worker_command": flags["python_worker_command"].replace(sys.executable, self._python, 1),
         }
         return [_with_flag(word, changed) for word in command]
+
+
+def _write_python(folder: Path) -> str:
+    """Write the program that stands for Python in a raylet's commands; returns its path."""
+    if len(sys.executable) > _SHEBANG_LENGTH or " " in sys.executable:
+        return sys.executable
+    program = folder / "python"
+    source = Path(forks.__file__).read_text(encoding="utf-8")
+    program.write_text(
+        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})\n",
+        encoding="utf-8",
+    )
+    program.chmod(0o700)
+    return str(program)
 
 
 def _replace_process_starter(starter: QuickStarter) -> None:
@@ -115,7 +135,7 @@ def _replace_process_starter(starter: QuickStarter) -> None:
     def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
         if process_type == "raylet":
             command = starter.raylet_command(command)
-        # Ray's own fate sharing is decided for a node as a whole; here every process dies with the keeper.
+        # Ray decides about fate sharing for a whole node; here every process dies with the keeper.
         kwargs["fate_share"] = True
         return original(command, process_type, *args, **kwargs)
 
@@ -123,17 +143,17 @@ def _replace_process_starter(starter: QuickStarter) -> None:
 
 
 def _with_flag(word: str, changed: dict[str, str]) -> str:
-    """A word of a command, with another value if it is one of these flags."""
+    """A word of a command, with its value replaced if it is one of these flags."""
     name = word.removeprefix("--").partition("=")[0]
     return f"--{name}={changed[name]}" if name in changed else word
 
 
 def _start_nothing(_node: Node, **_options: Any) -> None:
-    """In place of the API server."""
+    """Replace the start of the API server."""
 
 
 def _check_parameters(function: Any, *names: str) -> None:
-    """TypeError where a function of Ray lacks what is used here, so that the plain way is taken."""
+    """Raise TypeError if a function of Ray lacks a parameter used here, so that the plain way is taken."""
     missing = set(names) - set(inspect.signature(function).parameters)
     if missing:
         raise TypeError(f"{function.__qualname__} has no {', '.join(sorted(missing))}")

@@ -92,15 +92,15 @@ def find_job(namespace: str | None) -> str:
     return found[0]
 
 
-def get_job(namespace: str, timeout: float = CALL_SECONDS) -> JobInfo | None:
+def get_job(namespace: str, timeout: float = CALL_SECONDS, manager: NodeManager | None = None) -> JobInfo | None:
     """Return who runs the job in a namespace, or None if its manager does not answer."""
     try:
-        return NodeManager.get_proxy(namespace).within(timeout).get_job()
+        return (manager or NodeManager.get_proxy(namespace)).within(timeout).get_job()
     except RoostError:
         return None
 
 
-def describe_job(namespace: str, timeout: float = CALL_SECONDS) -> str:
+def describe_job(namespace: str, manager: NodeManager | None = None, timeout: float = CALL_SECONDS) -> str:
     """`'roost' (pid 4711 on head, by ana)`."""
-    job = get_job(namespace, timeout)
+    job = get_job(namespace, timeout, manager)
     return repr(namespace) if job is None else f"{namespace!r} (pid {job.pid} on {job.host}, by {job.user})"

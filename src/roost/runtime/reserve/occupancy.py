@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roost.config.hardware import ACCELERATOR, accelerator_types
+from roost.errors import ManagerDied
 from roost.placement.plan import Piece
 from roost.runtime.managers.ledgers.reservations import HeldSlot
 from roost.runtime.managers.namespaces import describe_job, job_namespaces
@@ -68,15 +69,43 @@ def resource_of(node: NodeInfo) -> str:
     return accelerator_types()[node.accelerator_type].resource
 
 
+class OccupancyReader:
+    """Reads who has which accelerator, again and again while a caller waits.
+
+    It keeps its proxies to the jobs' managers. A proxy made for one question is dropped right after it, and a Ctrl-C
+    that arrives while Python deletes Ray's handle is lost: what is raised in `__del__` is ignored.
+    """
+
+    def __init__(self, nodes: Sequence[NodeInfo]) -> None:
+        self._nodes = nodes
+        self._managers: dict[str, NodeManager] = {}
+        self._names: dict[str, str] = {}
+
+    def read(self) -> Holdings:
+        """Ask the jobs of Roost and Ray's head who has what."""
+        reserved: dict[str, list[HeldSlot]] = {}
+        for namespace in job_namespaces():
+            # A job that hangs, or runs another version of Roost, has what Ray's tables say.
+            with contextlib.suppress(Exception):
+                reserved[namespace] = self._slots_of(namespace)
+        for namespace, slots in reserved.items():
+            if slots and namespace not in self._names:
+                self._names[namespace] = describe_job(namespace, self._managers[namespace], _ASK_SECONDS)
+        return combine(self._nodes, reserved, self._names, read_ray_state())
+
+    def _slots_of(self, namespace: str) -> list[HeldSlot]:
+        if namespace in self._managers:
+            with contextlib.suppress(ManagerDied):
+                return self._managers[namespace].within(_ASK_SECONDS).get_slots()
+        # A job that is new to us, or one that took over the namespace of a job that ended.
+        self._managers[namespace] = NodeManager.get_proxy(namespace)
+        self._names.pop(namespace, None)
+        return self._managers[namespace].within(_ASK_SECONDS).get_slots()
+
+
 def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:
-    """Ask the jobs of Roost and Ray's head who has what."""
-    reserved: dict[str, list[HeldSlot]] = {}
-    for namespace in job_namespaces():
-        # For a job that hangs, or runs another version, Ray's tables have to do.
-        with contextlib.suppress(Exception):
-            reserved[namespace] = NodeManager.get_proxy(namespace).within(_ASK_SECONDS).get_slots()
-    names = {namespace: describe_job(namespace, _ASK_SECONDS) for namespace, slots in reserved.items() if slots}
-    return combine(nodes, reserved, names, read_ray_state())
+    """Ask once who has what."""
+    return OccupancyReader(nodes).read()
 
 
 def combine(

@@ -28,7 +28,7 @@ from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, Pin, choose_pin, probe, settle
-from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on, resource_of
+from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
 from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
 
@@ -70,6 +70,7 @@ class Reserver:
         self._manager = context.node_manager
         self._user = user
         self._owner = context.owner
+        self._occupancy = OccupancyReader(context.nodes)
         self._pin = pin or choose_pin(ray.__version__)
         if self._pin is Pin.ADDRESS:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
@@ -115,7 +116,7 @@ class Reserver:
                 choices = [every]
                 # Take others than the first only if those are held, and not just released.
                 if wait.is_noticed or self._held(every[:count]):
-                    choices.append(sorted(find_holdings(self._context.nodes).free_pieces(nodes) & set(every)))
+                    choices.append(sorted(self._occupancy.read().free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
@@ -172,12 +173,12 @@ class Reserver:
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
         """Return those that are known to be held by others."""
-        holdings = find_holdings(self._context.nodes)
+        holdings = self._occupancy.read()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
 
     def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._context.nodes, find_holdings(self._context.nodes)
+        nodes, holdings = self._context.nodes, self._occupancy.read()
         free = self._alive(holdings.free_pieces(nodes))
         taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
         first = f"{plural(count, 'accelerator')} could not be reserved in {waited:.0f} s, {len(free)} are free:"
@@ -327,7 +328,7 @@ class Reserver:
         return out
 
     def _say_waiting(self, shortage: Shortage) -> None:
-        holdings = find_holdings(self._context.nodes)
+        holdings = self._occupancy.read()
         more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
         first = self._describe(min(shortage.missing), holdings)
         self._context.console.line(f"{name_of(self._user)}: waiting for {first}{more}")
@@ -346,7 +347,7 @@ class Reserver:
         return {piece for piece in pieces if self._context.nodes[piece.node_rank].ray_id in alive}
 
     def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._context.nodes, find_holdings(self._context.nodes)
+        nodes, holdings = self._context.nodes, self._occupancy.read()
         missing = sorted(shortage.missing)
         known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
         free = self._alive(known - shortage.missing)

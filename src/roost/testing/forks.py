@@ -1,0 +1,153 @@
+"""The program that a raylet of a local cluster runs as its Python: it forks workers instead of starting each afresh.
+
+A raylet runs `python default_worker.py …` for every worker, and nearly all of what that costs is importing Ray. Here
+the first worker of a job on a node becomes a server instead: it imports Ray, and Roost where it can, and forks a child
+for itself and for every later worker of that job there. A child runs Ray's own `default_worker.py`. The server has one
+thread when it forks, and ends with its raylet or soon after its last child.
+
+A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
+a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
+the server does not answer. Both programs run outside the package, so they use the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+_PROGRAM = "default_worker.py"
+_SERVE = "--serve"
+# What the workers of Roost import; none of it starts a thread.
+_PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.actors")
+_IDLE_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+def ask(python: str, server: str, folder: str) -> NoReturn:
+    """Have the server fork the worker that the raylet asked this process to be, or become the server."""
+    words = sys.argv[1:]
+    if os.path.basename(words[0]) == _PROGRAM:
+        path = f"{folder}/forks-{os.environ.get('RAY_RAYLET_PID')}-{os.environ.get('RAY_JOB_ID')}"
+        listener = _connect(path, words)
+        if listener is not None:
+            os.set_inheritable(listener.fileno(), True)
+            words = [server, _SERVE, str(listener.fileno()), *words]
+    os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
+
+
+def _connect(path: str, words: list[str]) -> socket.socket | None:
+    """Have the server fork this worker, and end; returns a listener where this process is to be the server."""
+    import fcntl
+
+    with open(f"{path}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            if os.path.exists(path):
+                os.unlink(path)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen(128)
+            return listener
+    with connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.sendall("\0".join(words).encode() + b"\n")
+            if connection.recv(1):
+                os._exit(0)
+        except OSError:
+            pass
+    return None
+
+
+def _serve(listener: socket.socket, words: list[str]) -> list[str]:
+    """Fork a child for every request, the first being `words`; returns, in the child, what it was asked to run."""
+    import contextlib
+    import ctypes
+    import gc
+    import importlib
+    import select
+    import signal
+    import time
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    sys.path[0] = os.path.dirname(words[0])
+    importlib.import_module("ray")
+    for name in _PRELOADED:
+        # A worker that needs it finds out, and reports it better.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    gc.freeze()
+    woken, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker)
+    # Only to wake up: a raylet takes a worker that ended and was not collected for one that is alive.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    children, alone_since = 0, time.monotonic()
+    connection: socket.socket | None = None
+    while True:
+        if words:
+            if os.fork() == 0:
+                if os.getpgrp() == os.getppid():
+                    # A raylet that gave the server a process group kills a worker's whole group with it.
+                    os.setpgrp()
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(woken)
+                os.close(waker)
+                listener.close()
+                if connection is not None:
+                    connection.close()
+                return words
+            children += 1
+            words = []
+        if connection is not None:
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b".")
+            connection = None
+        ready, _, _ = select.select([listener.fileno(), woken], [], [], 1.0)
+        if woken in ready:
+            os.read(woken, 4096)
+        while children and os.waitpid(-1, os.WNOHANG)[0]:
+            children -= 1
+            alone_since = time.monotonic()
+        if listener.fileno() in ready:
+            connection, _ = listener.accept()
+            words = _read(connection)
+        elif not children and time.monotonic() > alone_since + _IDLE_SECONDS:
+            os._exit(0)
+
+
+def _read(connection: socket.socket) -> list[str]:
+    """The command of a client, or nothing where the client is gone."""
+    data = b""
+    while not data.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            return []
+        data += part
+    return data[:-1].decode().split("\0")
+
+
+def _run(program: str) -> None:
+    """Run a program as this process's own, without frames that would show in the tracebacks of workers."""
+    import types
+
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__file__ = program
+    with open(program, "rb") as file:
+        exec(compile(file.read(), program, "exec"), module.__dict__)  # noqa: S102 - Ray's own program
+
+
+if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
+    sys.argv = _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+    _run(sys.argv[0])
