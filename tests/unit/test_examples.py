@@ -27,10 +27,10 @@ def test_every_job_is_known_here():
 
 
 @pytest.mark.parametrize("name", HARDWARE)
-def test_an_example_plans_without_a_warning_that_it_does_not_mean(name):
+def test_an_example_plans_without_unintended_warnings(name):
     plan = make_plan(EXAMPLES / f"{name}.yaml", topology(HARDWARE[name]))
     warnings = [finding.code for finding in lint(plan) if finding.level == "warning"]
-    # The documents' own example has 101, 100, 156 and 155 agents on its four nodes.
+    # The specification's example has 101, 100, 156 and 155 agents on its four nodes.
     assert warnings == (["uneven"] if name == "heterogeneous" else [])
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C reaches the tests and what they start, also in a background job, where the shell had it ignored."""
+"""Ctrl-C reaches the tests and the processes they start, even in a background job whose shell ignored it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_interrupt_reaches_the_test_and_the_processes_that_it_starts():
     assert done.stdout == "True\n"
 
 
-def test_a_run_that_was_started_with_interrupts_ignored_has_them_all_the_same():
+def test_a_run_that_was_started_with_interrupts_ignored_receives_them():
     test = f"{__file__}::{test_an_interrupt_reaches_the_test_and_the_processes_that_it_starts.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test]
     done = subprocess.run(

@@ -82,7 +82,7 @@ def test_a_workers_environment_is_the_plans_plus_what_the_caller_adds():
         assert spec.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j/actor"}
 
 
-def test_the_caller_may_name_another_address_for_rank_0():
+def test_the_caller_can_set_another_address_for_rank_0():
     assert specs(MASTER_ADDR="ib0")[1].variables["MASTER_ADDR"] == "ib0"
 
 
@@ -91,7 +91,7 @@ def test_without_accelerators_there_is_a_worker_on_each_node():
     assert [(placement.rank, placement.cluster_node_rank) for placement in placements] == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_search_paths_are_joined_and_what_must_be_early_is_apart():
+def test_search_paths_are_joined_and_early_variables_are_kept_apart():
     layers = [{"PYTHONPATH": "/group", "A": "1"}, {"PYTHONPATH": "/mine:/group", "A": "2"}]
     joined = join_environments(layers, {"PYTHONPATH": "/node", "OTHER": "x"})
     assert joined == {"PYTHONPATH": "/mine:/group:/node", "A": "2"}
@@ -140,7 +140,7 @@ def test_a_worker_gets_the_declared_hardware_of_its_placement():
     ]
 
 
-def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
+def test_a_plan_reproduces_its_placements_on_the_hardware_it_was_made_for():
     plan = make_plan(JOB, Topology.from_shorthand("2x2"))
     strategy = Plan.from_json(plan.to_json()).get_strategy("actor")
     assert strategy.get_placement(Topology.from_shorthand("2x2")) == list(plan.component("actor").placements)
@@ -161,7 +161,7 @@ def test_a_plan_places_exactly_so_on_the_hardware_it_was_made_for():
         grouped.get_placement(Topology.from_shorthand("2x2"))
 
 
-def test_the_board_knows_who_is_late():
+def test_the_board_knows_which_workers_are_late():
     board = LaunchBoard(["a:0", "a:1"], now=1.0)
     board.advance("a:0", Phase.CONSTRUCTING, now=2.0)
     assert (board.phase("a:0"), board.since("a:0"), board.late) == (Phase.CONSTRUCTING, 2.0, ["a:0", "a:1"])
@@ -195,7 +195,7 @@ def test_a_launch_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
         assert ("\x1b[" in text) is is_bar
 
 
-def test_a_quiet_screen_says_nothing(monkeypatch):
+def test_a_quiet_console_prints_nothing(monkeypatch):
     for quiet, variable in ((True, ""), (None, "1")):
         monkeypatch.setenv("ROOST_QUIET", variable)
         stream = io.StringIO()
@@ -206,12 +206,12 @@ def test_a_quiet_screen_says_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a/b", "..", ".x", "12", "a\nb", None, 3, "x" * 101])
-def test_what_cannot_name_a_group_is_refused(name):
+def test_a_name_that_cannot_be_a_groups_is_refused(name):
     with pytest.raises(ConfigError):
         check_group_name(name)
 
 
-def test_a_group_may_be_called_almost_anything():
+def test_a_group_can_have_almost_any_name():
     for name in ("actor", "Actor_2", "critic-1", "ünïcode", "a b", "v1.2"):
         assert check_group_name(name) == name
 
@@ -226,8 +226,8 @@ def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
     monkeypatch.delenv("ROOST_RUNS_DIR")
     with own_run_dir(tmp_path / "run") as again:
         assert again.marker.exists()
-        assert not made.marker.exists(), "a marker of an earlier run is none of this one"
-        assert find_run("latest") == tmp_path / "run", "a run without a record is found, too"
+        assert not made.marker.exists(), "the marker of an earlier run is removed"
+        assert find_run("latest") == tmp_path / "run", "a run without a record is found too"
         with pytest.raises(ConfigError, match="another job is using"), own_run_dir(tmp_path / "run"):
             pass
     with own_run_dir(tmp_path / "run"):
@@ -268,7 +268,7 @@ Thread 0x00007f867da4ab80 (most recent call first):
   File "/home/me/job.py", line 50 in hang_here
   File "/src/roost/runtime/shell.py", line 120 in _roost_construct
   File "/site-packages/ray/_private/worker.py", line 1069 in main_loop
-printed by somebody afterwards
+printed by other code afterwards
   File "not a frame of it"
 """
 
@@ -324,7 +324,7 @@ def test_an_exception_travels_pickled_or_at_least_described():
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
 
 
-def test_a_worker_that_may_not_look_into_the_runs_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):
+def test_a_worker_that_cannot_read_the_run_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("ROOST_LOG_DIR", raising=False)
     made = make_run_dir(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What the managers know, without Ray."""
+"""The ledgers of the managers, without Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def record(address: str) -> WorkerRecord:
     return WorkerRecord(address=address, node_rank=0)
 
 
-def test_a_worker_goes_from_requested_to_ready_to_dead_and_not_back():
+def test_a_worker_goes_from_requested_to_ready_to_dead_and_never_back():
     ledger = WorkerLedger()
     ledger.register([record("a")], now=1)
     assert ledger.update(WorkerState.READY, {"a": 7}, now=2) == ["a"]
@@ -36,14 +36,14 @@ def test_a_name_is_taken_until_its_worker_is_dead():
     assert ledger.get(["a"])[0].state is WorkerState.REQUESTED
 
 
-def test_only_somebody_who_was_seen_can_be_missing():
+def test_only_a_process_that_was_seen_alive_can_be_missing():
     roll = RollCall()
     assert roll.missing({"a", "b"}, alive=set()) == set()
     assert roll.missing({"a", "b"}, alive={"a", "x"}) == set()
     assert roll.missing({"a", "b"}, alive=set()) == {"a"}
     roll.expect(["b"])
     assert roll.has_seen("b")
-    assert roll.missing({"a"}, alive=set()) == set(), "a death is told once, and of those who were asked for"
+    assert roll.missing({"a"}, alive=set()) == set(), "a death is reported once, and only for names that were asked for"
     assert roll.missing({"a", "b"}, alive=set()) == {"b"}
 
 
@@ -55,7 +55,7 @@ def test_a_worker_may_be_ready_before_it_is_registered():
     assert ledger.get(["a"])[0].pid == 7
 
 
-def test_a_communication_group_is_made_once():
+def test_a_communication_group_is_created_once():
     ledger = CollectiveLedger()
     group = CollectiveGroup(name="g", members=("a", "b"), address="x", port=1)
     assert ledger.find("g", ["a", "b"]) is None

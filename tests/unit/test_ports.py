@@ -1,4 +1,4 @@
-"""The port ledger: never a port twice, and what is given back can be had again."""
+"""The port ledger never leases a port twice, and leases released ports again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roost.machine.ports import check_port_range, lease_range, taken_ports
 from roost.runtime.managers.ledgers.ports import PortLedger
 
 
-def test_blocks_are_consecutive_and_do_not_meet():
+def test_blocks_are_consecutive_and_do_not_overlap():
     ledger = PortLedger({"m": range(100, 200)})
     blocks = [ledger.propose("m", 5, None) for _ in range(10)]
     ports = [port for block in blocks for port in block.ports]
@@ -24,13 +24,13 @@ def test_blocks_are_consecutive_and_do_not_meet():
     assert ledger.held == 50
 
 
-def test_a_block_does_not_go_over_the_end_of_the_range():
+def test_a_block_does_not_extend_past_the_end_of_the_range():
     for seed in range(30):
         ledger = PortLedger({"m": range(100, 110)}, seed=seed)
         assert ledger.propose("m", 7, None).ports.stop <= 110
 
 
-def test_every_port_of_a_range_can_be_had_whatever_the_place_it_begins_at():
+def test_every_port_of_a_range_can_be_leased_wherever_the_ledger_starts():
     for seed in range(30):
         ledger = PortLedger({"m": range(100, 110)}, seed=seed)
         assert sorted(ledger.propose("m", 1, None).start for _ in range(10)) == list(range(100, 110))
@@ -38,7 +38,7 @@ def test_every_port_of_a_range_can_be_had_whatever_the_place_it_begins_at():
             ledger.propose("m", 1, None)
 
 
-def test_ports_that_others_use_are_passed_over_until_there_is_no_other():
+def test_ports_that_others_use_are_skipped_until_no_other_is_left():
     ledger = PortLedger({"m": range(100, 103)})
     first = ledger.propose("m", 1, None)
     ledger.refuse("m", first, [first.start])
@@ -46,15 +46,15 @@ def test_ports_that_others_use_are_passed_over_until_there_is_no_other():
     assert first.start not in others
     with pytest.raises(PortsExhausted, match="2 of 3 are leased by this job, 1 are in use by others"):
         ledger.propose("m", 1, None)
-    assert ledger.propose("m", 1, None).start == first.start, "it is tried again the next time"
+    assert ledger.propose("m", 1, None).start == first.start, "it is tried again next time"
 
 
-def test_machines_have_ports_of_their_own():
+def test_machines_have_separate_ports():
     ledger = PortLedger({"a": range(100, 101), "b": range(100, 101)})
     assert ledger.propose("a", 1, None).start == ledger.propose("b", 1, None).start == 100
 
 
-def test_a_holder_that_dies_gives_all_back():
+def test_the_ports_of_a_dead_holder_are_released():
     ledger = PortLedger({"m": range(100, 120)})
     for count in (1, 3, 2):
         ledger.propose("m", count, "worker")
@@ -90,7 +90,7 @@ class Ledgers(RuleBasedStateMachine):
 
     @rule(block=leases)
     def release(self, block):
-        # Also twice: the second time it is nobody's, or somebody else's.
+        # Sometimes twice: the second time it is free, or leased to another holder.
         if block is not None:
             self.mine.pop(block.number, None)
             self.ledger.release("m", block)
@@ -105,7 +105,7 @@ TestLedgers = Ledgers.TestCase
 
 
 @given(st.integers(1, 65535), st.integers(1, 65535))
-def test_there_is_always_a_range_and_it_stays_off_the_kernels_where_it_can(one, other):
+def test_there_is_always_a_range_and_it_avoids_the_kernels_if_it_can(one, other):
     low, high = sorted((one, other))
     ports = lease_range((low, high))
     assert len(ports) > 500
@@ -116,17 +116,17 @@ def test_there_is_always_a_range_and_it_stays_off_the_kernels_where_it_can(one, 
 
 
 @pytest.mark.parametrize("wrong", [(5,), (0, 5), (9, 3), (1, 70000), ("1", "9"), 7, (True, 9)])
-def test_a_wrong_range_is_told(wrong):
+def test_a_wrong_range_is_refused(wrong):
     with pytest.raises(ConfigError, match="port_range is"):
         check_port_range(wrong)
 
 
-def test_a_range_may_come_as_a_list_as_from_yaml():
+def test_a_range_may_be_a_list_as_in_yaml():
     assert check_port_range([20000, 20009]) == (20000, 20009)
     assert check_port_range(None) is None
 
 
-def test_a_port_in_use_is_seen_whatever_the_address_it_is_bound_to():
+def test_a_port_in_use_is_found_whatever_address_it_is_bound_to():
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("", 0))

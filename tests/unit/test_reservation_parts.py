@@ -1,4 +1,4 @@
-"""What a reservation decides, without Ray: who uses which slot, who holds what, what would fit instead."""
+"""The decisions of a reservation, without Ray: users of slots, holders of accelerators, what would fit instead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def node(rank: int, count: int) -> NodeInfo:
     )
 
 
-def test_a_slot_is_given_back_when_its_last_user_is_done():
+def test_a_slot_is_released_with_its_last_user():
     ledger = SlotLedger()
     wanted = {piece(0): None, piece(1): None}
     assert ledger.ask("plan", wanted) == ([], [piece(0), piece(1)])
@@ -68,13 +68,13 @@ def test_a_slot_is_given_back_when_its_last_user_is_done():
     assert ledger.take("plan", wanted, [slot(0), slot(1)]) == ([], [Group(Id("too much"))])
     assert ledger.ask("actor", {piece(1): 0.8}) == ([slot(1)], [])
     assert ledger.take("actor", {piece(1): 0.8}, []) == ([], [])
-    assert ledger.let_go("plan") == [], "the group is in one piece: it stays while one of its slots is used"
+    assert ledger.let_go("plan") == [], "a placement group stays while one of its slots is used"
     assert ledger.let_go("actor") == [Group(Id("g"))]
     assert ledger.held == []
     assert ledger.let_go("actor") == []
 
 
-def test_what_went_away_between_asking_and_taking_is_told_and_nothing_is_done():
+def test_slots_lost_between_asking_and_taking_are_reported_and_nothing_is_taken():
     ledger = SlotLedger()
     ledger.take("one", {piece(0): None}, [slot(0, "a")])
     ledger.let_go("one")
@@ -84,7 +84,7 @@ def test_what_went_away_between_asking_and_taking_is_told_and_nothing_is_done():
     assert ledger.held == []
 
 
-def test_what_was_made_for_one_who_gave_up_or_died_is_given_back():
+def test_drafts_of_a_user_that_gave_up_or_died_are_removed():
     ledger = SlotLedger()
     ledger.add_drafts("one", None, [Group(Id("a")), Group(Id("b"))])
     ledger.discard_drafts("one", [Group(Id("a"))])
@@ -95,7 +95,7 @@ def test_what_was_made_for_one_who_gave_up_or_died_is_given_back():
     assert ledger.owners == set()
 
 
-def test_what_is_used_on_behalf_of_a_worker_goes_with_it():
+def test_slots_of_an_owner_are_released_when_it_dies():
     ledger = SlotLedger()
     ledger.take("actor", {piece(0): None}, [slot(0, "a")])
     ledger.add_drafts("actor:0:child", "actor:0", [Group(Id("b"))])
@@ -105,17 +105,17 @@ def test_what_is_used_on_behalf_of_a_worker_goes_with_it():
     assert [held.slot.piece for held in ledger.held] == [piece(0)]
 
 
-def test_a_group_that_is_gone_takes_its_slots_along():
+def test_slots_go_with_their_placement_group():
     ledger = SlotLedger()
     ledger.take("actor", {piece(0): None, piece(1): None}, [slot(0, "a"), slot(1, "b")])
     ledger.take("actor", {piece(2): 0.9}, [slot(2, "a")])
     assert ledger.drop([piece(0)]) == [], "something is left of it"
     assert ledger.drop([piece(2), piece(3)]) == [Group(Id("a"))]
     assert ledger.ask("actor", {piece(0): None, piece(1): None}) == ([slot(1, "b")], [piece(0)])
-    assert ledger.ask("other", {piece(2): 0.9}) == ([], [piece(2)]), "what is gone is used by nobody"
+    assert ledger.ask("other", {piece(2): 0.9}) == ([], [piece(2)]), "a lost slot has no users"
 
 
-def test_shares_add_up_to_one_at_most():
+def test_shares_add_up_to_at_most_one():
     ledger = SlotLedger()
     ledger.take("actor#1", {piece(0): 0.8}, [slot(0)])
     ledger.take("rollout#2", {piece(0): 0.2}, [])
@@ -134,7 +134,7 @@ def test_a_bundle_without_a_cpu_asks_for_none():
     assert Ask(resource="GPU", node_ranks=(1,), cpus=1).bundles == [{"GPU": 1, "CPU": 1}]
 
 
-def test_who_has_what_is_put_together_from_jobs_and_rays_books():
+def test_occupancy_combines_what_jobs_say_with_rays_tables():
     nodes = [node(0, 4), node(1, 4), node(2, 0)]
     accounts = RayState(
         actors=(
@@ -144,7 +144,7 @@ def test_who_has_what_is_put_together_from_jobs_and_rays_books():
             ActorEntry(
                 name="", class_name="U", pid=6, ray_job="09", ray_id="id1", amounts={"GPU": {1: 0.1}}, group_id="pg"
             ),
-            # In a slot of ours: that is told by the job itself.
+            # In one of our slots: the job itself reports that.
             ActorEntry(
                 name="w", class_name="W", pid=7, ray_job="01", ray_id="id0", amounts={"GPU": {0: 1}}, group_id="g"
             ),
@@ -172,7 +172,7 @@ def test_who_has_what_is_put_together_from_jobs_and_rays_books():
     ]
     assert found.somewhere[0][0].amount == 1, "4, of which 2 are free and 1 is named"
     assert found.free == {0: 2.0, 1: 1.5}
-    assert found.free_pieces(nodes) == set(), "on a node with something unknown nothing is known to be free"
+    assert found.free_pieces(nodes) == set(), "on a node with an unknown holder nothing is known to be free"
     empty = combine(nodes, {}, {}, RayState())
     assert len(empty.free_pieces(nodes)) == 8
 
@@ -187,7 +187,7 @@ PLACEMENTS = [
 
 
 @given(st.sampled_from(PLACEMENTS), st.sets(st.integers(0, 11), max_size=12))
-def test_what_is_said_to_fit_can_be_planned_and_uses_free_accelerators_only(placements, free_ranks):
+def test_a_suggested_fit_can_be_planned_and_uses_only_free_accelerators(placements, free_ranks):
     topology = Topology.from_shorthand("1x4,1x6,1x2")
     plan = make_plan({"cluster": {"num_nodes": 3, "component_placement": placements}}, topology)
     space = topology.space()
@@ -205,10 +205,10 @@ def test_what_is_said_to_fit_can_be_planned_and_uses_free_accelerators_only(plac
     sizes = [[len(p.local_hardware_ranks) for p in component.placements] for component in plan.components]
     assert [[len(p.local_hardware_ranks) for p in component.placements] for component in again.components] == sizes
     if wanted <= free:
-        assert set(again.occupants()) == wanted, "what fits stays where it is"
+        assert set(again.occupants()) == wanted, "a layout that fits stays where it is"
 
 
-def test_processes_that_shared_still_do_where_it_would_fit():
+def test_processes_that_shared_accelerators_still_do_in_the_suggested_fit():
     topology = Topology.from_shorthand("1x4,1x4")
     actor = FlexiblePlacementStrategy([[0], [1], [2], [3]]).get_placement(topology)
     rollout = FlexiblePlacementStrategy([[0, 1], [2, 3]]).get_placement(topology)

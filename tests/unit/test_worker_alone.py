@@ -1,4 +1,4 @@
-"""A worker in a plain process: no Ray, no cluster; the same class, the same words."""
+"""A worker in a plain process, without Ray: the same class with the same attributes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Actor(Worker):
     factor = 2
 
     def __init__(self, start: int) -> None:
-        # Who one is, is known before the base class is called.
+        # The identity is set before the base class is called.
         self.first = start + self.rank
         super().__init__()
 
@@ -56,7 +56,7 @@ class Actor(Worker):
     def _hidden(self) -> None: ...
 
 
-def test_made_by_hand_it_is_rank_0_of_a_group_of_one():
+def test_a_worker_constructed_by_hand_is_rank_0_of_a_group_of_one():
     actor = Actor(5)
     assert (actor.rank, actor.world_size, actor.local_rank, actor.local_world_size) == (0, 1, 0, 1)
     assert (actor.node_rank, actor.devices, actor.hardware) == (0, (), ())
@@ -67,7 +67,7 @@ def test_made_by_hand_it_is_rank_0_of_a_group_of_one():
     assert actor.step(3) == 11
 
 
-def test_it_can_be_any_rank_of_a_group():
+def test_a_worker_can_be_any_rank_of_a_group():
     with as_worker(rank=2, world_size=4, group_name="actor"):
         actor = Actor(5)
         with as_worker(rank=3, world_size=4):
@@ -79,7 +79,7 @@ def test_it_can_be_any_rank_of_a_group():
         pass
 
 
-def test_it_knows_who_it_is_beside_other_base_classes():
+def test_a_worker_knows_its_identity_with_other_base_classes_too():
     class Base:
         def __init__(self, size: int = 7) -> None:
             self.size = size
@@ -95,7 +95,7 @@ def test_it_knows_who_it_is_beside_other_base_classes():
     assert (Mixed().size, Other().size) == (1, 7)
 
 
-def test_a_subclass_may_use_a_name_for_something_of_its_own():
+def test_a_subclass_can_reuse_the_name_of_an_attribute():
     class Own(Worker):
         def __init__(self) -> None:
             super().__init__()
@@ -125,7 +125,7 @@ def test_it_logs_through_logging(caplog):
     ]
 
 
-def test_durations_are_collected_for_a_call_and_dropped_outside_of_one():
+def test_durations_are_collected_in_a_call_and_dropped_outside():
     actor = Actor(0)
     assert actor.whole() == 1
     with measured_call() as durations:
@@ -147,7 +147,7 @@ def test_a_group_can_call_the_public_methods_that_a_class_adds():
     assert own_methods(Worker) == {}
 
 
-def test_a_wrong_argument_for_the_constructor_is_told_before_anything_is_launched():
+def test_a_wrong_constructor_argument_is_refused_before_anything_is_launched():
     with pytest.raises(TypeError, match=r"Actor.create_group: missing a required argument: 'start'"):
         Actor.create_group()
     with pytest.raises(TypeError, match=r"Plain.create_group: too many"):
