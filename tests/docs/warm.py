@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """\
 #!{python} -IS
 import marshal, os, socket, sys
@@ -55,10 +56,10 @@ def serve(path: str) -> None:
     """Fork a `roost` for every client."""
     from roost.cli import main as cli
 
-    with contextlib.suppress(BaseException):
-        sys.argv = ["roost", "plan", "--help"]
-        with contextlib.redirect_stdout(open(os.devnull, "w")):
-            cli.main()
+    # Commands import what they need when they run: let one do so here.
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.suppress(SystemExit):
+        sys.argv = ["roost", "plan", str(ROOT / "examples" / "job.yaml"), "--cluster", "2x8,1x0"]
+        cli.main()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

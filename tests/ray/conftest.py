@@ -14,6 +14,7 @@ import pytest
 
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
+from roost.runtime.connect.authentication import refresh_authentication
 from roost.testing import LocalCluster, local_cluster
 from waiting import wait_until
 
@@ -94,11 +95,15 @@ def _small_local_cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def small_local_cluster(_small_local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
+def small_local_cluster(_small_local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """A local cluster of one node, for tests that open a `Cluster`: that starts a process on every node."""
-    for name, value in _small_local_cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    return _small_local_cluster
+    with monkeypatch.context() as patch:
+        for name, value in _small_local_cluster.environment.items():
+            patch.setenv(name, value)
+        refresh_authentication()
+        yield _small_local_cluster
+        Cluster.close_if_open()
+    refresh_authentication()
 
 
 @pytest.fixture

@@ -89,5 +89,5 @@ def test_a_node_that_dies_during_the_check_is_named():
 
 
 def _has_worker(local: LocalCluster) -> bool:
-    names = [child.name() for child in psutil.Process(local.pids[0][-1]).children()]
+    names = [child.name() for child in psutil.Process(local.pids[0][-1]).children(recursive=True)]
     return any(name.startswith("ray::") for name in names)

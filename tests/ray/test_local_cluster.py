@@ -11,7 +11,7 @@ import psutil
 import pytest
 import ray
 
-from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy
+from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied
 from roost.machine.folders import socket_folder
 from roost.testing import LocalCluster, LocalNode, local_cluster
 from waiting import is_gone, wait_until
@@ -132,19 +132,20 @@ def test_a_runtime_env_works_on_a_local_cluster():
     assert ray.get(look.remote(), timeout=60) == "yes"
 
 
-def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_and_can_do_without_it(small_cluster):
-    strategy = NodePlacementStrategy([0, 0])
-    with Performer.create_group().launch(small_cluster, strategy, name="forked") as group:
-        (parent,) = {psutil.Process(pid).ppid() for pid in group.pid().wait(60)}
-        assert "--serve" in psutil.Process(parent).cmdline()
-        os.kill(parent, signal.SIGKILL)
-        wait_until(lambda: is_gone(parent), "the process that forks is gone")
-        with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="later") as later:
-            assert later.rank_of().wait(60) == [0], "a worker that does not find it takes its place"
-            second = psutil.Process(later.pid().wait(60)[0]).ppid()
-        assert group.rank_of().wait(60) == [0, 1], "and those that it forked live on"
+def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_that_ends_with_them(small_cluster):
+    parents = set()
+    for name in ("first", "second"):
+        with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0, 0]), name=name) as group:
+            pids = group.pid().wait(60)
+            assert len({os.getpgid(pid) for pid in pids}) == 2, "Ray kills a worker's whole process group with it"
+            parents |= {psutil.Process(pid).ppid() for pid in pids}
+            with pytest.raises(WorkerDied):
+                group.end(1, "kill").wait(60)
+            assert group[0].rank_of().wait(60) == [0], "the other one lives on"
+    (server,) = parents
+    assert "--serve" in psutil.Process(server).cmdline()
     small_cluster.close()
-    wait_until(lambda: is_gone(second), "it ends after its last worker")
+    wait_until(lambda: is_gone(server), "it ends after its last worker")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """The program that a raylet of a local cluster runs as its Python: it forks workers instead of starting each afresh.
 
 A raylet runs `python default_worker.py …` for every worker, and nearly all of what that costs is importing Ray. Here
-the first worker of a job on a node becomes a server instead: it imports Ray, and Roost where it can, and forks a child
-for itself and for every later worker of that job there. A child runs Ray's own `default_worker.py`. The server has one
-thread when it forks, and ends with its raylet or soon after its last child.
+the first worker of a job on a node starts a server instead: it imports Ray, and Roost where it can, and forks a child
+for that worker and for every later one of that job there. A child runs Ray's own `default_worker.py`. The server has
+one thread when it forks, and ends with its raylet or soon after its last child.
 
 A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
 a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
@@ -23,19 +23,26 @@ if TYPE_CHECKING:
 _PROGRAM = "default_worker.py"
 _SERVE = "--serve"
 # What the workers of Roost import; none of it starts a thread.
-_PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.actors")
+_PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
-_PR_SET_PDEATHSIG = 1
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
-    """Have the server fork the worker that the raylet asked this process to be, or become the server."""
+    """Have the server fork the worker that the raylet asked this process to be, and start the server if need be."""
     words = sys.argv[1:]
     if os.path.basename(words[0]) == _PROGRAM:
         path = f"{folder}/forks-{os.environ.get('RAY_RAYLET_PID')}-{os.environ.get('RAY_JOB_ID')}"
         listener = _connect(path, words)
         if listener is not None:
+            child = os.fork()
+            if child:
+                # Stay, so that the server and its workers descend from the raylet.
+                listener.close()
+                os.waitpid(child, 0)
+                os._exit(0)
+            # A raylet may kill the process group of a worker that ended, and this process was to be one.
+            os.setpgrp()
             os.set_inheritable(listener.fileno(), True)
             words = [server, _SERVE, str(listener.fileno()), *words]
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
@@ -72,14 +79,12 @@ def _connect(path: str, words: list[str]) -> socket.socket | None:
 def _serve(listener: socket.socket, words: list[str]) -> list[str]:
     """Fork a child for every request, the first being `words`; returns, in the child, what it was asked to run."""
     import contextlib
-    import ctypes
     import gc
     import importlib
     import select
     import signal
     import time
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sys.path[0] = os.path.dirname(words[0])
     importlib.import_module("ray")
     for name in _PRELOADED:
@@ -92,14 +97,13 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
     signal.set_wakeup_fd(waker)
     # Only to wake up: a raylet takes a worker that ended and was not collected for one that is alive.
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getpid())
     children, alone_since = 0, time.monotonic()
     connection: socket.socket | None = None
     while True:
         if words:
             if os.fork() == 0:
-                if os.getpgrp() == os.getppid():
-                    # A raylet that gave the server a process group kills a worker's whole group with it.
-                    os.setpgrp()
+                os.setpgrp()
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.close(woken)
@@ -123,7 +127,7 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
         if listener.fileno() in ready:
             connection, _ = listener.accept()
             words = _read(connection)
-        elif not children and time.monotonic() > alone_since + _IDLE_SECONDS:
+        elif not (children or time.monotonic() < alone_since + _IDLE_SECONDS) or not _is_alive(raylet):
             os._exit(0)
 
 
@@ -136,6 +140,14 @@ def _read(connection: socket.socket) -> list[str]:
             return []
         data += part
     return data[:-1].decode().split("\0")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _run(program: str) -> None:
