@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.runtime.connect.authentication import refresh_authentication
@@ -23,6 +24,8 @@ TESTS = Path(__file__).resolve().parents[1]
 
 # Workers import the modules of the tests that they were sent from.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+# Most of the time of these tests would go into starting interpreters and importing Ray.
+forks.install()
 
 
 class Driver:

@@ -3,7 +3,7 @@
 Ray's public interface cannot leave these out: the API server, the monitor, workers started in advance, and two agents
 on each node. On a quiet machine with 2 cores they take four fifths of the boot time. A raylet expects its agents as
 children and, since Ray 2.54, their ports in files: it gets a waiting shell for each, and the files. The agent that
-sets up a `runtime_env` starts when it is needed: without it such an actor would hang. Workers are forked: see forks.
+sets up a `runtime_env` starts when it is needed: without it such an actor would hang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from roost.testing import forks
 from roost.testing.lazy_agent import LazyAgent
 
 # Notice in a second, not in fifteen, that a raylet is gone.
@@ -29,8 +28,8 @@ _SYSTEM_CONFIG = {
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
 }
-# The kernel reads no more of a script's first line than 127 characters, in some versions.
-_SHEBANG_LENGTH = 120
+PYTHON_VARIABLE = "ROOST_WORKER_PYTHON"
+"""The program that raylets run as Python to start workers, in place of the interpreter."""
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
@@ -54,7 +53,7 @@ class QuickStarter:
         os.mkfifo(pipe)
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
-        self._python = _write_python(self._folder)
+        self._python = os.environ.get(PYTHON_VARIABLE, sys.executable)
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
         Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
@@ -94,7 +93,7 @@ class QuickStarter:
         return QuickNode(started)
 
     def raylet_command(self, command: list[str]) -> list[str]:
-        """The raylet's command, with no workers in advance, stand-ins for its agents and workers that are forked."""
+        """Return the raylet's command, with no workers in advance and with stand-ins for its agents."""
         flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
         raylet: Any = ray._raylet
         if hasattr(raylet, "persist_port"):
@@ -112,20 +111,6 @@ class QuickStarter:
             "python_worker_command": flags["python_worker_command"].replace(sys.executable, self._python, 1),
         }
         return [_with_flag(word, changed) for word in command]
-
-
-def _write_python(folder: Path) -> str:
-    """Write the program that stands for Python in a raylet's commands; returns its path."""
-    if len(sys.executable) > _SHEBANG_LENGTH or " " in sys.executable:
-        return sys.executable
-    program = folder / "python"
-    source = Path(forks.__file__).read_text(encoding="utf-8")
-    program.write_text(
-        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})\n",
-        encoding="utf-8",
-    )
-    program.chmod(0o700)
-    return str(program)
 
 
 def _replace_process_starter(starter: QuickStarter) -> None:

@@ -28,7 +28,7 @@ _TAIL_LINES = 30
 _STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _THREAD_START = re.compile(r"(?:Current t|T)hread 0x")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line \d+ in .*|  \.\.\.|  <no Python frame>')
-_NOT_USERS = re.compile(r"/ray/_private/|/ray/util/tracing/|/roost/runtime/|/roost/testing/forks\.py$|/threading\.py$")
+_NOT_USERS = re.compile(r"/ray/_private/|/ray/util/tracing/|/roost/runtime/|/threading\.py$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

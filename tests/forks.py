@@ -1,9 +1,9 @@
-"""The program that a raylet of a local cluster runs as its Python: it forks workers instead of starting each afresh.
+"""The program that raylets run as Python in these tests: it forks workers instead of starting each from scratch.
 
 A raylet runs `python default_worker.py …` for every worker, and nearly all of what that costs is importing Ray. Here
 the first worker of a job on a node starts a server instead: it imports Ray, and Roost where it can, and forks a child
 for that worker and for every later one of that job there. A child runs Ray's own `default_worker.py`. The server has
-one thread when it forks, and ends with its raylet or soon after its last child.
+one thread when it forks, and ends with its raylet or soon after its last child. `install` makes local clusters use it.
 
 A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
 a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
@@ -26,6 +26,32 @@ _SERVE = "--serve"
 _PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
+
+
+def install() -> None:
+    """Let the local clusters that this process starts fork their workers."""
+    import atexit
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    # The kernel reads no more of a script's first line than 127 characters, in some versions.
+    if len(sys.executable) > 120 or " " in sys.executable:
+        return
+    # A short path, since sockets go there.
+    folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    program = folder / "python"
+    source = Path(__file__).read_text(encoding="utf-8")
+    # Named like a part of Ray, so that stacks of workers show none of its frames.
+    server = folder / "ray" / "_private" / "forks.py"
+    server.parent.mkdir(parents=True)
+    server.write_text(source, encoding="utf-8")
+    program.write_text(
+        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {str(server)!r}, {str(folder)!r})\n"
+    )
+    program.chmod(0o700)
+    os.environ["ROOST_WORKER_PYTHON"] = str(program)
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
