@@ -357,7 +357,7 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
         wanted = [Piece(1, "accelerator", 0), Piece(1, "accelerator", 1), Piece(0, "accelerator", 1)]
         for pin in (Pin.ADDRESS, None):
             # By their address both nodes look the same to Ray: about half of what it places is on the wrong one.
-            slots = Reserver(cluster, "mine", pin).reserve(dict.fromkeys(wanted), timeout=30, components={})
+            slots = Reserver(cluster.context, "mine", pin).reserve(dict.fromkeys(wanted), timeout=30, components={})
             assert {slot.piece: slot.ray_id for slot in slots} == {
                 piece: cluster.nodes[piece.node_rank].ray_id for piece in wanted
             }
