@@ -108,10 +108,8 @@ def living(names: Collection[str]) -> set[str]:
     A driver counts as alive if Ray does not say.
     """
     drivers = {name for name in names if name.startswith(name_of_job(""))}
-    unknown: set[str] = set()
-    if drivers:
-        drivers -= _tried("its jobs", _read_ended, unknown)
-    return drivers | (set(list_named_actors()) & set(names) if names else set())
+    ended = _tried("its jobs", _read_ended, set[str]()) if drivers else set()
+    return (drivers - ended) | (set(list_named_actors()) & set(names) if names else set())
 
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
