@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Mapping
 
 from ray.util import placement_group_table
 
@@ -50,9 +49,7 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -112,11 +109,6 @@ def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
     for piece, found in declared.items():
         check_shares(piece, list(found.items()))
     return list(declared)
-
-
-def plan_components(plan: Plan) -> dict[str, Sequence[Placement]]:
-    """Return the placements of each component."""
-    return {component.name: component.placements for component in plan.components}
 
 
 def check_share(share: float | None, what: str) -> None:
