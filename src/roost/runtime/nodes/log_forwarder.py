@@ -105,8 +105,11 @@ class LogForwarder:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        if find_logs is not None:
-            self._skip_existing()
+        # What an earlier run left in the folder is not shown.
+        for path in self._files() if find_logs is not None else ():
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 
     def start(self) -> None:
         """Start the thread, if there is something to do."""
@@ -241,13 +244,6 @@ class LogForwarder:
     def _files(self) -> Iterator[Path]:
         for folder, _, names in os.walk(self._run_dir.logs):
             yield from (Path(folder) / name for name in sorted(names) if name.endswith(".log"))
-
-    def _skip_existing(self) -> None:
-        """Do not show what an earlier run left in the folder."""
-        for path in self._files():
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 
     def _show_file(self, path: Path) -> None:
         try:
