@@ -36,11 +36,7 @@ def start_managers(
 
 def find_managers(namespace: str) -> Managers:
     """Return proxies to the managers of a job."""
-    return (
-        NodeManager.get_proxy(namespace),
-        WorkerManager.get_proxy(namespace),
-        CollectiveManager.get_proxy(namespace),
-    )
+    return NodeManager.get_proxy(namespace), WorkerManager.get_proxy(namespace), CollectiveManager.get_proxy(namespace)
 
 
 def choose_namespace(wanted: str, used: Collection[str]) -> str:

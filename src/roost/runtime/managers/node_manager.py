@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -81,9 +81,9 @@ class NodeManager(Manager):
         self._slots = SlotLedger()
         self._roll = RollCall()
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
-        self._trying: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_watching = False
+        # Python keeps no reference to a task that runs.
+        self._trying: dict[int, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
         self._master_lock = asyncio.Lock()
         self._master_port: int | None = None
 
@@ -146,16 +146,14 @@ class NodeManager(Manager):
             raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
         if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
             raise ConfigError(f"{leases} x {count} ports were asked for: ask for 1 to {_MAX_PORTS} of each")
-        if holder is not None:
-            await self._watch_holder(holder)
+        await self._watch_holder(holder)
         return await self._lease(self._nodes[node_rank], count, holder, leases)
 
     @served
     async def propose_ports(self, node_rank: int, count: int, holder: str | None = None) -> list[PortLease]:
         """Lease single ports without trying them on the node: the holder tries them and releases the rest."""
         node = self._nodes[node_rank]
-        if holder is not None:
-            await self._watch_holder(holder)
+        await self._watch_holder(holder)
         blocks = [self._ledger.propose(node.network, 1, holder) for _ in range(count)]
         return [_lease(node, block) for block in blocks]
 
@@ -180,8 +178,7 @@ class NodeManager(Manager):
         self, user: str, owner: str | None, asks: Sequence[Ask], by_label: bool
     ) -> list[PlacementGroup]:
         """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
-        if owner is not None:
-            await self._watch_holder(owner)
+        await self._watch_holder(owner)
         made: list[PlacementGroup] = []
         for ask in asks:
             # In a thread, because Ray's call waits for its head.
@@ -217,25 +214,21 @@ class NodeManager(Manager):
         """Return everything the job has reserved, with its users."""
         return self._slots.held
 
-    async def _watch_holder(self, holder: str) -> None:
+    async def _watch_holder(self, holder: str | None) -> None:
         """Make sure the holder is alive before it holds something, so that its death is noticed."""
+        if holder is None:
+            return
         if not self._roll.has_seen(holder):
             self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
-        if not self._is_watching:
-            self._is_watching = True
-            self._start(self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._watching is None:
+            watch = self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury)
+            self._watching = asyncio.create_task(watch)
 
     async def _lease(self, node: NodeInfo, count: int, holder: str | None, leases: int) -> list[PortLease]:
         wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
         self._waiting[node.rank].append(wanted)
         if node.rank not in self._trying:
-            self._trying.add(node.rank)
-            self._start(self._try(node))
+            self._trying[node.rank] = asyncio.create_task(self._try(node))
         return [_lease(node, block) for block in await wanted.done]
 
     async def _try(self, node: NodeInfo) -> None:
@@ -252,7 +245,7 @@ class NodeManager(Manager):
                     for wanted in waiting:
                         self._fail(node, wanted, ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
-            self._trying.discard(node.rank)
+            del self._trying[node.rank]
 
     async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
         for wanted in waiting:

@@ -63,14 +63,10 @@ def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
     """Return the slots that are lost: their placement group was removed, or Ray moves them off a node that is gone."""
     found = list(slots)
     tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
-
-    def is_lost(slot: Slot) -> bool:
-        table = tables[slot.group]
-        # While Ray looks for a new place for one bundle, the others are where they were.
-        exists = table.get("state") in ("CREATED", "RESCHEDULING")
-        return not exists or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
-
-    return [slot for slot in found if is_lost(slot)]
+    # While Ray looks for a new place for one bundle, the others are where they were.
+    existing = {group for group, table in tables.items() if table.get("state") in ("CREATED", "RESCHEDULING")}
+    places = {group: tables[group]["bundles_to_node_id"] for group in existing}
+    return [slot for slot in found if places.get(slot.group, {}).get(slot.bundle) != slot.ray_id]
 
 
 def describe_loss(context: JobContext, slots: Iterable[Slot]) -> str | None:
