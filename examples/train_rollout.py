@@ -29,7 +29,7 @@ import numpy as np
 
 from roost import CallTimedOut, Cluster, ConfigError, Worker
 from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups, read_flags
-from roost.runtime.connect.local_cluster import read_practice
+from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.testing import NumpyEngine, TinyPolicy, local_cluster
 
 RIGHT = np.array([2, 0, 3, 1])
@@ -208,7 +208,7 @@ def main() -> int | str:
     for name, default in {**counts, "rollout-num-gpus": 4, "rollout-num-gpus-per-engine": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
-    is_there = os.environ.get("RAY_ADDRESS") or read_practice()
+    is_there = os.environ.get("RAY_ADDRESS") or read_local_cluster()
     place = contextlib.nullcontext() if is_there else local_cluster(f"{args.num_nodes}x4")
     with place, Cluster(num_nodes=args.num_nodes):
         modes = ["colocate", "disagg"] if args.mode == "both" else [args.mode]

@@ -121,7 +121,7 @@ def test_a_local_cluster_comes_up_is_found_and_goes_down(own_folder):
         assert done.returncode == 0, done.stderr
         assert "local cluster 2x3:A100 is up at 127." in done.stdout
         assert "export RAY_ADDRESS=127." in done.stdout
-        keeper = json.loads((own_folder / f"roost-{os.getuid()}" / "practice.json").read_text())["keeper_pid"]
+        keeper = json.loads((own_folder / f"roost-{os.getuid()}" / "local-cluster.json").read_text())["keeper_pid"]
         processes = psutil.Process(keeper).children(recursive=True)
         assert len(processes) >= 4
         again = roost("up", "1x1", env=env)

@@ -33,7 +33,6 @@ from roost import (
 from roost.placement.plan import Piece
 from roost.rl import RolloutManager, create_placement_groups
 from roost.runtime.connect.versions import has_bundle_labels
-from roost.runtime.nodes.placement_groups import Pin
 from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
@@ -355,9 +354,10 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
     ]
     with local_cluster(nodes), Cluster(num_nodes=3) as cluster:
         wanted = [Piece(1, "accelerator", 0), Piece(1, "accelerator", 1), Piece(0, "accelerator", 1)]
-        for pin in (Pin.ADDRESS, None):
+        for by_label in (False, None):
             # By their address both nodes look the same to Ray: about half of what it places is on the wrong one.
-            slots = Reserver(cluster.context, "mine", pin).reserve(dict.fromkeys(wanted), timeout=30, components={})
+            reserver = Reserver(cluster.context, "mine", by_label=by_label)
+            slots = reserver.reserve(dict.fromkeys(wanted), timeout=30, components={})
             assert {slot.piece: slot.ray_id for slot in slots} == {
                 piece: cluster.nodes[piece.node_rank].ray_id for piece in wanted
             }

@@ -80,7 +80,7 @@ from roost.machine.limits import Limits, find_memory
 from roost.machine.ports import Ports, find_ports
 from roost.machine.probe import Software
 from roost.machine.processes import find_processes, one_line
-from roost.runtime.connect.local_cluster import PracticeCluster
+from roost.runtime.connect.local_cluster import LocalClusterRecord
 
 GIB = 2**30
 SOFTWARE = Software(python="3.11.7", interpreter="/opt/python", packages={"roost": "1.0", "ray": "2.60.0"})
@@ -337,7 +337,7 @@ def test_a_local_cluster_and_many_old_files_are_notes():
     assert levels(judge_home(HomeFacts(now=0, local_cluster=None, old_files=()))) == ["ok", "ok"]
     many = OldFiles(what="sessions of Ray", folder="/tmp/ray", pattern="session_*", count=3, size=5 * GIB)
     small = replace(many, what="runs", size=10)
-    found = PracticeCluster(address="127.1.1.1:2", spec="2x4", environment={}, keeper_pid=1, keeper_started=100)
+    found = LocalClusterRecord(address="127.1.1.1:2", spec="2x4", environment={}, keeper_pid=1, keeper_started=100)
     home = HomeFacts(now=7400, local_cluster=found, old_files=(many, small))
     local, files = judge_home(home)
     assert local.seen == "2x4 is up at 127.1.1.1:2 for 2 hours"

@@ -17,7 +17,7 @@ from roost.machine.disks import OldFiles, Space
 from roost.machine.limits import Limits
 from roost.machine.ports import Ports
 from roost.machine.probe import Software
-from roost.runtime.connect.local_cluster import PracticeCluster
+from roost.runtime.connect.local_cluster import LocalClusterRecord
 
 if TYPE_CHECKING:
     # Its module loads Ray.
@@ -110,7 +110,7 @@ class HomeFacts:
     """What Roost and Ray keep for this user on the driver's machine."""
 
     now: float
-    local_cluster: PracticeCluster | Unknown | None
+    local_cluster: LocalClusterRecord | Unknown | None
     old_files: tuple[OldFiles, ...] | Unknown
 
 

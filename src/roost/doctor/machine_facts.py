@@ -26,7 +26,7 @@ from roost.machine.limits import find_limits, find_memory
 from roost.machine.ports import answers, find_ports
 from roost.machine.probe import find_software, machine_id
 from roost.machine.processes import list_processes, one_line
-from roost.runtime.connect.local_cluster import read_practice
+from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
 
@@ -64,7 +64,7 @@ def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], 
 
 def collect_home(seconds: float) -> HomeFacts:
     """Collect what is kept for this user."""
-    return HomeFacts(now=time.time(), **gather({"local_cluster": read_practice, "old_files": _old_files}, seconds))
+    return HomeFacts(now=time.time(), **gather({"local_cluster": read_local_cluster, "old_files": _old_files}, seconds))
 
 
 def driver_folders(run_dir: str | None) -> dict[str, str]:

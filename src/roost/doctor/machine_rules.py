@@ -29,7 +29,7 @@ from roost.machine.disks import OldFiles, Space
 from roost.machine.limits import Limits
 from roost.machine.ports import Ports, lease_range
 from roost.machine.probe import Software
-from roost.runtime.connect.local_cluster import PracticeCluster
+from roost.runtime.connect.local_cluster import LocalClusterRecord
 from roost.runtime.connect.versions import OLDEST_RAY, check_ray_version
 from roost.text import error_text, join_words, plural, size_text
 
@@ -314,7 +314,7 @@ def judge_leftovers(ray: Sequence[OwnedProcess], marked: Sequence[OwnedProcess] 
         yield ok("leftovers", "no process of an earlier run")
 
 
-def judge_local_cluster(found: PracticeCluster | None, now: float) -> Finding:
+def judge_local_cluster(found: LocalClusterRecord | None, now: float) -> Finding:
     """A local cluster stays until `roost down`."""
     if found is None:
         return ok("local cluster", "none is up")

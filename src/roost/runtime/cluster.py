@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import getpass
+import itertools
 import logging
 import os
 import socket
@@ -51,10 +52,10 @@ from roost.runtime.managers.watch import Watch
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.log_forwarder import FoundLog, LogForwarder
+from roost.runtime.nodes.log_forwarder import LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
 from roost.runtime.options import TIMEOUT_SECONDS, ClusterOptions
-from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators, plan_components
+from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import own_run_dir
@@ -155,15 +156,13 @@ class Cluster(metaclass=_OnePerProcess):
         self._undo = contextlib.ExitStack()
         deadline = time.monotonic() + options.timeout
         try:
-            if connection.is_worker():
-                self._context = self._attach(ray.get_runtime_context().namespace, None, options, deadline)
+            is_worker = connection.is_worker()
+            if not is_worker:
+                connection.check_can_connect()
+            join = self._attach if is_worker or options.attaches else self._open
+            self._context = join(options, deadline)
+            if is_worker:
                 self._check_same(options)
-            elif options.attaches:
-                connection.check_can_connect()
-                self._context = self._connect_and_attach(options, deadline)
-            else:
-                connection.check_can_connect()
-                self._context = self._open(options, deadline)
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
@@ -178,9 +177,8 @@ class Cluster(metaclass=_OnePerProcess):
             made = self._connect(options, namespace, may_start=True)
             free = choose_namespace(namespace, used_namespaces())
             if free == namespace:
-                nodes, topology = self._find_nodes(options, deadline)
                 try:
-                    return self._start_job(made, nodes, topology, options, deadline)
+                    return self._start_job(made, options, deadline)
                 except NameTaken:
                     # Two drivers began together, and the other one was faster.
                     free = choose_namespace(namespace, {*used_namespaces(), namespace})
@@ -200,23 +198,13 @@ class Cluster(metaclass=_OnePerProcess):
             self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
         return made
 
-    def _find_nodes(self, options: ClusterOptions, deadline: float) -> tuple[tuple[NodeInfo, ...], Topology]:
+    def _start_job(self, made: Connection, options: ClusterOptions, deadline: float) -> JobContext:
         found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
         nodes, notice = discover.first_nodes(discover.discover(found, deadline, options.groups), options.num_nodes)
         if notice:
             log.warning("%s", notice)
         topology = discover.make_topology(nodes, options.groups)
         discover.check_groups(nodes, options.groups, deadline)
-        return nodes, topology
-
-    def _start_job(
-        self,
-        made: Connection,
-        nodes: tuple[NodeInfo, ...],
-        topology: Topology,
-        options: ClusterOptions,
-        deadline: float,
-    ) -> JobContext:
         job = JobInfo(
             cluster=made.address,
             namespace=made.namespace,
@@ -239,57 +227,47 @@ class Cluster(metaclass=_OnePerProcess):
                 nodes=[_run_node(node) for node in nodes],
                 topology=topology,
             )
-        console = Console(quiet=options.quiet)
-        watch = Watch(nodes, made)
-        self._undo.callback(watch.stop)
-        watch.add_managers(managers)
-        logs = LogForwarder(
-            job.run_dir,
-            console,
-            find_logs=functools.partial(_logs_elsewhere, managers[1], nodes),
-            is_connected=functools.partial(connection.is_alive, made),
-        )
-        self._undo.callback(logs.stop)
-        # While the managers start.
-        connection.prepare_disconnect()
-        node_manager, worker_manager, collective_manager = managers
-        context = JobContext(
-            job=job,
-            nodes=nodes,
-            topology=topology,
-            port_range=options.port_range,
-            master_port=node_manager.within(_seconds_until(deadline)).get_master_port(),
-            node_manager=node_manager,
-            worker_manager=worker_manager,
-            collective_manager=collective_manager,
-            console=console,
-            recorder=self._recorder,
-            logs=logs,
-            watch=watch,
-            connection=made,
-            owner=None,
-        )
-        self._undo.callback(_close_groups, context)
+        context = self._join(managers, made, options, deadline, None)
+        context.watch.add_managers(managers)
         return context
 
-    def _connect_and_attach(self, options: ClusterOptions, deadline: float) -> JobContext:
-        # Connect to a namespace without a job first, to see which jobs there are.
-        self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
-        namespace = find_job(options.namespace)
-        self._undo.close()
-        made = self._connect(options, namespace, may_start=False)
-        connection.prepare_disconnect()
-        return self._attach(namespace, made, options, deadline)
+    def _attach(self, options: ClusterOptions, deadline: float) -> JobContext:
+        """Join a job that is running: that of this worker, whose process Ray connected, or the one asked for."""
+        made = actor = None
+        if connection.is_worker():
+            namespace = ray.get_runtime_context().namespace
+            actor = ray.get_runtime_context().get_actor_name()
+        else:
+            # Connect to a namespace without a job first, to see which jobs there are.
+            self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
+            namespace = find_job(options.namespace)
+            self._undo.close()
+            made = self._connect(options, namespace, may_start=False)
+        owner = actor or name_of_job(ray.get_runtime_context().get_job_id())
+        return self._join(find_managers(namespace), made, options, deadline, owner)
 
-    def _attach(self, namespace: str, made: Connection | None, options: ClusterOptions, deadline: float) -> JobContext:
-        """Take the shared state from the job's managers; `made` is None in a worker, which Ray connected."""
-        node_manager, worker_manager, collective_manager = find_managers(namespace)
-        view = node_manager.within(_seconds_until(deadline)).get_view()
+    def _join(
+        self,
+        managers: Managers,
+        made: Connection | None,
+        options: ClusterOptions,
+        deadline: float,
+        owner: str | None,
+    ) -> JobContext:
+        """Take the shared state from the job's managers; only the driver of a new job has no `owner`."""
+        if made is not None:
+            # While the managers start.
+            connection.prepare_disconnect()
+        node_manager, worker_manager, collective_manager = managers
+        view = node_manager.within(max(0.1, deadline - time.monotonic())).get_view()
         console = Console(quiet=options.quiet)
         watch = Watch(view.nodes, made)
         self._undo.callback(watch.stop)
-        ray_context = ray.get_runtime_context()
-        actor = ray_context.get_actor_name() if made is None else None
+        logs = LogForwarder(view.job.run_dir, console)
+        if made is not None and owner is None:
+            find_logs = functools.partial(_logs_elsewhere, worker_manager, view.nodes)
+            logs = LogForwarder(view.job.run_dir, console, find_logs, functools.partial(connection.is_alive, made))
+            self._undo.callback(logs.stop)
         context = JobContext(
             job=view.job,
             nodes=view.nodes,
@@ -301,10 +279,10 @@ class Cluster(metaclass=_OnePerProcess):
             collective_manager=collective_manager,
             console=console,
             recorder=self._recorder,
-            logs=LogForwarder(view.job.run_dir, console),
+            logs=logs,
             watch=watch,
             connection=made,
-            owner=actor or name_of_job(ray_context.get_job_id()),
+            owner=owner,
         )
         self._undo.callback(_close_groups, context)
         return context
@@ -312,23 +290,24 @@ class Cluster(metaclass=_OnePerProcess):
     def _check_same(self, options: ClusterOptions) -> None:
         """Raise ConfigError if the arguments contradict this Cluster."""
         context = self._context
-        contradictions = []
-        if options.num_nodes is not None and options.num_nodes != self.num_nodes:
-            contradictions.append(f"num_nodes is {self.num_nodes}, not {options.num_nodes}")
-        if options.namespace is not None and options.namespace != self.namespace:
-            contradictions.append(f"the namespace is {self.namespace!r}, not {options.namespace!r}")
-        if options.address not in (None, "auto", self.address, self._asked_address):
-            contradictions.append(f"the address is {self.address}, not {options.address}")
-        if options.port_range is not None and options.port_range != context.port_range:
-            contradictions.append(f"port_range is {context.port_range}, not {options.port_range}")
+        address = options.address if options.address not in ("auto", self._asked_address) else None
+        record = options.record if context.owner is None else None
+        asked_and_ours = {
+            "num_nodes": (options.num_nodes, self.num_nodes),
+            "the namespace": (options.namespace, self.namespace),
+            "the address": (address, self.address),
+            "port_range": (options.port_range, context.port_range),
+            "run_dir": (options.run_dir and os.path.abspath(options.run_dir), self.run_dir),
+            "quiet": (options.quiet, context.console.quiet),
+            "record": (record, self._keeps_record),
+        }
+        contradictions = [
+            f"{what} is {ours!r}, not {asked!r}"
+            for what, (asked, ours) in asked_and_ours.items()
+            if asked is not None and asked != ours
+        ]
         if options.groups and options.groups != context.topology.groups:
             contradictions.append("the node groups differ")
-        if options.run_dir is not None and os.path.abspath(options.run_dir) != self.run_dir:
-            contradictions.append(f"run_dir is {self.run_dir}, not {options.run_dir}")
-        if options.quiet is not None and options.quiet != context.console.quiet:
-            contradictions.append(f"quiet is {context.console.quiet}, not {options.quiet}")
-        if options.record is not None and context.owner is None and options.record != self._keeps_record:
-            contradictions.append(f"record is {self._keeps_record}, not {options.record}")
         if contradictions:
             raise ConfigError(
                 f"this process has a Cluster, and {join_words(contradictions)}",
@@ -373,11 +352,8 @@ class Cluster(metaclass=_OnePerProcess):
     @property
     def accelerator_ranks(self) -> tuple[tuple[int, ...], ...]:
         """The hardware ranks of each node's accelerators, counted over the cluster."""
-        out: list[tuple[int, ...]] = []
-        for node in self.nodes:
-            first = sum(len(ranks) for ranks in out)
-            out.append(tuple(range(first, first + node.num_accelerators)))
-        return tuple(out)
+        ends = itertools.accumulate(node.num_accelerators for node in self.nodes)
+        return tuple(tuple(range(end - node.num_accelerators, end)) for node, end in zip(self.nodes, ends, strict=True))
 
     @property
     def master_address(self) -> str:
@@ -494,7 +470,8 @@ class Cluster(metaclass=_OnePerProcess):
             plan.get_strategy(component.name).get_placement(self)
         # Each group declares its share when it is launched.
         pieces = dict.fromkeys(plan_accelerators(plan, shares or {}))
-        return reserve_accelerators(self._context, "plan", pieces, plan_components(plan), timeout=timeout)
+        components = {component.name: component.placements for component in plan.components}
+        return reserve_accelerators(self._context, "plan", pieces, components, timeout=timeout)
 
     def close(self) -> None:
         """End what this job started, and only that; then disconnect."""
@@ -568,17 +545,10 @@ def _end_managers(made: Connection, managers: Managers) -> None:
         connection.wait_for_names_to_go(set(MANAGER_NAMES), _CLOSE_SECONDS)
 
 
-def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[FoundLog]:
-    """Return the logs of workers that are only on their own nodes."""
-    return [
-        FoundLog(ray_id=nodes[worker.node_rank].ray_id, address=worker.address, path=worker.log)
-        for worker in worker_manager.get_workers()
-        if worker.log
-    ]
-
-
-def _seconds_until(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())
+def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[tuple[str, str, str]]:
+    """Return the logs of workers that are only on their own nodes: Ray's id of the node, the worker, and the path."""
+    workers = worker_manager.get_workers()
+    return [(nodes[worker.node_rank].ray_id, worker.address, worker.log) for worker in workers if worker.log]
 
 
 def _user() -> str:

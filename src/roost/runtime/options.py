@@ -25,14 +25,14 @@ class ClusterOptions:
     groups: tuple[NodeGroup, ...]
     attaches: bool
     """Whether the caller joins a job that is running instead of starting one."""
-    address: str | None
-    namespace: str | None
     timeout: float
     port_range: tuple[int, int] | None
-    run_dir: str | os.PathLike[str] | None
-    quiet: bool | None
     record: bool | None
     """Whether to keep a record; None if the caller does not say, which means yes for a new job."""
+    address: str | None = None
+    namespace: str | None = None
+    run_dir: str | os.PathLike[str] | None = None
+    quiet: bool | None = None
 
     @classmethod
     def check(
@@ -40,13 +40,10 @@ class ClusterOptions:
         num_nodes: int | None = None,
         cluster_cfg: Mapping[str, Any] | ClusterConfig | None = None,
         *,
-        address: str | None = None,
-        namespace: str | None = None,
         timeout: float = TIMEOUT_SECONDS,
         port_range: tuple[int, int] | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        quiet: bool | None = None,
         record: bool | None = None,
+        **others: Any,
     ) -> ClusterOptions:
         """Check the arguments of `Cluster(…)`; ConfigError if one is wrong."""
         if not isinstance(record, bool | None):
@@ -55,30 +52,24 @@ class ClusterOptions:
             config = cluster_cfg
         else:
             config = read_cluster_section(cluster_cfg)
-        num_nodes = _check_num_nodes(num_nodes, config)
+        if num_nodes is not None and (type(num_nodes) is not int or not 1 <= num_nodes <= MAX_NODES):
+            raise ConfigError(f"num_nodes is {num_nodes!r}: it is a whole number, at least 1")
+        if config is not None and config.num_nodes is not None:
+            if num_nodes not in (None, config.num_nodes):
+                message = f"num_nodes is {num_nodes}, and cluster_cfg says {config.num_nodes}"
+                raise ConfigError(message, hint="give it in one place")
+            num_nodes = config.num_nodes
         if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
         return cls(
             num_nodes=num_nodes,
             groups=config.node_groups if config else (),
             attaches=num_nodes is None and config is None,
-            address=address,
-            namespace=namespace,
             timeout=float(timeout),
             port_range=check_port_range(port_range),
-            run_dir=run_dir,
-            quiet=quiet,
             record=record,
+            **others,
         )
-
-
-def _check_num_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
-    if num_nodes is not None and (type(num_nodes) is not int or not 1 <= num_nodes <= MAX_NODES):
-        raise ConfigError(f"num_nodes is {num_nodes!r}: it is a whole number, at least 1")
-    configured = config.num_nodes if config else None
-    if num_nodes is not None and configured is not None and num_nodes != configured:
-        raise ConfigError(f"num_nodes is {num_nodes}, and cluster_cfg says {configured}", hint="give it in one place")
-    return num_nodes if num_nodes is not None else configured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

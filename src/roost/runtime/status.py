@@ -166,19 +166,15 @@ def _jobs() -> tuple[JobStatus, ...]:
     for entry in list_named_actors(all_namespaces=True):
         if entry["name"] in MANAGER_NAMES:
             managers.setdefault(entry["namespace"], set()).add(entry["name"])
-    return tuple(_job_status(namespace, managers[namespace]) for namespace in sorted(managers))
-
-
-def _job_status(namespace: str, managers: set[str]) -> JobStatus:
-    workers: Counter[str] = Counter()
-    with contextlib.suppress(RoostError):
-        workers.update(str(worker.state) for worker in WorkerManager.get_proxy(namespace).get_workers())
-    return JobStatus(
-        namespace=namespace,
-        job=get_job(namespace),
-        managers=tuple(name for name in MANAGER_NAMES if name in managers),
-        workers=tuple(sorted(workers.items())),
-    )
+    jobs = []
+    for namespace, alive in sorted(managers.items()):
+        workers: Counter[str] = Counter()
+        with contextlib.suppress(RoostError):
+            workers.update(str(worker.state) for worker in WorkerManager.get_proxy(namespace).get_workers())
+        names = tuple(name for name in MANAGER_NAMES if name in alive)
+        states = tuple(sorted(workers.items()))
+        jobs.append(JobStatus(namespace=namespace, job=get_job(namespace), managers=names, workers=states))
+    return tuple(jobs)
 
 
 def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadline: float) -> tuple[Leftover, ...]:
@@ -188,15 +184,9 @@ def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadl
     names = {node.ray_id: str(node) for node in machines.values()}
     found = discover.on_nodes(names, find_processes, JOB_VARIABLE, deadline=deadline)
     return tuple(
-        Leftover(
-            node=names[ray_id],
-            pid=process.pid,
-            command=process.command,
-            job=mark.partition("|")[2],
-            since=process.since,
-        )
+        Leftover(node=names[ray_id], pid=item.pid, command=item.command, job=mark.partition("|")[2], since=item.since)
         for ray_id, processes in found.items()
-        for process in processes
-        for mark in process.environment.values()
+        for item in processes
+        for mark in item.environment.values()
         if mark.startswith(f"{address}|") and not mark.startswith(tuple(alive))
     )

@@ -8,7 +8,7 @@ import typer
 
 from roost.cli.out import write_text
 from roost.errors import ConfigError
-from roost.runtime.connect.local_cluster import keep_practice, one_at_a_time, read_practice
+from roost.runtime.connect.local_cluster import keep_local_cluster, one_at_a_time, read_local_cluster
 from roost.testing.local import LocalCluster, local_nodes
 
 
@@ -22,13 +22,13 @@ def up(
 ) -> None:
     local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
     with one_at_a_time():
-        before = read_practice()
+        before = read_local_cluster()
         if before is not None:
             hint = "roost down ends it"
             raise ConfigError(f"a local cluster {before.spec} is up already, at {before.address}", hint=hint)
         local.start()
         try:
-            kept = keep_practice(spec, local.address, local.environment, local.keeper_pid)
+            kept = keep_local_cluster(spec, local.address, local.environment, local.keeper_pid)
             local.leave_running()
         except BaseException:
             local.stop()

@@ -19,7 +19,7 @@ from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError
 from roost.runtime.connect.authentication import refresh_authentication
-from roost.runtime.connect.local_cluster import read_practice
+from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
 
 _CONNECT_SECONDS = 5.0
@@ -59,10 +59,10 @@ def check_can_connect() -> None:
 def connect(address: str | None, namespace: str, *, may_start: bool) -> Connection:
     """Join the cluster at `address` or RAY_ADDRESS, the local cluster, or the one of this machine; else start one."""
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
-    practice = read_practice()
-    if practice is not None and wanted in ("auto", practice.address) and address != "auto":
-        wanted = practice.address
-        os.environ.update({key: value for key, value in practice.environment.items() if key != "RAY_ADDRESS"})
+    local = read_local_cluster()
+    if local is not None and wanted in ("auto", local.address) and address != "auto":
+        wanted = local.address
+        os.environ.update({key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"})
         refresh_authentication()
     if wanted.startswith("ray://"):
         raise ConfigError(
@@ -196,9 +196,9 @@ def _init(address: str, namespace: str) -> None:
 
 
 def _cannot_join(address: str, error: Exception) -> ClusterError:
-    practice = read_practice()
+    local = read_local_cluster()
     hint = ""
-    if practice is not None and practice.address == address:
+    if local is not None and local.address == address:
         hint = "it is the local cluster: `roost down`, then `roost up` again"
     return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
 

@@ -1,6 +1,6 @@
-"""Where a practice cluster of this user, if one is up, tells how to join it.
+"""The record of this user's local cluster, which says how to join it.
 
-`roost up` writes the record and `roost down` removes it; whoever looks for a Ray cluster reads it.
+`roost up` writes the record, `roost down` removes it, and every process that looks for a Ray cluster reads it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import psutil
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
 
-_RECORD = "practice.json"
+_RECORD = "local-cluster.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PracticeCluster:
+class LocalClusterRecord:
     """A local cluster that outlives the command that started it."""
 
     address: str
@@ -41,10 +41,10 @@ class PracticeCluster:
             return False
 
 
-def read_practice() -> PracticeCluster | None:
-    """The practice cluster that is up, or None; a record whose cluster is gone counts as none."""
+def read_local_cluster() -> LocalClusterRecord | None:
+    """Return the local cluster that is up, or None; a record whose cluster is gone counts as none."""
     try:
-        found = PracticeCluster(**json.loads((socket_folder() / _RECORD).read_text(encoding="utf-8")))
+        found = LocalClusterRecord(**json.loads((socket_folder() / _RECORD).read_text(encoding="utf-8")))
     except (ClusterError, OSError, ValueError, TypeError):
         return None
     return found if found.is_up else None
@@ -52,18 +52,18 @@ def read_practice() -> PracticeCluster | None:
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Whoever starts or stops the practice cluster does so alone."""
+    """Let only one process at a time start or stop the local cluster."""
     with (socket_folder() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ClusterError("a practice cluster is being started or stopped just now", hint="try again") from None
+            raise ClusterError("a local cluster is being started or stopped just now", hint="try again") from None
         yield
 
 
-def keep_practice(spec: str, address: str, environment: dict[str, str], keeper_pid: int) -> PracticeCluster:
+def keep_local_cluster(spec: str, address: str, environment: dict[str, str], keeper_pid: int) -> LocalClusterRecord:
     """Let other processes find the cluster that this process keeps."""
-    practice = PracticeCluster(
+    record = LocalClusterRecord(
         address=address,
         spec=spec,
         environment=environment,
@@ -72,22 +72,22 @@ def keep_practice(spec: str, address: str, environment: dict[str, str], keeper_p
     )
     path = socket_folder() / _RECORD
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(asdict(practice), indent=2), encoding="utf-8")
+    draft.write_text(json.dumps(asdict(record), indent=2), encoding="utf-8")
     draft.replace(path)
-    return practice
+    return record
 
 
-def end_practice(timeout: float) -> PracticeCluster | None:
-    """Stop the practice cluster and wait until it is gone; gives it, or None where there was none."""
-    practice = read_practice()
-    if practice is not None:
+def end_local_cluster(timeout: float) -> LocalClusterRecord | None:
+    """Stop the local cluster and wait until it is gone; return its record, or None if there was none."""
+    record = read_local_cluster()
+    if record is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            keeper = psutil.Process(practice.keeper_pid)
+            keeper = psutil.Process(record.keeper_pid)
             keeper.terminate()
             try:
                 keeper.wait(timeout)
             except psutil.TimeoutExpired:
-                hint = f"kill -9 {practice.keeper_pid} ends it"
-                raise ClusterError(f"the practice cluster did not end in {timeout:g} s", hint=hint) from None
+                hint = f"kill -9 {record.keeper_pid} ends it"
+                raise ClusterError(f"the local cluster did not end in {timeout:g} s", hint=hint) from None
     (socket_folder() / _RECORD).unlink(missing_ok=True)
-    return practice
+    return record

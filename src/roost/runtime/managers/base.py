@@ -52,7 +52,7 @@ class Manager:
     NAME: ClassVar[str]
 
     def __init__(self, handle: ActorHandle[Any], namespace: str) -> None:
-        self._handle = handle
+        self.handle: ActorHandle[Any] = handle
         self._namespace = namespace
         self._seconds = CALL_SECONDS
 
@@ -90,11 +90,6 @@ class Manager:
         proxy._seconds = seconds
         return proxy
 
-    @property
-    def handle(self) -> ActorHandle[Any]:
-        """The actor behind the proxy."""
-        return self._handle
-
     def died(self, error: RayActorError) -> ManagerDied:
         """Make the error that says that this manager is gone."""
         why = " ".join(str(error).split())
@@ -105,7 +100,7 @@ class Manager:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=self._seconds)
+            return ray.get(getattr(self.handle, method).remote(*args, **kwargs), timeout=self._seconds)
         except AttributeError:
             raise ClusterError(f"the actor {self.NAME!r} of {self._namespace!r} is not a manager of Roost") from None
         except RayTaskError as error:

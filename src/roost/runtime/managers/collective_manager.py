@@ -58,7 +58,7 @@ class CollectiveManager(Manager):
     @served
     async def remove_group(self, name: str) -> None:
         """Remove a group and release its port."""
-        self._ledger.remove(name)
+        self._ledger.groups.pop(name, None)
         lease = self._leases.pop(name, None)
         if lease is not None:
             manager = self._node_manager()

@@ -90,8 +90,10 @@ class JobContext:
         """Turn what Ray raised for a call into the worker's failure, with its node's state and the end of its log."""
         path = self.log_path(identity.address)
         found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=path)
-        if isinstance(error, ActorUnavailableError) and _is_alive(identity.address):
-            return replace(found, kind=FailureKind.EXCEPTION)
+        if isinstance(error, ActorUnavailableError):
+            with contextlib.suppress(Exception):
+                if living({identity.address}):
+                    return replace(found, kind=FailureKind.EXCEPTION)
         if found.kind is not FailureKind.DEATH:
             return found
         self.logs.catch_up()
@@ -103,10 +105,3 @@ class JobContext:
             if node.ray_id not in {item.ray_id for item in live_nodes()}:
                 what = "its node is gone"
         return replace(found, what=what, log_tail=tail)
-
-
-def _is_alive(address: str) -> bool:
-    try:
-        return bool(living({address}))
-    except Exception:
-        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 
 from ray.util import list_named_actors
@@ -30,20 +31,12 @@ def start_managers(
         node_manager = NodeManager.start(namespace, node, nodes, groups, job, ports)
     except ValueError:
         raise NameTaken(f"another job has namespace {namespace!r}") from None
-    return (
-        node_manager,
-        WorkerManager.start(namespace, node),
-        CollectiveManager.start(namespace, node, namespace),
-    )
+    return node_manager, WorkerManager.start(namespace, node), CollectiveManager.start(namespace, node, namespace)
 
 
 def find_managers(namespace: str) -> Managers:
     """Return proxies to the managers of a job."""
-    return (
-        NodeManager.get_proxy(namespace),
-        WorkerManager.get_proxy(namespace),
-        CollectiveManager.get_proxy(namespace),
-    )
+    return NodeManager.get_proxy(namespace), WorkerManager.get_proxy(namespace), CollectiveManager.get_proxy(namespace)
 
 
 def choose_namespace(wanted: str, used: Collection[str]) -> str:
@@ -52,12 +45,8 @@ def choose_namespace(wanted: str, used: Collection[str]) -> str:
     >>> choose_namespace("roost", {"roost", "roost-2"})
     'roost-3'
     """
-    if wanted not in used:
-        return wanted
-    number = 2
-    while f"{wanted}-{number}" in used:
-        number += 1
-    return f"{wanted}-{number}"
+    names = itertools.chain([wanted], (f"{wanted}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in used)
 
 
 def used_namespaces() -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ray.util.placement_group import PlacementGroup
@@ -21,7 +21,7 @@ from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedg
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.discover import make_topology, remote_function
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.placement_groups import Ask, Pin, make_group, remove_groups
+from roost.runtime.nodes.placement_groups import Ask, make_group, remove_groups
 from roost.runtime.nodes.ray_state import living
 from roost.runtime.runs.folder import RunDir
 
@@ -81,9 +81,9 @@ class NodeManager(Manager):
         self._slots = SlotLedger()
         self._roll = RollCall()
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
-        self._trying: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_watching = False
+        # Python keeps no reference to a task that runs.
+        self._trying: dict[int, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
         self._master_lock = asyncio.Lock()
         self._master_port: int | None = None
 
@@ -146,25 +146,22 @@ class NodeManager(Manager):
             raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
         if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
             raise ConfigError(f"{leases} x {count} ports were asked for: ask for 1 to {_MAX_PORTS} of each")
-        if holder is not None:
-            await self._watch_holder(holder)
+        await self._watch_holder(holder)
         return await self._lease(self._nodes[node_rank], count, holder, leases)
 
     @served
     async def propose_ports(self, node_rank: int, count: int, holder: str | None = None) -> list[PortLease]:
         """Lease single ports without trying them on the node: the holder tries them and releases the rest."""
         node = self._nodes[node_rank]
-        if holder is not None:
-            await self._watch_holder(holder)
+        await self._watch_holder(holder)
         blocks = [self._ledger.propose(node.network, 1, holder) for _ in range(count)]
-        return [_lease(node, block, holder) for block in blocks]
+        return [_lease(node, block) for block in blocks]
 
     @served
     async def release_ports(self, leases: Iterable[PortLease]) -> None:
         """Release leases."""
         for lease in leases:
-            block = Block(start=lease.start, count=lease.count, number=lease.number)
-            self._ledger.release(self._nodes[lease.node_rank].network, block)
+            self._ledger.release(self._nodes[lease.node_rank].network, lease)
 
     @served
     async def count_leased_ports(self) -> int:
@@ -177,14 +174,15 @@ class NodeManager(Manager):
         return self._slots.ask(user, shares)
 
     @served
-    async def make_groups(self, user: str, owner: str | None, asks: Sequence[Ask], pin: Pin) -> list[PlacementGroup]:
+    async def make_groups(
+        self, user: str, owner: str | None, asks: Sequence[Ask], by_label: bool
+    ) -> list[PlacementGroup]:
         """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
-        if owner is not None:
-            await self._watch_holder(owner)
+        await self._watch_holder(owner)
         made: list[PlacementGroup] = []
         for ask in asks:
             # In a thread, because Ray's call waits for its head.
-            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, pin))
+            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, by_label))
             self._slots.add_drafts(user, owner, made[-1:])
         return made
 
@@ -216,26 +214,22 @@ class NodeManager(Manager):
         """Return everything the job has reserved, with its users."""
         return self._slots.held
 
-    async def _watch_holder(self, holder: str) -> None:
+    async def _watch_holder(self, holder: str | None) -> None:
         """Make sure the holder is alive before it holds something, so that its death is noticed."""
+        if holder is None:
+            return
         if not self._roll.has_seen(holder):
             self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
-        if not self._is_watching:
-            self._is_watching = True
-            self._start(self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._watching is None:
+            watch = self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury)
+            self._watching = asyncio.create_task(watch)
 
     async def _lease(self, node: NodeInfo, count: int, holder: str | None, leases: int) -> list[PortLease]:
         wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
         self._waiting[node.rank].append(wanted)
         if node.rank not in self._trying:
-            self._trying.add(node.rank)
-            self._start(self._try(node))
-        return [_lease(node, block, holder) for block in await wanted.done]
+            self._trying[node.rank] = asyncio.create_task(self._try(node))
+        return [_lease(node, block) for block in await wanted.done]
 
     async def _try(self, node: NodeInfo) -> None:
         """Serve all requests for ports of this node: propose, try all of them there in one task, repeat."""
@@ -249,43 +243,36 @@ class NodeManager(Manager):
                 except Exception as error:
                     why = f"no answer in {_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
                     for wanted in waiting:
-                        wanted.fail(self._ledger, node.network, ClusterError(f"ports of {node} cannot be tried: {why}"))
+                        self._fail(node, wanted, ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
-            self._trying.discard(node.rank)
+            del self._trying[node.rank]
 
     async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
-        proposed: list[tuple[_Wanted, Block]] = []
         for wanted in waiting:
             try:
-                for _ in range(wanted.leases - len(wanted.blocks)):
-                    proposed.append((wanted, self._ledger.propose(node.network, wanted.count, wanted.holder)))
+                while len(wanted.blocks) < wanted.leases:
+                    wanted.blocks.append(self._ledger.propose(node.network, wanted.count, wanted.holder))
             except RoostError as error:
-                self._give_back(node, [item for item in proposed if item[0] is wanted])
-                proposed = [item for item in proposed if item[0] is not wanted]
-                wanted.fail(self._ledger, node.network, error)
+                self._fail(node, wanted, error)
+        proposed = [wanted for wanted in waiting if not wanted.done.done()]
         if not proposed:
             return
-        try:
-            trial = task.remote([(block.start, block.count) for _, block in proposed])
-            taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
-        except BaseException:
-            self._give_back(node, proposed)
-            raise
-        for wanted, block in proposed:
-            in_use = taken & set(block.ports)
-            if in_use:
-                self._ledger.refuse(node.network, block, in_use)
-            else:
-                wanted.blocks.append(block)
-        for wanted in dict.fromkeys(wanted for wanted, _ in proposed):
+        trial = task.remote([(block.start, block.count) for wanted in proposed for block in wanted.blocks])
+        taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
+        for wanted in proposed:
+            for block in [block for block in wanted.blocks if taken.intersection(block.ports)]:
+                self._ledger.refuse(node.network, block, taken.intersection(block.ports))
+                wanted.blocks.remove(block)
             if len(wanted.blocks) == wanted.leases:
                 wanted.done.set_result(wanted.blocks)
             else:
                 self._waiting[node.rank].append(wanted)
 
-    def _give_back(self, node: NodeInfo, proposed: list[tuple[_Wanted, Block]]) -> None:
-        for _, block in proposed:
+    def _fail(self, node: NodeInfo, wanted: _Wanted, error: RoostError) -> None:
+        for block in wanted.blocks:
             self._ledger.release(node.network, block)
+        if not wanted.done.done():
+            wanted.done.set_exception(error)
 
     def _bury(self, missing: set[str]) -> None:
         for name in missing:
@@ -293,15 +280,8 @@ class NodeManager(Manager):
             remove_groups(self._slots.let_go_of_owner(name))
 
 
-def _lease(node: NodeInfo, block: Block, holder: str | None) -> PortLease:
-    return PortLease(
-        node_rank=node.rank,
-        address=node.address,
-        start=block.start,
-        count=block.count,
-        holder=holder,
-        number=block.number,
-    )
+def _lease(node: NodeInfo, block: Block) -> PortLease:
+    return PortLease(node_rank=node.rank, address=node.address, **asdict(block))
 
 
 @dataclass(eq=False, slots=True)
@@ -313,9 +293,3 @@ class _Wanted:
     leases: int
     done: asyncio.Future[list[Block]]
     blocks: list[Block] = field(default_factory=list)
-
-    def fail(self, ledger: PortLedger, network: str, error: RoostError) -> None:
-        for block in self.blocks:
-            ledger.release(network, block)
-        if not self.done.done():
-            self.done.set_exception(error)

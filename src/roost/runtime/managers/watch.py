@@ -99,8 +99,6 @@ class Watch:
                 log.error("%s is gone: what ran there has ended", node)
 
     def _look_at_workers(self) -> None:
-        if not self._workers:
-            return
         watched = list(self._workers.items())
         alive = living({address for _, (addresses, _) in watched for address in addresses})
         for key, (addresses, on_death) in watched:

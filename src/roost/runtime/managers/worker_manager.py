@@ -28,7 +28,7 @@ class WorkerManager(Manager):
 
     def register_actors(self, workers: Sequence[WorkerRecord]) -> None:
         """Add workers that are actors, without waiting; later calls from this process take them into account."""
-        self._on_the_way.append(self._handle.register.remote(list(workers), are_actors=True))
+        self._on_the_way.append(self.handle.register.remote(list(workers), are_actors=True))
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The manager may take calls in another order than they were made in.

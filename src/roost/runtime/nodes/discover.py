@@ -114,7 +114,40 @@ def make_topology(nodes: Sequence[NodeInfo], groups: Iterable[NodeGroup] = ()) -
 
 def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: float) -> None:
     """Check interpreters and hardware of the groups on their nodes; CheckFailed lists all mistakes."""
-    problems = [*_check_interpreters(nodes, groups, deadline), *_check_hardware(nodes, groups, deadline)]
+    names = {node.ray_id: str(node) for node in nodes}
+
+    def on_ranks(function: Callable[..., Any], argument: Mapping[int, Any]) -> dict[int, dict[Any, str]]:
+        arguments = {nodes[rank].ray_id: (value,) for rank, value in argument.items()}
+        answers = _on_each(names, function, arguments, deadline)
+        return {rank: answers[nodes[rank].ray_id] for rank in argument}
+
+    problems: list[Problem] = []
+    wanted: dict[int, dict[str, str]] = {}
+    pieces: dict[int, list[tuple[DeclaredHardware, Any]]] = {}
+    for group in groups:
+        for config in group.env_configs:
+            for rank in config.node_ranks if config.python_interpreter_path else ():
+                wanted.setdefault(rank, {})[str(config.python_interpreter_path)] = group.label
+        for item in group.hardware:
+            try:
+                piece = make_piece(item.type, item.node_rank, item.settings) if hardware_kind(item.type) else None
+            except ConfigError as error:
+                problems += error.problems
+                continue
+            if callable(getattr(piece, "check", None)):
+                pieces.setdefault(item.node_rank, []).append((item, piece))
+    for rank, failed in on_ranks(probes.check_interpreters, wanted).items():
+        for path, why in failed.items():
+            message = f"node group {wanted[rank][path]!r} wants {path} on {nodes[rank]}: {why}"
+            hint = "python_interpreter_path is a path on the node itself, of a Python that has Ray"
+            problems.append(Problem(message=message, hint=hint))
+    checked = {rank: [piece for _, piece in found] for rank, found in pieces.items()}
+    for rank, failed in on_ranks(probes.check_hardware, checked).items():
+        for index, why in failed.items():
+            item = pieces[rank][index][0]
+            settings = ", ".join(f"{key}={value!r}" for key, value in item.settings.items())
+            message = f"hardware {item.type!r} on {nodes[rank]} failed its check: {why}"
+            problems.append(Problem(message=message, hint=f"its config is {settings or 'empty'}"))
     if problems:
         raise CheckFailed(problems)
 
@@ -192,58 +225,6 @@ def _node_info(rank: int, node: RayNode, report: probes.NodeReport, declared: It
         labels=tuple(sorted((key, value) for key, value in node.labels.items() if not key.startswith("ray.io/"))),
         search_paths=tuple((name, value) for name, value in report.environment.items() if name in SEARCH_PATHS),
     )
-
-
-def _check_interpreters(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: float) -> list[Problem]:
-    wanted: dict[int, dict[str, str]] = {}
-    for group in groups:
-        for config in group.env_configs:
-            for rank in config.node_ranks if config.python_interpreter_path else ():
-                wanted.setdefault(rank, {})[str(config.python_interpreter_path)] = group.label
-    answers = _on_ranks(
-        nodes, probes.check_interpreters, {rank: list(paths) for rank, paths in wanted.items()}, deadline
-    )
-    return [
-        Problem(
-            message=f"node group {wanted[rank][path]!r} wants {path} on {nodes[rank]}: {problem}",
-            hint="python_interpreter_path is a path on the node itself, of a Python that has Ray",
-        )
-        for rank, failed in answers.items()
-        for path, problem in failed.items()
-    ]
-
-
-def _check_hardware(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: float) -> list[Problem]:
-    """Make each declared piece as its registered class, and run its `check()` on its node."""
-    problems: list[Problem] = []
-    pieces: dict[int, list[tuple[DeclaredHardware, Any]]] = {}
-    for item in (item for group in groups for item in group.hardware):
-        if hardware_kind(item.type) is None:
-            continue
-        try:
-            piece = make_piece(item.type, item.node_rank, item.settings)
-        except ConfigError as error:
-            problems += error.problems
-            continue
-        if callable(getattr(piece, "check", None)):
-            pieces.setdefault(item.node_rank, []).append((item, piece))
-    checked = {rank: [piece for _, piece in found] for rank, found in pieces.items()}
-    for rank, failed in _on_ranks(nodes, probes.check_hardware, checked, deadline).items():
-        for index, why in failed.items():
-            item = pieces[rank][index][0]
-            config = ", ".join(f"{key}={value!r}" for key, value in item.settings.items())
-            message = f"hardware {item.type!r} on {nodes[rank]} failed its check: {why}"
-            problems.append(Problem(message=message, hint=f"its config is {config or 'empty'}"))
-    return problems
-
-
-def _on_ranks(
-    nodes: Sequence[NodeInfo], function: Callable[..., Answer], argument: Mapping[int, Any], deadline: float
-) -> dict[int, Answer]:
-    """Run a function on each node that has an argument (node rank -> argument)."""
-    names = {node.ray_id: str(node) for node in nodes}
-    answers = _on_each(names, function, {nodes[rank].ray_id: (value,) for rank, value in argument.items()}, deadline)
-    return {rank: answers[nodes[rank].ray_id] for rank in argument}
 
 
 def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], waited: float) -> Problem:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,15 +61,6 @@ class LogReader:
                     folder.rmdir()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundLog:
-    """A worker's log that is on its own node only."""
-
-    ray_id: str
-    address: str
-    path: str
-
-
 @dataclass(slots=True)
 class _Source:
     """The logs that are fetched from one node."""
@@ -86,6 +77,7 @@ class _Source:
 class _Shown:
     """How much of one log was shown."""
 
+    path: Path
     offset: int = 0
     begun: bytes = b""
     """The beginning of a line that is not complete yet."""
@@ -98,7 +90,7 @@ class LogForwarder:
         self,
         run_dir: RunDir,
         console: Console,
-        find_logs: Callable[[], list[FoundLog]] | None = None,
+        find_logs: Callable[[], Iterable[tuple[str, str, str]]] | None = None,
         is_connected: Callable[[], bool] = bool,
     ) -> None:
         """Take `find_logs` in the driver, which forwards the logs of all groups; elsewhere this does nothing."""
@@ -113,8 +105,11 @@ class LogForwarder:
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        if find_logs is not None:
-            self._skip_existing()
+        # What an earlier run left in the folder is not shown.
+        for path in self._files() if find_logs is not None else ():
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 
     def start(self) -> None:
         """Start the thread, if there is something to do."""
@@ -177,7 +172,8 @@ class LogForwarder:
         """Show everything written so far."""
         with self._lock:
             if self._find_logs is not None and not self._console.quiet:
-                self._show()
+                for path in self._files():
+                    self._show_file(path)
 
     def stop(self) -> None:
         """Fetch and show the rest, and end the thread."""
@@ -194,8 +190,8 @@ class LogForwarder:
                         ray.kill(source.reader)
             self._sources.clear()
             self.show()
-            for path, shown in self._open_lines():
-                self._show_lines(path, [shown.begun])
+            for shown in self._shown.values():
+                self._show_lines(shown.path, [shown.begun] if shown.begun else [])
 
     def _run(self) -> None:
         while not self._stopped.wait(_EVERY_SECONDS):
@@ -214,29 +210,25 @@ class LogForwarder:
         if time.monotonic() - self._looked < _LOOK_EVERY_SECONDS:
             return
         self._looked = time.monotonic()
-        for found in self._find_logs() if self._find_logs else ():
-            source = self._sources.get(found.ray_id)
-            if source is None or found.path not in source.files:
-                self.fetch_from(found.ray_id, found.address, found.path)
+        for ray_id, address, path in self._find_logs() if self._find_logs else ():
+            if ray_id not in self._sources or path not in self._sources[ray_id].files:
+                self.fetch_from(ray_id, address, path)
 
     def _fetch(self, ray_id: str, timeout: float) -> bool:
         """Store what the last request returned, if it did, and ask again; return whether data came."""
+        source = self._sources[ray_id]
         try:
-            return self._fetch_some(self._sources[ray_id], timeout)
+            if source.call is None:
+                source.asked = list(source.files)
+                source.call = source.reader.read.remote([(path, source.offsets[path]) for path in source.asked])
+            if not ray.wait([source.call], timeout=timeout)[0]:
+                return False
+            call, source.call = source.call, None
+            found: Sequence[bytes] = ray.get(call)
         except RayError:
             # The node is gone: nothing more will come.
             del self._sources[ray_id]
             return False
-
-    def _fetch_some(self, source: _Source, timeout: float) -> bool:
-        if source.call is None:
-            source.asked = list(source.files)
-            source.call = source.reader.read.remote([(path, source.offsets[path]) for path in source.asked])
-        ready, _ = ray.wait([source.call], timeout=timeout)
-        if not ready:
-            return False
-        call, source.call = source.call, None
-        found: Sequence[bytes] = ray.get(call)
         for path, data in zip(source.asked, found, strict=True):
             if data:
                 source.files[path].parent.mkdir(parents=True, exist_ok=True)
@@ -253,32 +245,15 @@ class LogForwarder:
         for folder, _, names in os.walk(self._run_dir.logs):
             yield from (Path(folder) / name for name in sorted(names) if name.endswith(".log"))
 
-    def _skip_existing(self) -> None:
-        """Do not show what an earlier run left in the folder."""
-        for path in self._files():
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                self._shown[found.st_dev, found.st_ino] = _Shown(offset=found.st_size)
-
-    def _show(self) -> None:
-        for path in self._files():
-            self._show_file(path)
-
-    def _open_lines(self) -> Iterator[tuple[Path, _Shown]]:
-        """Return the logs whose last line is not complete."""
-        for path in self._files():
-            with contextlib.suppress(OSError):
-                shown = self._shown.get((path.stat().st_dev, path.stat().st_ino))
-                if shown is not None and shown.begun:
-                    yield path, shown
-
     def _show_file(self, path: Path) -> None:
         try:
             found = path.stat()
             key = (found.st_dev, found.st_ino)
-            shown = self._shown.setdefault(key, _Shown())
-            if shown.offset > found.st_size:
-                shown = self._shown[key] = _Shown()
+            shown = self._shown.get(key)
+            if shown is None or shown.offset > found.st_size:
+                shown = self._shown[key] = _Shown(path)
+            # A closed group's logs may have been renamed since.
+            shown.path = path
             if found.st_size == shown.offset:
                 return
             with path.open("rb") as file:

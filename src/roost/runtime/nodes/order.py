@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -38,23 +39,11 @@ def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyna
     >>> address_key("10.0.0.2") < address_key("10.0.0.10") < address_key("fe80::1")
     True
     """
-    number = _as_number(address)
-    if number is None:
-        try:
-            number = _as_number(resolve(address))
-        except (OSError, UnicodeError):
-            number = None
-    if number is None:
-        return (9, 0, tuple(ord(character) for character in address))
-    return (*number, ())
-
-
-def _as_number(address: str) -> tuple[int, int] | None:
-    try:
-        read = ipaddress.ip_address(address.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
-    return (read.version, int(read))
+    for find in (str, resolve):
+        with contextlib.suppress(OSError, ValueError):
+            read = ipaddress.ip_address(find(address).strip("[]").partition("%")[0])
+            return (read.version, int(read), ())
+    return (9, 0, tuple(ord(character) for character in address))
 
 
 def _by_wanted_rank(nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str]) -> tuple[RayNode, ...]:
@@ -65,10 +54,8 @@ def _by_wanted_rank(nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str]) -
         message = f"{NODE_RANK_VARIABLE} is set on {number} of {len(nodes)}, and not on {join_words(without)}"
         problems.append(Problem(message=message, hint="set it for `ray start` on every node, or on none"))
     taken: dict[int, RayNode] = {}
-    for node in nodes:
-        value = wanted_ranks.get(node.ray_id)
-        if value is None:
-            continue
+    for node in (node for node in nodes if node.ray_id in wanted_ranks):
+        value = wanted_ranks[node.ray_id]
         if not (value.strip().isascii() and value.strip().isdigit()):
             message = f"{NODE_RANK_VARIABLE} is {value!r} on {node}, which is not a whole number"
             problems.append(Problem(message=message))

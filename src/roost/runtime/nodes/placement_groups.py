@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import ray
@@ -17,7 +16,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.errors import ClusterError
-from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.nodes.info import NodeInfo
 
 _SETTLE_SECONDS = 10.0
@@ -26,25 +24,8 @@ _LAST_POLL_SECONDS = 0.05
 # How much to take of the resource named after a node's address: enough to pin a bundle, too little to matter.
 _SLIVER = 0.001
 _NODE_LABEL = "ray.io/node-id"
-_GPU = "GPU"
-
-
-class Pin(StrEnum):
-    """How a bundle is tied to its node."""
-
-    LABEL = "label"
-    """By the node's own id."""
-    ADDRESS = "address"
-    """By a sliver of the resource named after its address, which cannot tell apart nodes that share one."""
-
-
-def choose_pin(version: str) -> Pin:
-    """Return the best way that this version of Ray offers.
-
-    >>> choose_pin("2.60.0"), choose_pin("2.47.1")
-    (<Pin.LABEL: 'label'>, <Pin.ADDRESS: 'address'>)
-    """
-    return Pin.LABEL if has_bundle_labels(version) else Pin.ADDRESS
+_REFUSED = ("NO_RESOURCES", "INFEASIBLE")
+_PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +54,15 @@ class Bundle:
     """The node that it is on."""
 
 
-def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], pin: Pin) -> PlacementGroup:
-    """Ask Ray for a placement group without waiting. `nodes` are those of the cluster, by rank."""
+def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], by_label: bool) -> PlacementGroup:
+    """Ask Ray for a placement group without waiting. `nodes` are those of the cluster, by rank.
+
+    `by_label` ties a bundle to its node by the node's id. Older versions of Ray cannot do that: there it takes a sliver
+    of the resource named after the node's address, which cannot tell apart nodes that share one.
+    """
     options: dict[str, Any] = {}
     bundles, on_nodes = ask.bundles, [nodes[rank] for rank in ask.node_ranks]
-    if pin is Pin.LABEL:
+    if by_label:
         options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in on_nodes]
     else:
         bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
@@ -99,17 +84,13 @@ def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle
             if entry.get("state") == "CREATED":
                 nodes = entry["bundles_to_node_id"]
                 placed[group] = [Bundle(group=group, index=index, ray_id=nodes[index]) for index in sorted(nodes)]
-            elif entry.get("state") != "REMOVED" and not _is_refused(entry):
+            elif entry.get("state") != "REMOVED" and entry.get("stats", {}).get("scheduling_state") not in _REFUSED:
                 still.append(group)
         waiting = still
         if waiting:
             time.sleep(pause)
             pause = min(_LAST_POLL_SECONDS, 2 * pause)
     return placed
-
-
-def _is_refused(entry: Mapping[str, Any]) -> bool:
-    return entry.get("stats", {}).get("scheduling_state") in ("NO_RESOURCES", "INFEASIBLE")
 
 
 def remove_groups(groups: Iterable[PlacementGroup]) -> None:
@@ -119,16 +100,16 @@ def remove_groups(groups: Iterable[PlacementGroup]) -> None:
             remove_placement_group(group)
 
 
-def probe(bundles: Sequence[Bundle], resource: str, timeout: float) -> dict[Bundle, str | None]:
-    """Return the device of each bundle's accelerator on its node; None if Ray has no ids for that resource.
+def probe(bundles: Mapping[Bundle, str]) -> dict[Bundle, str | None]:
+    """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
 
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + _PROBE_SECONDS
     calls: dict[Bundle, Any] = {}
     last: dict[str, Any] = {}
-    for bundle in bundles:
+    for bundle, resource in bundles.items():
         # A task waits for its argument, which is the result of the one before it on its node.
         task = _probe_task(resource).options(scheduling_strategy=schedule_in(bundle.group, bundle.index))
         calls[bundle] = last[bundle.ray_id] = task.remote(resource, last.get(bundle.ray_id))
@@ -137,7 +118,7 @@ def probe(bundles: Sequence[Bundle], resource: str, timeout: float) -> dict[Bund
         try:
             ray_id, device = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
         except GetTimeoutError:
-            raise ClusterError(f"the accelerators did not answer their probe in {timeout:.0f} s") from None
+            raise ClusterError(f"the accelerators did not answer their probe in {_PROBE_SECONDS:.0f} s") from None
         except RayError as error:
             raise ClusterError(f"the probe of an accelerator failed: {' '.join(str(error).split())[:300]}") from None
         if ray_id != bundle.ray_id:
@@ -155,7 +136,7 @@ def schedule_in(group: PlacementGroup, index: int) -> PlacementGroupSchedulingSt
 
 def take_share(resource: str, amount: float) -> dict[str, Any]:
     """Return the options by which an actor or task takes part of an accelerator."""
-    return {"num_gpus": amount} if resource == _GPU else {"num_gpus": 0, "resources": {resource: amount}}
+    return {"num_gpus": amount} if resource == "GPU" else {"num_gpus": 0, "resources": {resource: amount}}
 
 
 def _read_device(resource: str, _before: object) -> tuple[str, str | None]:

@@ -32,6 +32,7 @@ class RayJob:
     pid: int
     address: str
     entrypoint: str
+    has_ended: bool = False
 
     def __str__(self) -> str:
         what = f": {self.entrypoint}" if self.entrypoint else ""
@@ -93,7 +94,7 @@ def read_ray_state() -> RayState:
         actors=_tried("its actors", _read_actors, ()),
         groups=_tried("its placement groups", _read_groups, ()),
         jobs=_tried("its jobs", _read_jobs, {}),
-        free=_tried("what is free", _read_free, {}),
+        free=_tried("what is free", lambda: dict(_state().available_resources_per_node()), {}),
     )
 
 
@@ -108,10 +109,9 @@ def living(names: Collection[str]) -> set[str]:
     A driver counts as alive if Ray does not say.
     """
     drivers = {name for name in names if name.startswith(name_of_job(""))}
-    unknown: set[str] = set()
-    if drivers:
-        drivers -= _tried("its jobs", _read_ended, unknown)
-    return drivers | (set(list_named_actors()) & set(names) if names else set())
+    jobs: Mapping[str, RayJob] = _tried("its jobs", _read_jobs, {}) if drivers else {}
+    ended = {name_of_job(job.id) for job in jobs.values() if job.has_ended}
+    return (drivers - ended) | (set(list_named_actors()) & set(names) if names else set())
 
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
@@ -168,10 +168,6 @@ def _read_groups() -> tuple[GroupEntry, ...]:
     return tuple(found)
 
 
-def _read_ended() -> set[str]:
-    return {name_of_job(entry["JobID"]) for entry in _state().jobs() if entry["IsDead"]}
-
-
 def _read_jobs() -> dict[str, RayJob]:
     return {
         entry["JobID"]: RayJob(
@@ -179,10 +175,7 @@ def _read_jobs() -> dict[str, RayJob]:
             pid=int(entry.get("DriverPid", 0)),
             address=entry.get("DriverIPAddress", ""),
             entrypoint=entry.get("Entrypoint", ""),
+            has_ended=entry["IsDead"],
         )
         for entry in _state().jobs()
     }
-
-
-def _read_free() -> dict[str, Mapping[str, float]]:
-    return dict(_state().available_resources_per_node())

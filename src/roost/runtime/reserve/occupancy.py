@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roost.config.hardware import ACCELERATOR, accelerator_types
 from roost.errors import ManagerDied
 from roost.placement.plan import Piece
-from roost.runtime.managers.ledgers.reservations import HeldSlot
+from roost.runtime.managers.ledgers.reservations import HeldSlot, name_of
 from roost.runtime.managers.namespaces import describe_job, job_namespaces
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.ray_state import GroupEntry, RayState, read_ray_state
+from roost.runtime.nodes.ray_state import ActorEntry, GroupEntry, RayState, name_of_job, read_ray_state
 
 _LEAST = 0.001
 _ASK_SECONDS = 2.0
@@ -116,8 +117,8 @@ def combine(
 ) -> Holdings:
     """Combine what the jobs say with what Ray's tables say."""
     by_id = {node.ray_id: node for node in nodes if node.accelerators}
-    found: dict[Piece, list[Holding]] = {}
-    somewhere: dict[int, list[Holding]] = {}
+    found: defaultdict[Piece, list[Holding]] = defaultdict(list)
+    somewhere: defaultdict[int, list[Holding]] = defaultdict(list)
     ours = {held.slot.group.id.hex() for slots in reserved.values() for held in slots}
     there = {group.id for group in state.groups}
     for namespace, slots in reserved.items():
@@ -125,59 +126,42 @@ def combine(
             # A job may not know yet that its placement group was removed.
             if held.slot.ray_id in by_id and (not there or held.slot.group.id.hex() in there):
                 piece = Piece(by_id[held.slot.ray_id].rank, ACCELERATOR, held.slot.piece.local_rank)
-                users = tuple(dict.fromkeys(user.partition("#")[0] for user, _ in held.users))
+                users = tuple(dict.fromkeys(name_of(user) for user, _ in held.users))
                 text = f"reserved by job {job_names[namespace]}"
-                found.setdefault(piece, []).append(Holding(amount=1, holder=text, namespace=namespace, users=users))
-    groups = {group.id: group for group in state.groups if group.id not in ours}
-    known: dict[tuple[str, str], set[int]] = {}
+                found[piece].append(Holding(amount=1, holder=text, namespace=namespace, users=users))
+    # What foreign placement groups hold on each node, less what their actors show.
+    foreign = {group.id: group for group in state.groups if group.id not in ours}
+    hidden: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for group in foreign.values():
+        for ray_id, resources in group.bundles:
+            if ray_id in by_id:
+                hidden[group.id, ray_id] += resources.get(resource_of(by_id[ray_id]), 0)
+    seen: set[tuple[str, Piece]] = set()
     for actor in state.actors:
         node = by_id.get(actor.ray_id)
         if node is None or actor.group_id in ours:
             continue
-        job = state.jobs.get(actor.ray_job)
-        text = f"held by {actor} of {job or f'Ray job {actor.ray_job}'}"
         for local, amount in actor.amounts.get(resource_of(node), {}).items():
-            in_group = groups.get(actor.group_id)
-            if in_group is not None:
-                known.setdefault((in_group.id, actor.ray_id), set()).add(local)
+            piece = Piece(node.rank, ACCELERATOR, local)
+            if actor.group_id in foreign:
+                hidden[actor.group_id, actor.ray_id] -= (actor.group_id, piece) not in seen
+                seen.add((actor.group_id, piece))
                 amount = 1
-            found.setdefault(Piece(node.rank, ACCELERATOR, local), []).append(Holding(amount=amount, holder=text))
-    for group in groups.values():
-        _add_group(group, by_id, known, state, somewhere)
+            found[piece].append(Holding(amount=amount, holder=_held_by(actor, state)))
+    for (group_id, ray_id), amount in hidden.items():
+        if amount > _LEAST:
+            holding = Holding(amount=amount, holder=_held_by(foreign[group_id], state))
+            somewhere[by_id[ray_id].rank].append(holding)
     free = {node.rank: state.free.get(node.ray_id, {}).get(resource_of(node), 0.0) for node in by_id.values()}
-    if state.free:
-        for node in by_id.values():
-            _add_unnamed(node, found, somewhere, free[node.rank])
+    for node in by_id.values() if state.free else ():
+        named = [item.amount for piece in pieces_on(node) for item in found.get(piece, ())]
+        named += [item.amount for item in somewhere.get(node.rank, ())]
+        rest = node.num_accelerators - free[node.rank] - sum(named)
+        if rest > _LEAST:
+            text = "held by something that Ray does not name, such as a task"
+            somewhere[node.rank].append(Holding(amount=rest, holder=text))
     return Holdings(by_piece=found, somewhere=somewhere, free=free)
 
 
-def _add_group(
-    group: GroupEntry,
-    by_id: Mapping[str, NodeInfo],
-    known: Mapping[tuple[str, str], set[int]],
-    state: RayState,
-    somewhere: dict[int, list[Holding]],
-) -> None:
-    """Add what a foreign placement group holds beyond what its actors show."""
-    job = state.jobs.get(group.ray_job)
-    for ray_id in dict.fromkeys(ray_id for ray_id, _ in group.bundles):
-        node = by_id.get(ray_id)
-        if node is None:
-            continue
-        resource = resource_of(node)
-        amount = sum(resources.get(resource, 0) for where, resources in group.bundles if where == ray_id)
-        amount -= len(known.get((group.id, ray_id), ()))
-        if amount > _LEAST:
-            text = f"held by {group} of {job or f'Ray job {group.ray_job}'}"
-            somewhere.setdefault(node.rank, []).append(Holding(amount=amount, holder=text))
-
-
-def _add_unnamed(
-    node: NodeInfo, found: Mapping[Piece, Sequence[Holding]], somewhere: dict[int, list[Holding]], free: float
-) -> None:
-    named = sum(item.amount for piece in pieces_on(node) for item in found.get(piece, ()))
-    named += sum(item.amount for item in somewhere.get(node.rank, ()))
-    rest = node.num_accelerators - free - named
-    if rest > _LEAST:
-        holding = Holding(amount=rest, holder="held by something that Ray does not name, such as a task")
-        somewhere.setdefault(node.rank, []).append(holding)
+def _held_by(holder: ActorEntry | GroupEntry, state: RayState) -> str:
+    return f"held by {holder} of {state.jobs.get(holder.ray_job) or name_of_job(holder.ray_job)}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Iterable, Mapping
 
 from ray.util import placement_group_table
 
@@ -50,9 +49,7 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -66,14 +63,10 @@ def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
     """Return the slots that are lost: their placement group was removed, or Ray moves them off a node that is gone."""
     found = list(slots)
     tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
-
-    def is_lost(slot: Slot) -> bool:
-        table = tables[slot.group]
-        # While Ray looks for a new place for one bundle, the others are where they were.
-        exists = table.get("state") in ("CREATED", "RESCHEDULING")
-        return not exists or bool(table["bundles_to_node_id"].get(slot.bundle) != slot.ray_id)
-
-    return [slot for slot in found if is_lost(slot)]
+    # While Ray looks for a new place for one bundle, the others are where they were.
+    existing = {group for group, table in tables.items() if table.get("state") in ("CREATED", "RESCHEDULING")}
+    places = {group: tables[group]["bundles_to_node_id"] for group in existing}
+    return [slot for slot in found if places.get(slot.group, {}).get(slot.bundle) != slot.ray_id]
 
 
 def describe_loss(context: JobContext, slots: Iterable[Slot]) -> str | None:
@@ -112,11 +105,6 @@ def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
     for piece, found in declared.items():
         check_shares(piece, list(found.items()))
     return list(declared)
-
-
-def plan_components(plan: Plan) -> dict[str, Sequence[Placement]]:
-    """Return the placements of each component."""
-    return {component.name: component.placements for component in plan.components}
 
 
 def check_share(share: float | None, what: str) -> None:

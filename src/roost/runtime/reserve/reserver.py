@@ -14,7 +14,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import ray
@@ -23,11 +23,12 @@ from ray.util.placement_group import PlacementGroup
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece
+from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.placement_groups import Ask, Bundle, Pin, choose_pin, probe, settle
+from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
 from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
 from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
@@ -37,7 +38,6 @@ log: logging.Logger = logging.getLogger(__name__)
 RESERVE_SECONDS = 60.0
 # Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
 _LEAST_SECONDS = 2.0
-_PROBE_SECONDS = 120.0
 _MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
 _NOTICE_SECONDS = 1.5
@@ -60,19 +60,19 @@ class Shortage:
 
 
 class Reserver:
-    """Reserves accelerators for one user of a job: a group that is launched, or a plan.
+    """Reserves accelerators once for one user of a job: a group that is launched, or a plan.
 
     The job's node manager makes and removes the placement groups: they belong to the job, whichever process asked.
     """
 
-    def __init__(self, context: JobContext, user: str, pin: Pin | None = None) -> None:
+    def __init__(self, context: JobContext, user: str, *, by_label: bool | None = None) -> None:
         self._context = context
         self._manager = context.node_manager
         self._user = user
         self._owner = context.owner
         self._occupancy = OccupancyReader(context.nodes)
-        self._pin = pin or choose_pin(ray.__version__)
-        if self._pin is Pin.ADDRESS:
+        self._by_label = has_bundle_labels(ray.__version__) if by_label is None else by_label
+        if not self._by_label:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
@@ -88,17 +88,13 @@ class Reserver:
                 new = held or (self._take(missing, apart, wait.is_noticed) if missing else [])
                 if isinstance(new, Shortage):
                     short = new.is_certain
-                    if short and wait.is_over:
-                        raise self._taken(new, components, wait.seconds)
-                    if short and wait.is_time_to_say:
-                        self._say_waiting(new)
                     if short:
-                        self._pause()
+                        self._wait_for(new, components, wait)
                 elif not self._manager.take_slots(self._user, dict(shares), new):
                     return [*there, *new]
                 elif wait.is_over:
                     # Slots of another part of the job were released between asking and taking, again and again.
-                    raise ClusterError(f"the job's reservations keep changing: {self._name} gave up")
+                    raise ClusterError(f"the job's reservations keep changing: {self._name!r} gave up")
 
     def reserve_any(self, count: int, *, timeout: float) -> list[Slot]:
         """Return slots in one placement group for `count` accelerators: the first of the cluster, else any free."""
@@ -121,18 +117,18 @@ class Reserver:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
                 if wait.is_over:
-                    raise self._too_few(count, wait.seconds)
-                if wait.is_time_to_say:
-                    self._context.console.line(
-                        f"{name_of(self._user)}: waiting for {plural(count, 'free accelerator')}"
-                    )
-                self._pause()
+                    holdings = self._occupancy.read()
+                    free = self._alive(holdings.free_pieces(self._context.nodes))
+                    taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
+                    what = f"{plural(count, 'accelerator')} could not be reserved in {wait.seconds:.0f} s"
+                    raise self._taken(f"{what}, {len(free)} are free:", taken, holdings, free)
+                self._pause(wait, lambda: plural(count, "free accelerator"))
 
     def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
         """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
         for number in cpus:
             ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
-            groups = self._manager.make_groups(self._user, self._owner, [ask], self._pin)
+            groups = self._manager.make_groups(self._user, self._owner, [ask], self._by_label)
             slots = self._any_slots(groups[0], resource)
             if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
                 return slots
@@ -146,7 +142,7 @@ class Reserver:
         if not all(bundle.ray_id in by_id for bundle in bundles):
             # Pinned by address, which a node outside this Cluster shares.
             return []
-        devices = probe(bundles, resource, _PROBE_SECONDS)
+        devices = probe(dict.fromkeys(bundles, resource))
         slots = []
         for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
             own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
@@ -166,9 +162,11 @@ class Reserver:
 
     @property
     def _name(self) -> str:
-        return repr(name_of(self._user))
+        return name_of(self._user)
 
-    def _pause(self) -> None:
+    def _pause(self, wait: _Wait, what: Callable[[], str]) -> None:
+        if wait.is_time_to_say:
+            self._context.console.line(f"{self._name}: waiting for {what()}")
         time.sleep(self._random.uniform(*_PAUSE_SECONDS))
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
@@ -176,13 +174,6 @@ class Reserver:
         holdings = self._occupancy.read()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
-
-    def _too_few(self, count: int, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._context.nodes, self._occupancy.read()
-        free = self._alive(holdings.free_pieces(nodes))
-        taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
-        first = f"{plural(count, 'accelerator')} could not be reserved in {waited:.0f} s, {len(free)} are free:"
-        return AcceleratorsTaken("\n".join([first, *self._shown(taken, holdings)]), hint=_say_fit(None, free, nodes))
 
     def _ask(self, shares: Shares) -> tuple[list[Slot], list[Piece]]:
         """Return what the job has already, and what not; ClusterError if a node is gone."""
@@ -194,12 +185,12 @@ class Reserver:
             self._manager.drop_slots([slot.piece for slot in lost])
             there, missing = self._manager.ask_slots(self._user, dict(shares))
         if missing:
-            alive = {node.ray_id for node in live_nodes()}
-            gone = [self._context.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})]
-            gone = [node for node in gone if node.ray_id not in alive]
+            alive = self._alive(missing)
+            lost_nodes = (str(self._context.nodes[piece.node_rank]) for piece in sorted(missing) if piece not in alive)
+            gone = list(dict.fromkeys(lost_nodes))
             if gone:
                 raise ClusterError(
-                    f"accelerators cannot be reserved on {join_words([str(node) for node in gone])}: "
+                    f"accelerators cannot be reserved on {join_words(gone)}: "
                     f"{'it is' if len(gone) == 1 else 'they are'} gone",
                     hint="plan on the nodes that are there: make a new Cluster",
                 )
@@ -207,39 +198,22 @@ class Reserver:
 
     def _take(self, pieces: Sequence[Piece], apart: set[int], without_cpus: bool) -> list[Slot] | Shortage:
         """Try once; `apart` has the nodes whose accelerators must be identified one by one, and grows."""
+        nodes = self._context.nodes
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
             wanted.setdefault(piece.node_rank, []).append(piece)
-        for rank, own in wanted.items():
-            if [piece.local_rank for piece in own] != list(range(len(own))):
-                apart.add(rank)
-        made: set[PlacementGroup] = set()
-        found = self._try(wanted, apart, made, without_cpus)
-        if isinstance(found, Shortage):
-            self._manager.discard_groups(self._user, list(made))
-        # The surplus is removed when the rest is taken.
-        return found
-
-    def _try(
-        self, wanted: Mapping[int, Sequence[Piece]], apart: set[int], made: set[PlacementGroup], without_cpus: bool
-    ) -> list[Slot] | Shortage:
-        nodes = self._context.nodes
-        placed = self._place({rank: len(pieces) for rank, pieces in wanted.items()}, apart, made, without_cpus)
-        bundles: dict[str, list[Bundle]] = {}
-        for rank in wanted:
-            bundles.setdefault(resource_of(nodes[rank]), []).extend(placed[rank])
-        devices: dict[Bundle, str | None] = {}
-        for resource, found in bundles.items():
-            devices.update(probe(found, resource, _PROBE_SECONDS))
+        apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
+        placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart, without_cpus)
+        devices = probe({bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]})
         slots: list[Slot] = []
         missing: set[Piece] = set()
         seen: set[Piece] = set()
         is_certain = True
-        for rank, pieces in wanted.items():
-            got = {slot.piece: slot for slot in self._slots(nodes[rank], placed[rank], pieces, devices)}
-            lacking = set(pieces) - set(got)
+        for rank, own in wanted.items():
+            got = {slot.piece: slot for slot in self._slots(nodes[rank], placed[rank], own, devices)}
+            lacking = set(own) - set(got)
             missing |= lacking
-            slots += [got[piece] for piece in pieces if piece in got]
+            slots += [got[piece] for piece in own if piece in got]
             if rank in apart:
                 seen |= set(got)
             elif lacking:
@@ -247,12 +221,12 @@ class Reserver:
                 apart.add(rank)
                 is_certain = False
         if missing:
+            self._manager.let_go_slots(self._user)
             return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
+        # The surplus is removed when the rest is taken.
         return slots
 
-    def _place(
-        self, counts: Mapping[int, int], apart: set[int], made: set[PlacementGroup], without_cpus: bool
-    ) -> dict[int, list[Bundle]]:
+    def _place(self, counts: Mapping[int, int], apart: set[int], without_cpus: bool) -> dict[int, list[Bundle]]:
         """Ask on all nodes together: one placement group on each, or one for each accelerator on nodes in `apart`."""
         asks: list[Ask] = []
         for rank, count in counts.items():
@@ -261,15 +235,14 @@ class Reserver:
             ranks = (rank,) if rank in apart else (rank,) * count
             ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
             asks += [ask] * (self._tries(node) if rank in apart else 1)
-        groups = self._make(asks, made)
+        groups = self._make(asks)
         placed = settle(groups)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
         if refused and without_cpus:
             # Without the CPU, which may be what is missing.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
-            made.difference_update(refused)
-            second = self._make(again, made)
+            second = self._make(again)
             placed |= (without := settle(second))
             groups |= second
             for rank in {groups[group].node_ranks[0] for group in without}:
@@ -287,14 +260,13 @@ class Reserver:
                 out[rank_of[bundles[0].ray_id]] += bundles
         return out
 
-    def _make(self, asks: Sequence[Ask], made: set[PlacementGroup]) -> dict[PlacementGroup, Ask]:
-        groups = self._manager.make_groups(self._user, self._owner, asks, self._pin)
-        made.update(groups)
+    def _make(self, asks: Sequence[Ask]) -> dict[PlacementGroup, Ask]:
+        groups = self._manager.make_groups(self._user, self._owner, asks, self._by_label)
         return dict(zip(groups, asks, strict=True))
 
     def _tries(self, node: NodeInfo) -> int:
         """Return how many placement groups it takes to hold every free accelerator of a node."""
-        if self._pin is Pin.LABEL:
+        if self._by_label:
             return node.num_accelerators
         return sum(other.num_accelerators for other in self._context.nodes if other.address == node.address)
 
@@ -327,33 +299,49 @@ class Reserver:
             out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
         return out
 
-    def _say_waiting(self, shortage: Shortage) -> None:
-        holdings = self._occupancy.read()
-        more = f", and {len(shortage.missing) - 1} more" if len(shortage.missing) > 1 else ""
-        first = self._describe(min(shortage.missing), holdings)
-        self._context.console.line(f"{name_of(self._user)}: waiting for {first}{more}")
+    def _wait_for(self, shortage: Shortage, components: Components, wait: _Wait) -> None:
+        """Pause before the next try; AcceleratorsTaken if there is no time for one."""
+        missing = sorted(shortage.missing)
+        if wait.is_over:
+            nodes, holdings = self._context.nodes, self._occupancy.read()
+            known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
+            free = self._alive(known - shortage.missing)
+            fit = nearest_fit(self._context.topology, components, free)
+            what = f"{plural(len(missing), 'accelerator')} for {self._name!r} could not be reserved"
+            raise self._taken(f"{what} in {wait.seconds:.0f} s:", missing, holdings, free, fit)
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        self._pause(wait, lambda: f"{self._describe(missing[0], self._occupancy.read())}{more}")
 
     def _describe(self, piece: Piece, holdings: Holdings) -> str:
         node = self._context.nodes[piece.node_rank]
         who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
         return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken'}"
 
-    def _shown(self, pieces: Sequence[Piece], holdings: Holdings) -> list[str]:
-        more = [f"  and {len(pieces) - _MOST_SHOWN} more"] if len(pieces) > _MOST_SHOWN else []
-        return [*(f"  {self._describe(piece, holdings)}" for piece in pieces[:_MOST_SHOWN]), *more]
-
-    def _alive(self, pieces: set[Piece]) -> set[Piece]:
+    def _alive(self, pieces: Iterable[Piece]) -> set[Piece]:
         alive = {node.ray_id for node in live_nodes()}
         return {piece for piece in pieces if self._context.nodes[piece.node_rank].ray_id in alive}
 
-    def _taken(self, shortage: Shortage, components: Components, waited: float) -> AcceleratorsTaken:
-        nodes, holdings = self._context.nodes, self._occupancy.read()
-        missing = sorted(shortage.missing)
-        known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
-        free = self._alive(known - shortage.missing)
-        fit = nearest_fit(self._context.topology, components, free)
-        first = f"{plural(len(missing), 'accelerator')} for {self._name} could not be reserved in {waited:.0f} s:"
-        return AcceleratorsTaken("\n".join([first, *self._shown(missing, holdings)]), hint=_say_fit(fit, free, nodes))
+    def _taken(
+        self,
+        what: str,
+        pieces: Sequence[Piece],
+        holdings: Holdings,
+        free: set[Piece],
+        fit: Mapping[str, str] | None = None,
+    ) -> AcceleratorsTaken:
+        """Make the error that says who has these pieces, and what to do instead."""
+        lines = [what, *(f"  {self._describe(piece, holdings)}" for piece in pieces[:_MOST_SHOWN])]
+        if len(pieces) > _MOST_SHOWN:
+            lines.append(f"  and {len(pieces) - _MOST_SHOWN} more")
+        on_nodes = []
+        for node in self._context.nodes:
+            if ranks := sorted(piece.local_rank for piece in free if piece.node_rank == node.rank):
+                on_nodes.append(f"{join_words(ranks, most=16)} of {node}")
+        there = "; ".join(on_nodes) or "none"
+        hint = f"free now is {there}: plan with fewer, or wait; `roost status` shows who has what"
+        if fit:
+            hint = "this would fit now: " + ", ".join(f"{name}: {text}" for name, text in fit.items())
+        return AcceleratorsTaken("\n".join(lines), hint=hint)
 
 
 def reserve_accelerators(
@@ -394,14 +382,3 @@ class _Wait:
             return False
         self._say_at = now + _SAY_EVERY_SECONDS
         return True
-
-
-def _say_fit(fit: Mapping[str, str] | None, free: set[Piece], nodes: Sequence[NodeInfo]) -> str:
-    if fit:
-        return "this would fit now: " + ", ".join(f"{name}: {text}" for name, text in fit.items())
-    on_nodes = [
-        f"{join_words([piece.local_rank for piece in sorted(free) if piece.node_rank == node.rank], most=16)} of {node}"
-        for node in nodes
-        if any(piece.node_rank == node.rank for piece in free)
-    ]
-    return f"free now is {'; '.join(on_nodes) or 'none'}: plan with fewer, or wait; `roost status` shows who has what"

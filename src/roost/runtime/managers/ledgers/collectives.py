@@ -48,7 +48,3 @@ class CollectiveLedger:
                 hint=f"there are {join_words(sorted(self.groups)) or 'none'}",
             )
         return found
-
-    def remove(self, name: str) -> None:
-        """Remove a group."""
-        self.groups.pop(name, None)

@@ -10,28 +10,20 @@ import itertools
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from roost.errors import PortsExhausted
 from roost.text import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PortLease:
-    """Consecutive ports on one node, held until released or until the holder dies."""
+class Block:
+    """Consecutive ports of one machine."""
 
-    node_rank: int
-    address: str
     start: int
     count: int
     holder: str | None
     number: int = 0
     """Distinguishes this lease from earlier leases of the same ports."""
-
-    @property
-    def port(self) -> int:
-        """The first port, or the only one."""
-        return self.start
 
     @property
     def ports(self) -> range:
@@ -40,22 +32,16 @@ class PortLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Consecutive ports, and the number under which they are held."""
+class PortLease(Block):
+    """Consecutive ports on one node, held until released or until the holder dies."""
 
-    start: int
-    count: int
-    number: int
+    node_rank: int
+    address: str
 
     @property
-    def ports(self) -> range:
-        """The ports."""
-        return range(self.start, self.start + self.count)
-
-
-class _Hold(NamedTuple):
-    number: int
-    holder: str | None
+    def port(self) -> int:
+        """The first port, or the only one."""
+        return self.start
 
 
 class PortLedger:
@@ -63,7 +49,7 @@ class PortLedger:
 
     def __init__(self, ranges: Mapping[str, range], seed: int = 0) -> None:
         self._ranges = dict(ranges)
-        self._held: dict[str, dict[int, _Hold]] = {network: {} for network in ranges}
+        self._held: dict[str, dict[int, Block]] = {network: {} for network in ranges}
         self._numbers = itertools.count(1)
         self._busy: dict[str, set[int]] = {network: set() for network in ranges}
         # Two jobs on one machine know nothing of each other, so each starts at a random place.
@@ -74,13 +60,14 @@ class PortLedger:
         """Take a block that may be free; PortsExhausted if there is none. Call `refuse` if it is not."""
         ports, held, busy = self._ranges[network], self._held[network], self._busy[network]
         run = 0
-        for port in self._from_next(network):
+        # Once around, and on for a block that began before the end.
+        for port in itertools.chain(range(self._next[network], ports.stop), ports):
             free = port not in held and port not in busy
             # A block does not go over the end of the range.
             run = (run + 1 if port != ports.start else 1) if free else 0
             if run == count:
-                block = Block(start=port - count + 1, count=count, number=next(self._numbers))
-                held.update(dict.fromkeys(block.ports, _Hold(block.number, holder)))
+                block = Block(start=port - count + 1, count=count, holder=holder, number=next(self._numbers))
+                held.update(dict.fromkeys(block.ports, block))
                 self._next[network] = port + 1 if port + 1 in ports else ports.start
                 return block
         taken_by_others = len(busy)
@@ -106,25 +93,17 @@ class PortLedger:
 
     def release_holder(self, holder: str) -> int:
         """Release all ports of a holder; return how many there were."""
-        count = 0
-        for held in self._held.values():
-            for port in [port for port, hold in held.items() if hold.holder == holder]:
-                del held[port]
-                count += 1
-        return count
+        before = self.held
+        for network, held in self._held.items():
+            self._held[network] = {port: block for port, block in held.items() if block.holder != holder}
+        return before - self.held
 
     @property
     def holders(self) -> set[str]:
         """The names of all holders that can die."""
-        return {hold.holder for held in self._held.values() for hold in held.values() if hold.holder is not None}
+        return {block.holder for held in self._held.values() for block in held.values() if block.holder is not None}
 
     @property
     def held(self) -> int:
         """How many ports are leased."""
         return sum(len(held) for held in self._held.values())
-
-    def _from_next(self, network: str) -> Iterable[int]:
-        ports, start = self._ranges[network], self._next[network]
-        yield from range(start, ports.stop)
-        # Once around, and on for a block that began before the end.
-        yield from ports

@@ -124,12 +124,10 @@ class SlotLedger:
 
     def _check_shares(self, user: str, shares: Mapping[Piece, float | None]) -> None:
         for piece, share in shares.items():
-            if share is None:
-                continue
-            others = {
-                name: value for name, pieces in self._users.items() if name != user and (value := pieces.get(piece))
-            }
-            check_shares(piece, [*((name_of(name), value) for name, value in others.items()), (name_of(user), share)])
+            if share is not None:
+                others = ((name, pieces.get(piece)) for name, pieces in self._users.items() if name != user)
+                declared = [(name_of(name), value) for name, value in others if value]
+                check_shares(piece, [*declared, (name_of(user), share)])
 
 
 def check_shares(piece: Piece, declared: Sequence[tuple[str, float]]) -> None:
