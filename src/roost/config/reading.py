@@ -19,6 +19,7 @@ MAX_NUMBER = 10_000_000
 _MAX_LISTED_RANKS = 1_000_000
 NAME_EXTRA = "_-."
 """The characters of a name other than letters and digits."""
+FLAGS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 _SPACE_HINT = "YAML makes a mapping of '0-3: 0-7': write 0-3:0-7 without a space"
 
 
@@ -54,10 +55,10 @@ class Notes:
 
     @contextmanager
     def catching(self) -> Iterator[None]:
-        """Note a ConfigError of the block, which ends there."""
+        """Note an error that is raised in the block, and leave the block."""
         try:
             yield
-        except ConfigError as error:
+        except RoostError as error:
             self.take(error)
 
     def raise_if_any(self) -> None:
@@ -186,7 +187,7 @@ def read_bool(value: Value, notes: Notes, what: str) -> bool | None:
     scalar = _scalar(value, notes, what)
     if scalar is None or isinstance(scalar, bool):
         return scalar
-    found = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(str(scalar).lower())
+    found = FLAGS.get(str(scalar).lower())
     if found is None:
         notes.config(value, f"{what} must be true or false, not {describe(value)}")
     return found
