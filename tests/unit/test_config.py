@@ -90,6 +90,13 @@ def test_merged_keys_come_first():
     assert str(config.cluster.components[2].segments[0]) == "2"
 
 
+def test_a_mapping_that_is_merged_keeps_its_own_keys_over_those_that_it_merges():
+    text = "b: &b {x: 0, y: 0}\nm: &m {<<: *b, x: 1}\ncluster:\n  component_placement: {<<: *m, z: 2}\n"
+    for config in (JobConfig.from_text(text), JobConfig.from_dict(OmegaConf.create(text))):
+        found = {component.name: str(component.segments[0]) for component in config.cluster.components}
+        assert found == {"x": "1", "y": "0", "z": "2"}
+
+
 def test_aliases_that_expand_without_end_are_refused():
     group = "&g {label: a, node_ranks: 0, env_configs: [" + ",".join(["*e"] * 2000) + "]}"
     text = f"e: &e {{node_ranks: 0, env_vars: {{A: 1}}}}\ng: {group}\ncluster:\n  component_placement: {{a: 0}}\n"

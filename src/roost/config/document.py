@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from roost.errors import ConfigError, Problem, Where
+from roost.errors import ConfigError, Where
 from roost.text import shorten
 
 MAX_DEPTH = 64
@@ -19,6 +19,7 @@ _MAX_NUMBER = 10**18
 
 Kind = Literal["mapping", "list", "scalar"]
 Scalar = str | int | float | bool | None
+KeyPath = tuple[str | int, ...]
 
 
 class Value(ABC):
@@ -26,8 +27,8 @@ class Value(ABC):
 
     __slots__ = ("path",)
 
-    def __init__(self, path: tuple[str | int, ...]) -> None:
-        self.path: tuple[str | int, ...] = path
+    def __init__(self, path: KeyPath) -> None:
+        self.path: KeyPath = path
 
     @property
     def key(self) -> str:
@@ -107,13 +108,7 @@ class PlainValue(Value):
 
     __slots__ = ("_anchor", "_broken", "_raw")
 
-    def __init__(
-        self,
-        raw: object,
-        path: tuple[str | int, ...] = (),
-        anchor: Where | None = None,
-        broken: str | None = None,
-    ) -> None:
+    def __init__(self, raw: object, path: KeyPath = (), anchor: Where | None = None, broken: str = "") -> None:
         super().__init__(path)
         self._raw = raw
         self._anchor = anchor
@@ -135,13 +130,12 @@ class PlainValue(Value):
 
     @property
     def broken(self) -> ConfigError | None:
-        message = self._broken
-        raw = self._raw
-        if message is None and isinstance(raw, int) and abs(raw) > _MAX_NUMBER:
+        message, raw = self._broken, self._raw
+        if isinstance(raw, int) and abs(raw) > _MAX_NUMBER:
             message = f"a number of about {int(raw.bit_length() * 0.30103)} digits is too large"
-        if message is None and self.kind == "scalar" and not (raw is None or isinstance(raw, str | int | float)):
+        elif self.kind == "scalar" and not (raw is None or isinstance(raw, str | int | float)):
             message = f"a value of the type {type(raw).__name__} is not allowed here"
-        return None if message is None else ConfigError(Problem(message=message, where=self.where()))
+        return ConfigError(message, where=self.where()) if message else None
 
     def items(self) -> Iterator[tuple[Value, Value]]:
         for key in self._raw if isinstance(self._raw, Mapping) else ():
@@ -166,26 +160,21 @@ class PlainValue(Value):
         known = isinstance(self._raw, Mapping) and any(key == name for key in self._raw if isinstance(key, str))
         return self._item(name, (*self.path, name)) if known else None
 
-    def _item(self, key: Any, path: tuple[str | int, ...]) -> Value:
+    def _item(self, key: Any, path: KeyPath) -> Value:
         raw: Any = self._raw
-        if not type(raw).__module__.startswith("omegaconf"):
-            return PlainValue(raw[key], path, self._anchor)
-        from omegaconf.errors import MissingMandatoryValue  # the raw value comes from it, so it is loaded
-
         try:
             return PlainValue(raw[key], path, self._anchor)
-        except MissingMandatoryValue:
-            return PlainValue(None, path, self._anchor, broken="??? has no value yet")
         except Exception as error:  # an interpolation can run any resolver that the user registered
-            return PlainValue(None, path, self._anchor, broken=f"cannot be read: {first_line(error)}")
+            if not type(raw).__module__.startswith("omegaconf"):
+                raise
+            is_missing = type(error).__name__ == "MissingMandatoryValue"
+            broken = "??? has no value yet" if is_missing else f"cannot be read: {first_line(error)}"
+            return PlainValue(None, path, self._anchor, broken)
 
 
 def _key_text(key: object) -> str:
-    return shorten(key) if isinstance(key, str) else type(key).__name__ if _is_huge(key) else shorten(str(key))
-
-
-def _is_huge(key: object) -> bool:
-    return isinstance(key, int) and abs(key) > _MAX_NUMBER
+    is_huge = isinstance(key, int) and abs(key) > _MAX_NUMBER
+    return type(key).__name__ if is_huge else shorten(str(key))
 
 
 def first_line(error: Exception) -> str:

@@ -37,11 +37,8 @@ class AcceleratorType(str):
     """The type of a node without accelerators."""
 
 
-AcceleratorType.NVIDIA = AcceleratorType("nvidia")
-AcceleratorType.AMD = AcceleratorType("amd")
-AcceleratorType.ASCEND = AcceleratorType("ascend")
-AcceleratorType.INTEL = AcceleratorType("intel")
-AcceleratorType.NONE = AcceleratorType("none")
+for _name in ("nvidia", "amd", "ascend", "intel", "none"):
+    setattr(AcceleratorType, _name.upper(), AcceleratorType(_name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

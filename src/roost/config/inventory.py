@@ -77,24 +77,18 @@ def read_shorthand(text: str) -> Topology:
     if not isinstance(text, str):
         raise ConfigError(f"a cluster is described by text such as '2x8', not by a {type(text).__name__}")
     nodes: list[Node] = []
+    what = f"cluster {shorten(text)!r}"
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*[xX]\s*([0-9]{1,9})\s*(?::\s*([^\s:,]+)\s*)?", part)
         if not match:
-            raise ConfigError(
-                f"cluster {shorten(text)!r}: {shorten(part.strip())!r} is not nodes x accelerators",
-                hint="write 2x8, or 4x8:H100,2x4:4090,1x0 for several kinds of node",
-            )
+            hint = "write 2x8, or 4x8:H100,2x4:4090,1x0 for several kinds of node"
+            raise ConfigError(f"{what}: {shorten(part.strip())!r} is not nodes x accelerators", hint=hint)
         count, accelerators, model = int(match[1]), int(match[2]), match[3]
         if count < 1:
-            raise ConfigError(
-                f"cluster {shorten(text)!r}: {shorten(part.strip())!r} has no node",
-                hint="the first number counts nodes",
-            )
+            raise ConfigError(f"{what}: {shorten(part.strip())!r} has no node", hint="the first number counts nodes")
         if len(nodes) + count > MAX_NODES or accelerators > MAX_ACCELERATORS_PER_NODE:
-            raise ConfigError(
-                f"cluster {shorten(text)!r} is too large: at most {MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} "
-                f"accelerators"
-            )
+            most = f"{MAX_NODES} nodes of {MAX_ACCELERATORS_PER_NODE} accelerators"
+            raise ConfigError(f"{what} is too large: at most {most}")
         nodes += [Node(accelerators=(Accelerator(model=model),) * accelerators)] * count
     return Topology(nodes=tuple(nodes))
 
@@ -111,15 +105,13 @@ def read_inventory(data: Mapping[str, Any]) -> Topology:
 
 def write_inventory(topology: Topology) -> dict[str, Any]:
     """Return the shortest dict that `read_inventory` reads as the topology."""
-    out: dict[str, Any] = {"nodes": [_write_node(node) for node in topology.nodes]}
-    out["groups"] = [group.to_dict() for group in topology.groups]
-    return out
+    groups = [group.to_dict() for group in topology.groups]
+    return {"nodes": [_write_node(node) for node in topology.nodes], "groups": groups}
 
 
 def inventory_text(topology: Topology) -> str:
     """Return the text of an inventory file for the topology."""
-    text: str = yaml.safe_dump(write_inventory(topology), sort_keys=False)
-    return text
+    return str(yaml.safe_dump(write_inventory(topology), sort_keys=False))
 
 
 def _read(value: Value) -> Topology:
@@ -129,7 +121,10 @@ def _read(value: Value) -> Topology:
     nodes = [_read_node(item, notes) for item in values]
     if "nodes" in section and not nodes and section.value("nodes").kind == "list":
         notes.config(section.value("nodes"), "an inventory needs at least one node")
-    _check_unique(nodes, values, notes)
+    first: dict[str, int] = {}
+    for rank, (node, item) in enumerate(zip(nodes, values, strict=True)):
+        if node.name is not None and first.setdefault(node.name, rank) != rank:
+            notes.config(item.get("name") or item, f"nodes {first[node.name]} and {rank} are both named {node.name!r}")
     has = f"the inventory has {plural(len(nodes), 'node')}"
     groups = read_node_groups(section.read("groups", ()), notes, len(nodes), has)
     notes.raise_if_any()
@@ -153,22 +148,18 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
     if value.kind == "list":
         listed = read_list(value, notes, "the accelerators of a node")
         if len(listed) > MAX_ACCELERATORS_PER_NODE:
-            notes.config(
-                value, f"a node has {len(listed)} accelerators, and may have at most {MAX_ACCELERATORS_PER_NODE}"
-            )
+            most = f"may have at most {MAX_ACCELERATORS_PER_NODE}"
+            notes.config(value, f"a node has {len(listed)} accelerators, and {most}")
             return ()
         found = tuple(_read_accelerator(ACCELERATOR_FIELDS.read(item, notes, "an accelerator")) for item in listed)
     else:
         section = ACCELERATORS_FIELDS.read(value, notes, "the mapping of accelerators")
         found = (_read_accelerator(section),) * section.read("count", 0)
-    if twice := Node(accelerators=found).doubled_devices():
-        notes.config(
-            value,
-            f"two accelerators of a node have the device {', '.join(twice)}",
-            hint="an accelerator without a device is called by its place, from 0",
-        )
-    types = sorted({item.type for item in found})
-    if len(types) > 1:
+    node = Node(accelerators=found)
+    if twice := node.doubled_devices():
+        hint = "an accelerator without a device is called by its place, from 0"
+        notes.config(value, f"two accelerators of a node have the device {', '.join(twice)}", hint)
+    if len(types := node.accelerator_types()) > 1:
         notes.config(value, f"a node has accelerators of several types: {', '.join(types)}")
     return found
 
@@ -178,13 +169,6 @@ def _read_accelerator(section: Section) -> Accelerator:
         type=AcceleratorType(section.read("type", AcceleratorType.NVIDIA)),
         **{key: section.read(key) for key in ("model", "memory", "device")},
     )
-
-
-def _check_unique(nodes: list[Node], items: list[Value], notes: Notes) -> None:
-    first: dict[str, int] = {}
-    for rank, (node, item) in enumerate(zip(nodes, items, strict=True)):
-        if node.name is not None and first.setdefault(node.name, rank) != rank:
-            notes.config(item.get("name") or item, f"nodes {first[node.name]} and {rank} are both named {node.name!r}")
 
 
 def _write_node(node: Node) -> dict[str, Any]:

@@ -156,18 +156,26 @@ class JobConfig:
 
     def tensor_parallel_sizes(self) -> dict[str, str]:
         """Return the two sizes that only a model-parallel job has, as typed, by key, if they are given."""
-        found = {
-            name: self.document.get(*name.split("."))
-            for name in (PARALLEL_SIZES[key].name for key in ("actor_tp", "rollout_tp"))
-        }
+        names = [PARALLEL_SIZES[key].name for key in ("actor_tp", "rollout_tp")]
+        found = {name: self.document.get(*name.split(".")) for name in names}
         return {name: describe(value).strip("'") for name, value in found.items() if value is not None}
 
     def parallel_sizes(self) -> ParallelSizes:
         """Read the parallel sizes of `actor`, `rollout` and `inference`; the default is 1."""
         notes = Notes()
-        sizes = _read_parallel_sizes(self.document, notes)
+
+        def read(field: Field) -> Any:
+            path = field.name.split(".")
+            value = self.document.get(*path)
+            return None if value is None else field.kind.read(value, notes, path[-1])
+
+        sizes = {name: size for name, field in PARALLEL_SIZES.items() if (size := read(field)) is not None}
+        recompute = read(RECOMPUTE_LOGPROBS)
         notes.raise_if_any()
-        return sizes
+        # Inference recomputes with the actor's weights, so by default it has the actor's sizes.
+        as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
+        is_own = any(name in sizes for name in as_actor)
+        return ParallelSizes(**{**as_actor, **sizes}, inference_is_own=is_own, recompute_logprobs=recompute)
 
     def where_components(self) -> Where:
         """Return the place where the components are named."""
@@ -224,13 +232,12 @@ def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterC
     if document.kind != "mapping":
         notes.config(document, f"a job is a mapping with a section 'cluster', not a {document.kind}")
         return empty, ()
-    try:
+    value = None
+    with notes.catching():
         value = document.get("cluster")
-    except ConfigError as error:
-        notes.take(error)
-        return empty, ()
+        if value is None:
+            notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
     if value is None:
-        notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
         return empty, ()
     section = table.read(value, notes, "cluster")
     num_nodes = section.read("num_nodes")
@@ -280,26 +287,5 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
         return None
     source, segments = read
     return ComponentConfig(
-        name=name,
-        node_groups=tuple(groups),
-        segments=segments,
-        source=source,
-        group_values=tuple(groups.values()),
-    )
-
-
-def _read_parallel_sizes(document: Value, notes: Notes) -> ParallelSizes:
-    def read(field: Field) -> Any:
-        path = field.name.split(".")
-        value = document.get(*path)
-        return None if value is None else field.kind.read(value, notes, path[-1])
-
-    given = {name: read(field) for name, field in PARALLEL_SIZES.items()}
-    sizes = {name: size for name, size in given.items() if size is not None}
-    # Inference recomputes with the actor's weights, so by default it has the actor's sizes.
-    as_actor = {"inference_tp": sizes.get("actor_tp", 1), "inference_pp": sizes.get("actor_pp", 1)}
-    return ParallelSizes(
-        **{**as_actor, **sizes},
-        inference_is_own=any(name in sizes for name in as_actor),
-        recompute_logprobs=read(RECOMPUTE_LOGPROBS),
+        name=name, node_groups=tuple(groups), segments=segments, source=source, group_values=tuple(groups.values())
     )

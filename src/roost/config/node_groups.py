@@ -137,8 +137,11 @@ class NodeGroup:
         if not isinstance(self.label, str) or name_problem(self.label):
             raise ConfigError(f"{self.label!r} cannot be the label of a node group")
         what = f"node group {self.label!r}"
-        _check_ascending(self.node_ranks, f"the node ranks of {what}")
-        nodes = set(self.node_ranks)
+        ranks = self.node_ranks
+        whole = isinstance(ranks, tuple) and all(type(rank) is int and rank >= 0 for rank in ranks)
+        if not whole or not ranks or list(ranks) != sorted(set(ranks)):
+            raise ConfigError(f"the node ranks of {what} must be a tuple of ascending whole numbers, at least one")
+        nodes = set(ranks)
         kinds = {item.type for item in self.hardware}
         if kinds and (len(kinds) > 1 or kinds & taken_types() or name_problem(self.hardware[0].type)):
             raise ConfigError(f"{what} cannot declare hardware of the type {', '.join(sorted(kinds))}")
@@ -160,8 +163,12 @@ class NodeGroup:
         if self.hardware:
             configs = [{"node_rank": item.node_rank, **item.settings} for item in self.hardware]
             out["hardware"] = {"type": self.hardware[0].type, "configs": configs}
-        if self.env_configs:
-            out["env_configs"] = [_env_to_dict(item) for item in self.env_configs]
+        for item in self.env_configs:
+            env: dict[str, Any] = {"node_ranks": list(item.node_ranks)}
+            env |= {"env_vars": dict(item.env_vars)} if item.env_vars else {}
+            path = item.python_interpreter_path
+            env |= {"python_interpreter_path": path} if path else {}
+            out.setdefault("env_configs", []).append(env)
         return out
 
 
@@ -175,7 +182,9 @@ def read_node_groups(values: Iterable[Value], notes: Notes, num_nodes: int | Non
             continue
         if group.label in groups:
             notes.config(_at(value, "label"), f"node group {group.label!r} is declared twice")
-        elif _is_declared_once(group, declared, value, notes):
+        elif problem := declared_twice(group, declared):
+            notes.config(_at(value, "hardware"), *problem)
+        else:
             groups[group.label] = group
     return tuple(groups.values())
 
@@ -187,7 +196,9 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
     if label is None or "node_ranks" not in section:
         return None
     if label in RESERVED:
-        notes.config(section.value("label"), f"the label {label!r} is reserved", hint=_reserved_hint(label))
+        meaning = "all nodes with their accelerators" if label == CLUSTER else "all nodes as bare nodes"
+        hint = f"{label!r} already means {meaning}; {join_words([repr(item) for item in RESERVED])} need no declaration"
+        notes.config(section.value("label"), f"the label {label!r} is reserved", hint)
         return None
     section = replace(section, what=f"node group {label!r}")
     node_ranks = section.read("node_ranks")
@@ -202,11 +213,8 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
     nodes = set(node_ranks)
     hardware = _read_hardware(section, notes, nodes)
     if "hardware" in section and ignore:
-        notes.config(
-            section.value("ignore_hardware"),
-            f"{section.what} declares hardware and ignores it",
-            hint="leave out ignore_hardware, or make a second group for the bare nodes",
-        )
+        hint = "leave out ignore_hardware, or make a second group for the bare nodes"
+        notes.config(section.value("ignore_hardware"), f"{section.what} declares hardware and ignores it", hint)
     env_configs = _read_env_configs(section, notes, nodes)
     if len(notes.problems) > noted:
         return None
@@ -218,7 +226,14 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
 def _read_hardware(group: Section, notes: Notes, nodes: Set[int]) -> tuple[DeclaredHardware, ...]:
     section, what = group.read("hardware"), group.what
     kind = section.read("type", what=f"{what}: the hardware type") if section else None
-    if kind is None or "configs" not in section or not _is_free_type(kind, section.value("type"), notes, what):
+    if kind is None or "configs" not in section:
+        return ()
+    if kind in RESERVED:
+        notes.config(section.value("type"), f"{what}: the hardware type {kind!r} is reserved", "give it another name")
+    elif kind in taken_types():
+        hint = "accelerators are found on the node and not declared: leave out 'hardware'"
+        notes.config(section.value("type"), f"{what} declares {kind!r} as hardware", hint)
+    if kind in taken_types():
         return ()
     configs = section.value("configs")
     if configs.kind == "list" and not list(configs.elements()):
@@ -227,40 +242,20 @@ def _read_hardware(group: Section, notes: Notes, nodes: Set[int]) -> tuple[Decla
     for value in section.read("configs", what=f"{what}: hardware configs"):
         piece = HARDWARE_CONFIG_FIELDS.read(value, notes, f"{what}: a hardware config")
         node_rank = piece.read(NODE_RANK, what=f"{what}: node_rank of a hardware config")
-        if node_rank is None:
-            continue
-        if node_rank not in nodes:
+        if node_rank is not None and node_rank not in nodes:
             has = shorten(format_ranks(sorted(nodes)))
             message = f"{what} declares hardware on node rank {node_rank}, but has nodes {has}"
             notes.config(piece.value(NODE_RANK), message)
+        if node_rank not in nodes:
             continue
-        try:
+        with notes.catching():
             plain = {name: pair.value.plain() for name, pair in piece.pairs.items() if name != NODE_RANK}
-        except ConfigError as error:
-            notes.take(error)
-            continue
-        for setting, problem in setting_problems(kind, plain).items():
-            pair = piece.pairs.get(setting)
-            at = value if pair is None else pair.value if is_setting(kind, setting) else pair.key
-            notes.config(at, f"{what}: {problem}")
-        found.append(DeclaredHardware.make(kind, node_rank, plain))
+            for setting, problem in setting_problems(kind, plain).items():
+                pair = piece.pairs.get(setting)
+                at = value if pair is None else pair.value if is_setting(kind, setting) else pair.key
+                notes.config(at, f"{what}: {problem}")
+            found.append(DeclaredHardware.make(kind, node_rank, plain))
     return tuple(found)
-
-
-def _is_free_type(kind: str, value: Value, notes: Notes, what: str) -> bool:
-    """Return whether hardware can be declared under this name; note a name that already has a meaning."""
-    if kind in RESERVED:
-        notes.config(value, f"{what}: the hardware type {kind!r} is reserved", hint="give it another name")
-    elif kind in taken_types():
-        hint = "accelerators are found on the node and not declared: leave out 'hardware'"
-        notes.config(value, f"{what} declares {kind!r} as hardware", hint=hint)
-    return kind not in taken_types()
-
-
-def _check_ascending(ranks: object, what: str) -> None:
-    whole = isinstance(ranks, tuple) and all(type(rank) is int and rank >= 0 for rank in ranks)
-    if not whole or not ranks or list(ranks) != sorted(set(ranks)):  # type: ignore[call-overload]
-        raise ConfigError(f"{what} must be a tuple of ascending whole numbers, at least one")
 
 
 def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[EnvConfig, ...]:
@@ -273,53 +268,27 @@ def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[En
         env_vars, path = section.read("env_vars", {}), section.read("python_interpreter_path")
         if ranks is None:
             continue
+        at = section.value("node_ranks")
         if strange := [rank for rank in ranks if rank not in nodes]:
-            notes.config(
-                section.value("node_ranks"),
-                f"{what}: an env_config names node rank {shorten(format_ranks(strange))}, "
-                f"but the group has nodes {shorten(format_ranks(sorted(nodes)))}",
-            )
+            has = f"the group has nodes {shorten(format_ranks(sorted(nodes)))}"
+            notes.config(at, f"{what}: an env_config names node rank {shorten(format_ranks(strange))}, but {has}")
         if twice := sorted(taken & set(ranks)):
-            notes.config(
-                section.value("node_ranks"),
-                f"{what}: two env_configs cover node rank {shorten(format_ranks(twice))}",
-                hint="a node takes one env_config; merge them, or give them different nodes",
-            )
+            hint = "a node takes one env_config; merge them, or give them different nodes"
+            notes.config(at, f"{what}: two env_configs cover node rank {shorten(format_ranks(twice))}", hint)
         taken.update(ranks)
         found.append(EnvConfig(node_ranks=ranks, env_vars=tuple(env_vars.items()), python_interpreter_path=path))
     return tuple(found)
 
 
-def _is_declared_once(group: NodeGroup, declared: dict[tuple[str, int], str], value: Value, notes: Notes) -> bool:
+def declared_twice(group: NodeGroup, declared: dict[tuple[str, int], str]) -> tuple[str, str] | None:
+    """Return the message and the hint if a group before declares the same; add the group's hardware to `declared`."""
     for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
         other = declared.setdefault((kind, node_rank), group.label)
         if other != group.label:
-            notes.config(_at(value, "hardware"), *declared_twice(other, group.label, kind, node_rank))
-            return False
-    return True
-
-
-def declared_twice(one: str, other: str, kind: str, node_rank: int) -> tuple[str, str]:
-    """Return the message and the hint for hardware that two groups declare."""
-    return (
-        f"node groups {one!r} and {other!r} both declare {kind!r} on node rank {node_rank}",
-        "declare each piece once; several components may use one group",
-    )
+            message = f"node groups {other!r} and {group.label!r} both declare {kind!r} on node rank {node_rank}"
+            return message, "declare each piece once; several components may use one group"
+    return None
 
 
 def _at(value: Value, key: str) -> Value:
     return value.get(key) or value
-
-
-def _reserved_hint(label: str) -> str:
-    meaning = "all nodes with their accelerators" if label == CLUSTER else "all nodes as bare nodes"
-    return f"{label!r} already means {meaning}; {join_words([repr(item) for item in RESERVED])} need no declaration"
-
-
-def _env_to_dict(item: EnvConfig) -> dict[str, Any]:
-    out: dict[str, Any] = {"node_ranks": list(item.node_ranks)}
-    if item.env_vars:
-        out["env_vars"] = dict(item.env_vars)
-    if item.python_interpreter_path:
-        out["python_interpreter_path"] = item.python_interpreter_path
-    return out

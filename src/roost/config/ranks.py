@@ -12,8 +12,10 @@ expanded here, so that a range of 10^12 costs nothing until a reader refuses it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
 
 from roost.errors import PlacementError
 from roost.text import shorten
@@ -23,6 +25,7 @@ MAX_PROCESSES = 2_000_000
 
 _DIGITS = 15
 _Span = tuple[int, int]
+_Parsed = TypeVar("_Parsed")
 _TOKEN = re.compile(r"[0-9]+|[A-Za-z_]+|[-:,]|\s+|.", re.DOTALL)
 
 
@@ -57,8 +60,8 @@ class Segment:
     resources: RankRange | None
     processes: RankRange | None
     explicit: bool = field(default=False, repr=False)
-    span: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
-    last_span: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+    span: _Span = field(default=(0, 0), compare=False, repr=False)
+    last_span: _Span = field(default=(0, 0), compare=False, repr=False)
 
     def __str__(self) -> str:
         resources = "all" if self.resources is None else str(self.resources)
@@ -77,10 +80,7 @@ class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Probl
 
 def parse_placement(text: str) -> tuple[Segment, ...]:
     """Parse a placement string; PlacementError if it breaks a rule that needs no hardware."""
-    try:
-        return read_segments(text)
-    except SyntaxProblem as problem:
-        raise _placement_error(problem, text) from None
+    return _parse(text, read_segments)
 
 
 def format_placement(segments: Iterable[Segment]) -> str:
@@ -90,15 +90,14 @@ def format_placement(segments: Iterable[Segment]) -> str:
 
 def parse_ranks(text: str) -> tuple[RankRange, ...]:
     """Parse `0-3,5,8-9`, a plain list of ranks as in `node_ranks`: ascending, each once."""
+    return _parse(text, read_ranks)
+
+
+def _parse(text: str, read: Callable[[str], _Parsed]) -> _Parsed:
     try:
-        return read_ranks(text)
+        return read(text)
     except SyntaxProblem as problem:
-        raise _placement_error(problem, text) from None
-
-
-def count_ranks(ranges: Sequence[RankRange]) -> int:
-    """Count the ranks in all ranges."""
-    return sum(len(item) for item in ranges)
+        raise PlacementError(f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint) from None
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
@@ -108,13 +107,9 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def runs_of(ranks: Sequence[int]) -> list[RankRange]:
     """Return the runs of neighbours in ascending ranks."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return [RankRange(first, last) for first, last in runs]
+    # Neighbours are as far from their place in the list as each other.
+    runs = [list(run) for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
+    return [RankRange(run[0][1], run[-1][1]) for run in runs]
 
 
 def read_segments(text: str) -> tuple[Segment, ...]:
@@ -122,37 +117,25 @@ def read_segments(text: str) -> tuple[Segment, ...]:
     parser = _Parser(text)
     segments: list[Segment] = []
     used: RankRange | None = None
-    next_process: int | None = 0
     total = 0
     for resources, processes, span, last_span in parser.segments():
         if resources is None and (segments or not parser.at_end()):
-            raise SyntaxProblem(
-                "'all' means every resource, so it must be the only segment",
-                span,
-                "write 'all' alone, or name the ranges",
-            )
+            message = "'all' means every resource, so it must be the only segment"
+            raise SyntaxProblem(message, span, "write 'all' alone, or name the ranges")
         if resources is not None:
             _check_ascending(used, resources, span)
             used = resources
         explicit = processes is not None
-        if processes is None:
-            count = None if resources is None else len(resources)
-            if count is not None and next_process is not None:
-                processes = RankRange(next_process, next_process + count - 1)
-        elif processes.first != next_process:
-            raise _process_gap(processes, next_process, span, first=not segments)
-        if processes is not None:
-            total += len(processes)
-            next_process = processes.last + 1
+        if processes is None and resources is not None:
+            processes = RankRange(total, total + len(resources) - 1)
+        if processes is not None and processes.first != total:
+            raise _process_gap(processes, total, span)
+        total += len(processes or ())
         if total > MAX_PROCESSES:
-            raise SyntaxProblem(
-                f"{total} processes are more than the {MAX_PROCESSES} that a component may have",
-                span,
-                "ranges include both ends: 0-7 is eight ranks",
-            )
-        segments.append(
-            Segment(resources=resources, processes=processes, explicit=explicit, span=span, last_span=last_span)
-        )
+            message = f"{total} processes are more than the {MAX_PROCESSES} that a component may have"
+            raise SyntaxProblem(message, span, "ranges include both ends: 0-7 is eight ranks")
+        found = Segment(resources=resources, processes=processes, explicit=explicit, span=span, last_span=last_span)
+        segments.append(found)
     return tuple(segments)
 
 
@@ -179,9 +162,9 @@ def _check_ascending(before: RankRange | None, now: RankRange, span: tuple[int, 
     raise SyntaxProblem(f"ranks must ascend, and {now} comes after {before}", span, f"write {now},{before}")
 
 
-def _process_gap(processes: RankRange, expected: int | None, span: tuple[int, int], *, first: bool) -> SyntaxProblem:
-    want = RankRange(expected or 0, (expected or 0) + len(processes) - 1)
-    if first:
+def _process_gap(processes: RankRange, expected: int, span: _Span) -> SyntaxProblem:
+    want = RankRange(expected, expected + len(processes) - 1)
+    if expected == 0:
         message = f"process ranks start at {processes.first}, but must start at 0"
     elif processes.first < want.first:
         message = f"process rank {processes.first} is named twice: the segments before end at {want.first - 1}"
@@ -191,30 +174,19 @@ def _process_gap(processes: RankRange, expected: int | None, span: tuple[int, in
 
 
 def _token_hint(text: str) -> str:
-    if text == ":":
-        return "a segment is resources[:processes], as in 0-3:0-7"
-    if text == "-":
-        return "a range has two ends, as in 0-3"
-    if text in "–—−‒":
-        return "write a range with '-', as in 0-3"
-    if text == ".":
-        return "ranks are whole numbers"
-    return "separate ranges with ',', as in 0-3,5"
-
-
-def _placement_error(problem: SyntaxProblem, text: str) -> PlacementError:
-    return PlacementError(f"placement {shorten(text)!r}: {problem.message}", hint=problem.hint)
+    hints = dict.fromkeys("–—−‒", "write a range with '-', as in 0-3")
+    hints[":"] = "a segment is resources[:processes], as in 0-3:0-7"
+    hints["-"] = "a range has two ends, as in 0-3"
+    hints["."] = "ranks are whole numbers"
+    return hints.get(text, "separate ranges with ',', as in 0-3,5")
 
 
 class _Parser:
     """A recursive descent parser; spaces between tokens mean nothing."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = [
-            (match.group(), match.start(), match.end())
-            for match in _TOKEN.finditer(text)
-            if not match.group().isspace()
-        ]
+        found = ((match.group(), *match.span()) for match in _TOKEN.finditer(text))
+        self._tokens = [token for token in found if not token[0].isspace()]
         self._end = len(text)
         self._next = 0
 
@@ -261,11 +233,8 @@ class _Parser:
         first = self._number(what)
         last = self._number(what) if self._take("-") else first
         if last < first:
-            raise SyntaxProblem(
-                f"range {first}-{last} runs backwards",
-                (start, self._tokens[self._next - 1][2]),
-                f"write {last}-{first}",
-            )
+            span = start, self._tokens[self._next - 1][2]
+            raise SyntaxProblem(f"range {first}-{last} runs backwards", span, f"write {last}-{first}")
         return RankRange(first, last)
 
     def _number(self, what: str) -> int:
@@ -273,9 +242,8 @@ class _Parser:
         if not text:
             raise SyntaxProblem(f"a {what} rank is missing at the end", (at, stop))
         if text == "all":
-            raise SyntaxProblem(
-                "process ranks cannot be 'all'", (at, stop), "leave them out for one process on each resource"
-            )
+            hint = "leave them out for one process on each resource"
+            raise SyntaxProblem("process ranks cannot be 'all'", (at, stop), hint)
         if text == "-" and self._next and self._tokens[self._next - 1][0] == "-":
             raise SyntaxProblem("two dashes follow each other", (at, stop), "write a range as 0-3")
         if text == "-":

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from roost.config.document import Value
-from roost.config.ranks import (
-    RankRange,
-    Segment,
-    SyntaxProblem,
-    count_ranks,
-    format_ranks,
-    read_ranks,
-    read_segments,
-)
+from roost.config.document import Scalar, Value
+from roost.config.ranks import RankRange, Segment, SyntaxProblem, format_ranks, read_ranks, read_segments
 from roost.errors import ConfigError, PlacementError, Problem, RoostError, Where
 from roost.text import did_you_mean, join_words, shorten
 
@@ -26,6 +19,7 @@ MAX_NUMBER = 10_000_000
 _MAX_LISTED_RANKS = 1_000_000
 NAME_EXTRA = "_-."
 """The characters of a name other than letters and digits."""
+FLAGS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 _SPACE_HINT = "YAML makes a mapping of '0-3: 0-7': write 0-3:0-7 without a space"
 
 
@@ -59,6 +53,14 @@ class Notes:
         self.problems.extend(error.problems)
         self._placement = self._placement or isinstance(error, PlacementError)
 
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """Note an error that is raised in the block, and leave the block."""
+        try:
+            yield
+        except RoostError as error:
+            self.take(error)
+
     def raise_if_any(self) -> None:
         """Raise one error with all problems, in the order of the file."""
         if not self.problems:
@@ -80,43 +82,31 @@ class Pair(NamedTuple):
 def read_fields(value: Value, notes: Notes, what: str) -> dict[str, Pair]:
     """Read a mapping's pairs by name; note keys that are not text and keys named twice."""
     found: dict[str, Pair] = {}
-    if not _is_kind(value, "mapping", notes, what):
-        return found
-    try:
-        pairs = list(value.items())
-    except ConfigError as error:
-        notes.take(error)
-        return found
+    pairs: list[tuple[Value, Value]] = []
+    with notes.catching():
+        pairs = list(value.items()) if _is_kind(value, "mapping", notes, what) else []
     for key, item in pairs:
         name = read_text(key, notes, f"a key of {what}")
-        if name is None:
-            continue
         if name in found:
             first = found[name].key.where().line
             notes.config(key, f"{what} names {shorten(name)!r} twice" + (f", first in line {first}" if first else ""))
-            continue
-        found[name] = Pair(key, item)
+        elif name is not None:
+            found[name] = Pair(key, item)
     return found
 
 
 def read_list(value: Value, notes: Notes, what: str) -> list[Value]:
     """Read the values of a list."""
-    if not _is_kind(value, "list", notes, what):
-        return []
-    try:
-        return list(value.elements())
-    except ConfigError as error:
-        notes.take(error)
-        return []
+    with notes.catching():
+        return list(value.elements()) if _is_kind(value, "list", notes, what) else []
+    return []
 
 
 def read_plain(value: Value, notes: Notes, what: str, kind: str) -> Any:
     """Read a list or a mapping whose contents belong to the user, as lists, dicts and scalars of Python."""
-    try:
+    with notes.catching():
         return value.plain() if _is_kind(value, kind, notes, what) else None
-    except ConfigError as error:
-        notes.take(error)
-        return None
+    return None
 
 
 def read_text(value: Value, notes: Notes, what: str) -> str | None:
@@ -141,8 +131,7 @@ def read_filled_text(value: Value, notes: Notes, what: str) -> str | None:
     text = read_text(value, notes, what)
     if text is not None and not text.strip():
         notes.config(value, f"{what} is empty")
-        return None
-    return text
+    return text if text and text.strip() else None
 
 
 def read_name(value: Value, notes: Notes, what: str) -> str | None:
@@ -157,8 +146,7 @@ def check_name(text: str, value: Value, notes: Notes, what: str) -> str | None:
     problem = name_problem(name)
     if problem:
         notes.config(value, f"{what} {problem[0]}", hint=problem[1])
-        return None
-    return name
+    return None if problem else name
 
 
 def name_problem(name: str) -> tuple[str, str] | None:
@@ -199,13 +187,10 @@ def read_bool(value: Value, notes: Notes, what: str) -> bool | None:
     scalar = _scalar(value, notes, what)
     if scalar is None or isinstance(scalar, bool):
         return scalar
-    text = str(scalar).lower()
-    if text in ("true", "yes", "on"):
-        return True
-    if text in ("false", "no", "off"):
-        return False
-    notes.config(value, f"{what} must be true or false, not {describe(value)}")
-    return None
+    found = FLAGS.get(str(scalar).lower())
+    if found is None:
+        notes.config(value, f"{what} must be true or false, not {describe(value)}")
+    return found
 
 
 def read_rank_list(value: Value, notes: Notes, what: str) -> tuple[int, ...] | None:
@@ -227,7 +212,7 @@ def read_rank_list(value: Value, notes: Notes, what: str) -> tuple[int, ...] | N
         if now.first <= before.last:
             notes.config(part, f"{what}: {now} comes after {before}", hint="ranks ascend, and none is named twice")
             return None
-    count = count_ranks([item for item, _ in ranges])
+    count = sum(len(item) for item, _ in ranges)
     if count > _MAX_LISTED_RANKS:
         notes.config(value, f"{what} names {count} ranks, and may name {_MAX_LISTED_RANKS}")
         return None
@@ -308,21 +293,15 @@ def outside(ranks: list[int], what: str, nodes: int, limit: str) -> str:
 def _is_kind(value: Value, kind: str, notes: Notes, what: str) -> bool:
     if value.broken is not None:
         notes.take(value.broken)
-        return False
-    if value.kind != kind:
-        notes.config(value, f"{what} must be a {kind}, not {describe(value)}")
-        return False
-    return True
+    elif value.kind != kind:
+        wanted = "single value" if kind == "scalar" else kind
+        notes.config(value, f"{what} must be a {wanted}, not {describe(value)}")
+    return value.broken is None and value.kind == kind
 
 
-def _scalar(value: Value, notes: Notes, what: str) -> str | int | float | bool | None:
-    if value.broken is not None:
-        notes.take(value.broken)
+def _scalar(value: Value, notes: Notes, what: str) -> Scalar:
+    if not _is_kind(value, "scalar", notes, what):
         return None
-    if value.kind != "scalar":
-        notes.config(value, f"{what} must be a single value, not {describe(value)}")
-        return None
-    scalar = value.scalar
-    if scalar is None:
+    if value.scalar is None:
         notes.config(value, f"{what} has no value")
-    return scalar
+    return value.scalar

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from roost.config.document import Value
@@ -13,8 +12,8 @@ from roost.config.job import JobDraft, read_job_draft
 from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.reading import Notes, known_hint, read_fields
 from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
-from roost.config.yaml_file import parse_text, read_file
-from roost.errors import ConfigError, Where
+from roost.config.yaml_file import parse_text
+from roost.errors import Where
 
 WORKER_FIELDS = Table(
     "The class that runs as this component, as module.Name; or a mapping with its arguments.",
@@ -78,18 +77,13 @@ class RunDraft(JobDraft):
     entry: str | None
 
 
-def read_job_file(path: str | Path) -> RunDraft:
-    """Read all sections of a job file, noting every mistake; `workers` and `entry` may be left out."""
-    return read_run_draft(read_file(path))
-
-
 def read_job_text(text: str, *, name: str) -> RunDraft:
     """Read all sections of a job from its text; messages call the file `name`."""
     return read_run_draft(parse_text(text, name=name))
 
 
 def read_run_draft(config: object) -> RunDraft:
-    """Read all sections of any config; see `read_job_draft`."""
+    """Read all sections of any config, as `read_job_draft` does; `workers` and `entry` may be left out."""
     if isinstance(config, RunDraft):
         return config
     draft = read_job_draft(config)
@@ -119,11 +113,9 @@ def read_run_config(config: object) -> RunConfig:
 
 
 def _section(document: Value, name: str, notes: Notes) -> Value | None:
-    try:
+    with notes.catching():
         return document.get(name)
-    except ConfigError as error:
-        notes.take(error)
-        return None
+    return None
 
 
 def _read_workers(section: Value, names: tuple[str, ...], notes: Notes) -> dict[str, WorkerConfig]:

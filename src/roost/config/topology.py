@@ -58,6 +58,10 @@ class Node:
         """What the visible-devices variable calls each accelerator, by local rank."""
         return tuple(item.device or str(local) for local, item in enumerate(self.accelerators))
 
+    def accelerator_types(self) -> list[str]:
+        """Return the types of the accelerators; a node of a topology has at most one."""
+        return sorted({item.type for item in self.accelerators})
+
     def doubled_devices(self) -> list[str]:
         """Return the devices that two accelerators claim."""
         return sorted(device for device, count in Counter(self.devices).items() if count > 1)
@@ -92,12 +96,9 @@ class RankSpace:
     def __init__(self, labels: tuple[str, ...], stretches: Sequence[Stretch]) -> None:
         self.labels: tuple[str, ...] = labels
         self.stretches: tuple[Stretch, ...] = tuple(stretches)
-        ends = list(accumulate(item.size for item in stretches))
-        self.count: int = ends[-1] if ends else 0
-        self._starts = [0, *ends[:-1]] if ends else []
-        self._by_place = {
-            (item.node_rank, item.kind): start for item, start in zip(self.stretches, self._starts, strict=True)
-        }
+        *self._starts, self.count = accumulate((item.size for item in stretches), initial=0)
+        places = ((item.node_rank, item.kind) for item in stretches)
+        self._by_place = dict(zip(places, self._starts, strict=True))
 
     @property
     def is_bare(self) -> bool:
@@ -109,10 +110,6 @@ class RankSpace:
         """The groups as messages name them: `node group 'a800'`."""
         word = "node group" if len(self.labels) == 1 else "node groups"
         return f"{word} {join_words([repr(label) for label in self.labels])}"
-
-    @property
-    def _which_has(self) -> str:
-        return "which has" if len(self.labels) == 1 else "which have"
 
     @property
     def unit(self) -> str:
@@ -145,13 +142,20 @@ class RankSpace:
         if not ranks or (ranks[0] >= 0 and ranks[-1] < self.count):
             return
         outside = ranks[0] if ranks[0] < 0 else next(rank for rank in reversed(ranks) if rank >= self.count)
-        has = "none" if not self.count else "only 0" if self.count == 1 else f"0-{self.count - 1}"
-        raise PlacementError(
-            Problem(
-                message=f"{who} asks for {self.unit} {outside} of {self.name}, {self._which_has} {has}",
-                ranks=(outside,),
-            )
-        )
+        has = "which has" if len(self.labels) == 1 else "which have"
+        there = "none" if not self.count else "only 0" if self.count == 1 else f"0-{self.count - 1}"
+        message = f"{who} asks for {self.unit} {outside} of {self.name}, {has} {there}"
+        raise PlacementError(Problem(message=message, ranks=(outside,)))
+
+
+@dataclass(slots=True)
+class _Cache:
+    """What a topology computes once: its groups by label, their rank spaces, the hardware of each node."""
+
+    groups: dict[str, NodeGroup] = field(default_factory=dict)
+    spaces: dict[tuple[str, ...], RankSpace] = field(default_factory=dict)
+    env_configs: dict[str, dict[int, EnvConfig]] = field(default_factory=dict)
+    declared: dict[int, Counter[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,7 @@ class Topology:
 
     nodes: tuple[Node, ...]
     groups: tuple[NodeGroup, ...] = ()
-    _cache: _Cache = field(default_factory=lambda: _Cache(), init=False, repr=False, compare=False, hash=False)
+    _cache: _Cache = field(default_factory=_Cache, init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.nodes, tuple) or not isinstance(self.groups, tuple) or not self.nodes:
@@ -171,8 +175,7 @@ class Topology:
             if id(node.accelerators) in checked:
                 continue
             checked.add(id(node.accelerators))
-            types = sorted({item.type for item in node.accelerators})
-            if len(types) > 1:
+            if len(types := node.accelerator_types()) > 1:
                 raise ConfigError(f"node {rank} has accelerators of several types: {', '.join(types)}")
             if twice := node.doubled_devices():
                 raise ConfigError(f"node {rank} has two accelerators with the device {', '.join(twice)}")
@@ -181,21 +184,14 @@ class Topology:
             if group.label in self._cache.groups or group.label in RESERVED:
                 raise ConfigError(f"the node group label {group.label!r} is declared twice, or reserved")
             self._cache.groups[group.label] = group
-            self._check_node_ranks(group)
-            for kind, node_rank in dict.fromkeys((item.type, item.node_rank) for item in group.hardware):
-                other = declared.setdefault((kind, node_rank), group.label)
-                if other != group.label:
-                    message, hint = declared_twice(other, group.label, kind, node_rank)
-                    raise ConfigError(message, hint=hint)
-
-    def _check_node_ranks(self, group: NodeGroup) -> None:
-        if group.node_ranks[-1] >= len(self.nodes):
-            last = len(self.nodes) - 1
-            raise ConfigError(
-                f"node group {group.label!r} names node rank {group.node_ranks[-1]}, "
-                f"but the cluster has {'only 0' if last == 0 else f'0-{last}'}",
-                hint="plan on more nodes, or change the group's node_ranks",
-            )
+            if group.node_ranks[-1] >= len(self.nodes):
+                has = "only 0" if len(self.nodes) == 1 else f"0-{len(self.nodes) - 1}"
+                raise ConfigError(
+                    f"node group {group.label!r} names node rank {group.node_ranks[-1]}, but the cluster has {has}",
+                    hint="plan on more nodes, or change the group's node_ranks",
+                )
+            if problem := declared_twice(group, declared):
+                raise ConfigError(problem[0], hint=problem[1])
 
     @classmethod
     def from_shorthand(cls, text: str) -> Topology:
@@ -266,23 +262,16 @@ class Topology:
         """Count the pieces of each declared kind on a node."""
         if not self._cache.declared:
             for item in (item for group in self.groups for item in group.hardware):
-                on_node = self._cache.declared.setdefault(item.node_rank, {})
-                on_node[item.type] = on_node.get(item.type, 0) + 1
-        return self._cache.declared.get(node_rank, {})
+                self._cache.declared.setdefault(item.node_rank, Counter())[item.type] += 1
+        return dict(self._cache.declared.get(node_rank, {}))
 
     def with_groups(self, groups: Iterable[NodeGroup]) -> Topology:
         """Return the same hardware with more groups; a label may come twice if both groups are equal."""
         mine = {group.label: group for group in self.groups}
-        new = []
-        for group in groups:
-            known = mine.get(group.label)
-            if known is None:
-                new.append(group)
-            elif known != group:
-                raise ConfigError(
-                    f"node group {group.label!r} is in the job and in the inventory, and they differ",
-                    hint="declare it in one of the two",
-                )
+        new = [group for group in groups if mine.get(group.label) != group]
+        if twice := [group.label for group in new if group.label in mine]:
+            message = f"node group {twice[0]!r} is in the job and in the inventory, and they differ"
+            raise ConfigError(message, hint="declare it in one of the two")
         return replace(self, groups=(*self.groups, *new)) if new else self
 
     def space(self, labels: str | Sequence[str] | None = None) -> RankSpace:
@@ -305,33 +294,14 @@ class Topology:
 
     def _stretches(self, group: NodeGroup) -> list[Stretch]:
         if group.hardware:
-            counts: dict[int, int] = {}
-            for item in group.hardware:
-                counts[item.node_rank] = counts.get(item.node_rank, 0) + 1
+            counts = Counter(item.node_rank for item in group.hardware)
             kind = group.hardware[0].type
             return [Stretch(group.label, rank, kind, count) for rank, count in counts.items()]
         if not group.ignore_hardware:
-            nodes = self.nodes
-            found = [
-                Stretch(group.label, rank, ACCELERATOR, len(nodes[rank].accelerators))
-                for rank in group.node_ranks
-                if nodes[rank].accelerators
-            ]
-            if found:
+            sizes = [(rank, len(self.nodes[rank].accelerators)) for rank in group.node_ranks]
+            if found := [Stretch(group.label, rank, ACCELERATOR, size) for rank, size in sizes if size]:
                 return found
         return [Stretch(group.label, rank, BARE_NODE, 1) for rank in group.node_ranks]
-
-
-class _Cache:
-    """What a topology computes once: its groups by label, their rank spaces, the hardware of each node."""
-
-    __slots__ = ("declared", "env_configs", "groups", "spaces")
-
-    def __init__(self) -> None:
-        self.groups: dict[str, NodeGroup] = {}
-        self.spaces: dict[tuple[str, ...], RankSpace] = {}
-        self.env_configs: dict[str, dict[int, EnvConfig]] = {}
-        self.declared: dict[int, dict[str, int]] = {}
 
 
 def _make_space(names: tuple[str, ...], stretches: Sequence[Stretch]) -> RankSpace:

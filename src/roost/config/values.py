@@ -108,7 +108,21 @@ def variables(taken: Callable[[], Iterable[str]], *, lists: bool = False) -> Kin
     """Environment variables by name, none of them `taken`; with `lists`, also a list of such mappings."""
 
     def read(value: Value, notes: Notes, what: str) -> dict[str, str]:
-        return _read_variables(value, notes, what, frozenset(taken()), lists=lists)
+        found: dict[str, str] = {}
+        seen: set[str] = set()
+        group = what.removesuffix(": env_vars")
+        for part in read_list(value, notes, what) if lists and value.kind == "list" else [value]:
+            for variable, entry in read_fields(part, notes, what).items():
+                if variable in seen:
+                    notes.config(entry.key, f"{what} names {variable!r} twice")
+                elif problem := variable_problem(variable, "", taken()):
+                    notes.config(entry.key, f"{group}: {problem[0]}", hint=problem[1])
+                elif (text := _variable_text(entry.value, notes, f"{group}: the variable {variable}")) is not None:
+                    if problem := variable_problem(variable, text):
+                        notes.config(entry.value, f"{group}: {problem[0]}", hint=problem[1])
+                    found[variable] = text
+                seen.add(variable)
+        return found
 
     def schema() -> Schema:
         one = typed("object", "string") | {
@@ -142,24 +156,6 @@ def share_problem(share: object) -> str:
     is_number = isinstance(share, int | float) and not isinstance(share, bool)
     is_share = is_number and LEAST_SHARE <= share <= 1  # type: ignore[operator]
     return "" if is_share else f"it is a part of an accelerator, from {LEAST_SHARE:g} to 1"
-
-
-def _read_variables(value: Value, notes: Notes, what: str, taken: frozenset[str], *, lists: bool) -> dict[str, str]:
-    found: dict[str, str] = {}
-    seen: set[str] = set()
-    group = what.removesuffix(": env_vars")
-    for part in read_list(value, notes, what) if lists and value.kind == "list" else [value]:
-        for variable, entry in read_fields(part, notes, what).items():
-            if variable in seen:
-                notes.config(entry.key, f"{what} names {variable!r} twice")
-            elif problem := variable_problem(variable, "", taken):
-                notes.config(entry.key, f"{group}: {problem[0]}", hint=problem[1])
-            elif (text := _variable_text(entry.value, notes, f"{group}: the variable {variable}")) is not None:
-                if problem := variable_problem(variable, text):
-                    notes.config(entry.value, f"{group}: {problem[0]}", hint=problem[1])
-                found[variable] = text
-            seen.add(variable)
-    return found
 
 
 def _variable_text(value: Value, notes: Notes, what: str) -> str | None:
@@ -205,26 +201,25 @@ def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | No
     found: dict[str, Value] = {}
     for part in read_list(value, notes, what) if value.kind == "list" else [value]:
         text = read_text(part, notes, what)
-        for item in [] if text is None else text.split(","):
-            label = reading.check_name(item, part, notes, what)
-            if label is None:
-                return None
-            if label in found:
-                notes.config(part, f"{what} names {label!r} twice")
-                return None
-            found[label] = part
         if text is None:
             return None
+        for item in text.split(","):
+            label = reading.check_name(item, part, notes, what)
+            if label in found:
+                notes.config(part, f"{what} names {label!r} twice")
+            if label is None or label in found:
+                return None
+            found[label] = part
     if not found:
         notes.config(value, f"{what} is an empty list")
     return found or None
 
 
 def _read_texts(value: Value, notes: Notes, what: str) -> dict[str, str]:
-    read = {
-        key: read_text(item.value, notes, f"{what}: {key!r}") for key, item in read_fields(value, notes, what).items()
-    }
-    return {key: text for key, text in read.items() if text is not None}
+    texts = (
+        (key, read_text(item.value, notes, f"{what}: {key!r}")) for key, item in read_fields(value, notes, what).items()
+    )
+    return {key: text for key, text in texts if text is not None}
 
 
 def _bytes(text: str) -> int | None:
@@ -248,6 +243,8 @@ _NAME = rf"[^\s{_not_in(reading.NAME_EXTRA)}]+"
 _IDENTIFIER = rf"[A-Za-z_][^\s{_not_in('_')}]*"
 _RANGE = r"[0-9]+(\s*-\s*[0-9]+)?"
 _SEGMENT = rf"{_RANGE}(\s*:\s*{_RANGE})?"
+# A pattern in a schema has no flags, so each letter is written in both cases.
+_FLAG = "|".join("".join(f"[{c}{c.upper()}]" for c in word) for word in reading.FLAGS)
 
 
 _NAMES = {
@@ -261,12 +258,6 @@ def _one_or_several(*types: str, examples: list[Any], **one: Any) -> Schema:
     return typed(*types, "array", **one) | {"items": typed(*types, **one), "minItems": 1, "examples": examples}
 
 
-def _flag_pattern() -> str:
-    """A pattern in a schema has no flags, so each letter is written in both cases."""
-    words = ("true", "false", "yes", "no", "on", "off")
-    return f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in words)})$"
-
-
 TEXT = Kind(read_text, lambda: typed(*_SCALARS))
 FILLED_TEXT = Kind(read_filled_text, lambda: typed(*_SCALARS) | {"pattern": r"\S"})
 TEXTS = Kind(_read_texts, lambda: typed("object", "string", additionalProperties=typed(*_SCALARS, description="Text.")))
@@ -274,7 +265,7 @@ PLAIN_LIST = Kind(partial(reading.read_plain, kind="list"), lambda: typed("array
 PLAIN_MAPPING = Kind(partial(reading.read_plain, kind="mapping"), lambda: typed("object", "string"))
 FLAG = Kind(
     reading.read_bool,
-    lambda: typed("boolean", "string", pattern=_flag_pattern(), error="write true or false", default=False),
+    lambda: typed("boolean", "string", pattern=f"^({_FLAG})$", error="write true or false", default=False),
 )
 NODE_RANKS = Kind(
     reading.read_rank_list,

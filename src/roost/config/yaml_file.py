@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from roost.config.document import MAX_DEPTH, Kind, PlainValue, Scalar, Value, first_line
-from roost.errors import ConfigError, Problem, Where
+from roost.config.document import MAX_DEPTH, KeyPath, Kind, PlainValue, Scalar, Value, first_line
+from roost.errors import ConfigError, Where
 from roost.text import shorten
 
 JOB_FILE_LIMIT = 4 * 2**20
@@ -46,7 +46,14 @@ def load_text(path: str | Path, *, limit: int) -> str:
         hint = "for YAML text use JobConfig.from_text" if "\n" in str(path) else ""
         raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or error}", hint=hint) from None
     check_size(name, max(size, len(data)), limit)
-    return _decode(name, data)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        hint = "this looks like UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise ConfigError(f"{name}: not a text file: byte {error.start} is not UTF-8", hint=hint) from None
+    if "\0" in text:
+        raise ConfigError(f"{name}: not a text file: byte {data.index(0)} is zero")
+    return text
 
 
 def check_size(name: str, size: int, limit: int) -> None:
@@ -89,17 +96,6 @@ def as_document(config: object) -> Value:
         f"a config is a path, a dict or a DictConfig, not a {type(config).__name__}",
         hint="for YAML text use roost.JobConfig.from_text",
     )
-
-
-def _decode(name: str, data: bytes) -> str:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        hint = "this looks like UTF-16: save it as UTF-8" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-        raise ConfigError(f"{name}: not a text file: byte {error.start} is not UTF-8", hint=hint) from None
-    if "\0" in text:
-        raise ConfigError(f"{name}: not a text file: byte {data.index(0)} is zero")
-    return text
 
 
 def _checked_size(text: str, name: str) -> int:
@@ -159,7 +155,7 @@ class YamlValue(Value):
 
     __slots__ = ("_file", "_node")
 
-    def __init__(self, node: yaml.Node, path: tuple[str | int, ...], file: _File) -> None:
+    def __init__(self, node: yaml.Node, path: KeyPath, file: _File) -> None:
         super().__init__(path)
         self._node = node
         self._file = file
@@ -173,15 +169,11 @@ class YamlValue(Value):
 
     @property
     def scalar(self) -> Scalar:
-        if not isinstance(self._node, yaml.ScalarNode):
-            return None
-        text = str(self._node.value)
-        if _is_plain(self._node) and text in ("", "~", "null", "Null", "NULL"):
-            return None
-        return text
+        is_null = _is_plain(self._node) and self._node.value in ("", "~", "null", "Null", "NULL")
+        return None if is_null or self.kind != "scalar" else str(self._node.value)
 
     def items(self) -> Iterator[tuple[Value, Value]]:
-        for key, value in self._all_pairs():
+        for key, value in self._pairs(self._node):
             path = (*self.path, _node_text(key))
             yield YamlValue(key, path, self._file), self._file.value(value, path)
 
@@ -190,7 +182,7 @@ class YamlValue(Value):
             yield self._file.value(node, (*self.path, index))
 
     def keys(self) -> list[str]:
-        return [_node_text(key) for key, _ in self._all_pairs()]
+        return [_node_text(key) for key, _ in self._pairs(self._node)]
 
     def where(self, span: tuple[int, int] | None = None) -> Where:
         mark = self._node.start_mark
@@ -207,14 +199,11 @@ class YamlValue(Value):
         return Where(key=self.key, file=self._file.name, line=mark.line + 1, text=line, offset=column, length=length)
 
     def _child(self, name: str) -> Value | None:
-        found = [(key, value) for key, value in self._all_pairs() if _node_text(key) == name]
+        found = [(key, value) for key, value in self._pairs(self._node) if _node_text(key) == name]
         if len(found) > 1:
             again = YamlValue(found[1][0], (*self.path, name), self._file).where()
-            raise ConfigError(
-                Problem(
-                    message=f"{name!r} is written twice, first in line {found[0][0].start_mark.line + 1}", where=again
-                )
-            )
+            line = found[0][0].start_mark.line + 1
+            raise ConfigError(f"{name!r} is written twice, first in line {line}", where=again)
         return self._file.value(found[0][1], (*self.path, name)) if found else None
 
     def _plain_scalar(self) -> Scalar:
@@ -229,18 +218,13 @@ class YamlValue(Value):
             return float(text)
         return text
 
-    def _all_pairs(self) -> list[_Pair]:
-        pairs = self._pairs(self._node, 0)
-        own = [(key, value) for key, value, merged in pairs if not merged]
-        if len(own) == len(pairs):
-            return own
-        return _merged([(key, value) for key, value, merged in pairs if merged], own)
-
-    def _pairs(self, node: yaml.Node, depth: int) -> list[tuple[yaml.Node, yaml.Node, bool]]:
-        found: list[tuple[yaml.Node, yaml.Node, bool]] = []
+    def _pairs(self, node: yaml.Node, depth: int = 0) -> list[_Pair]:
+        """Return the pairs of a mapping, merged keys first; an earlier merge wins, and its own key wins over all."""
+        own: list[_Pair] = []
+        merged: dict[str, _Pair] = {}
         for key, value in node.value:
             if not (_is_plain(key) and key.value == "<<"):
-                found.append((key, value, depth > 0))
+                own.append((key, value))
                 continue
             for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(source, yaml.MappingNode) or depth >= MAX_DEPTH:
@@ -250,8 +234,10 @@ class YamlValue(Value):
                     raise ConfigError(message, where=where)
                 inner = self._pairs(source, depth + 1)
                 self._file.count(len(inner) + 1)
-                found += [(k, v, True) for k, v, _ in inner]
-        return found
+                for pair in inner:
+                    merged.setdefault(_node_text(pair[0]), pair)
+        names = {_node_text(key) for key, _ in own}
+        return [*(pair for name, pair in merged.items() if name not in names), *own]
 
 
 class _File:
@@ -274,26 +260,22 @@ class _File:
         if self._left < 0:
             raise ConfigError(f"{self.name}: its aliases and merges expand without end")
 
-    def value(self, node: yaml.Node, path: tuple[str | int, ...]) -> Value:
+    def value(self, node: yaml.Node, path: KeyPath) -> Value:
         value = YamlValue(node, path, self)
-        if isinstance(node, yaml.ScalarNode) and "${" in node.value:
-            return self._interpolated(value)
-        return value
-
-    def _interpolated(self, value: YamlValue) -> Value:
+        if not isinstance(node, yaml.ScalarNode) or "${" not in node.value:
+            return value
         from omegaconf import OmegaConf  # slow to load, and most files do not interpolate
 
         try:
             if self._omega is None:
                 self._omega = OmegaConf.create(self.text)
             found = self._omega
-            for part in value.path:
+            for part in path:
                 found = found[_omega_key(found, part)]
         except Exception as error:  # any resolver that the user registered may run here, and any tag be constructed
-            text = shorten(repr(value.scalar))
-            broken = f"{text} cannot be resolved: {first_line(error)}"
-            return PlainValue(None, value.path, value.where(), broken=broken)
-        return PlainValue(found, value.path, anchor=value.where())
+            broken = f"{shorten(repr(value.scalar))} cannot be resolved: {first_line(error)}"
+            return PlainValue(None, path, value.where(), broken)
+        return PlainValue(found, path, value.where())
 
 
 def _omega_key(container: Any, part: str | int) -> Any:
@@ -302,16 +284,6 @@ def _omega_key(container: Any, part: str | int) -> Any:
         return part
     typed = yaml.safe_load(part)
     return typed if isinstance(typed, bool | int | float) else part
-
-
-def _merged(merged: list[_Pair], own: list[_Pair]) -> list[_Pair]:
-    """Put merged keys first, as OmegaConf does; an earlier merge wins, and the mapping's own key wins over all."""
-    names = {_node_text(key) for key, _ in own}
-    found: dict[str, _Pair] = {}
-    for key, value in merged:
-        if _node_text(key) not in names:
-            found.setdefault(_node_text(key), (key, value))
-    return [*found.values(), *own]
 
 
 def _node_text(key: yaml.Node) -> str:

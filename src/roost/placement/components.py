@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
@@ -19,8 +20,7 @@ from roost.placement.strategies import FlexiblePlacementStrategy, NodePlacementS
 from roost.text import join_words, plural
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedSegment:
+class ResolvedSegment(NamedTuple):
     """A segment with `all` expanded: ranks that exist, and the processes on them."""
 
     resources: RankRange
@@ -28,8 +28,7 @@ class ResolvedSegment:
     segment: Segment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentLayout:
+class ComponentLayout(NamedTuple):
     """One component, resolved against the hardware: its strategy, and the plan that it makes."""
 
     strategy: PlacementStrategy
@@ -134,33 +133,26 @@ class ComponentPlacement:
 
     def _has_groups(self, component: ComponentConfig, notes: Notes) -> bool:
         """Return whether the component's node groups exist and can be combined; note it if not."""
-        for label in component.node_groups:
+        # First each group, then all of them together.
+        for label in (*component.node_groups, None):
             try:
-                self._topology.group(label)
+                self._topology.space(label or component.node_groups or None)
             except PlacementError as error:
                 # The reader has already noted a group that the job declares wrongly.
-                if self._job.where_group(label) is None:
+                if label is None or self._job.where_group(label) is None:
                     notes.placement(pointed(error.problems[0], component).at(component.where_group(label)))
                 return False
-        try:
-            self._topology.space(component.node_groups or None)
-        except PlacementError as error:
-            notes.placement(pointed(error.problems[0], component).at(component.where_group()))
-            return False
         return True
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
-        space = self._topology.space(component.node_groups or None)
-        segments = resolve(component, space, self._too_few_nodes())
         labels = component.node_groups or None
-        strategy: PlacementStrategy
+        space = self._topology.space(labels)
+        segments = resolve(component, space, self._too_few_nodes())
         if space.is_bare:
             nodes = [node for segment in segments for node in _share_nodes(segment, component)]
-            strategy = NodePlacementStrategy(nodes, labels)
-        else:
-            processes = [ranks for segment in segments for ranks in _share_hardware(segment, component)]
-            strategy = FlexiblePlacementStrategy(processes, labels)
-        return self._layout(component, segments, strategy)
+            return self._layout(component, segments, NodePlacementStrategy(nodes, labels))
+        processes = [ranks for segment in segments for ranks in _share_hardware(segment, component)]
+        return self._layout(component, segments, FlexiblePlacementStrategy(processes, labels))
 
     def _too_few_nodes(self) -> str:
         """Return a hint if ranks are missing because the cluster is smaller than the job says."""
@@ -170,15 +162,16 @@ class ComponentPlacement:
         return f"num_nodes is {wanted}, but the given cluster has {plural(there, 'node')}"
 
     def _layout(
-        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy
+        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy, **sizes: int
     ) -> ComponentLayout:
         plan = ComponentPlan(
             name=component.name,
             node_groups=component.node_groups,
             hardware_ranks=tuple(rank for segment in segments for rank in segment.resources.as_range()),
             placements=tuple(strategy.get_placement(self._topology, self._isolate_accelerator)),
+            **sizes,
         )
-        return ComponentLayout(strategy=strategy, plan=plan)
+        return ComponentLayout(strategy, plan)
 
 
 class HybridComponentPlacement(ComponentPlacement):
@@ -203,24 +196,17 @@ def resolve(component: ComponentConfig, space: RankSpace, hint: str = "") -> lis
     found: list[ResolvedSegment] = []
     for segment in component.segments:
         resources = segment.resources or RankRange(0, space.count - 1)
-        _check_resources(component, segment, resources, space, hint)
+        try:
+            space.check([resources.first, resources.last], f"component {component.name!r}")
+        except PlacementError as error:
+            hint = hint or _range_hint(component, resources, space)
+            where = component.where(segment, last=True)
+            raise PlacementError(error.problems[0].message, hint=hint, where=where) from None
         processes = segment.processes or RankRange(0, len(resources) - 1)
         if len(processes) > MAX_PROCESSES:
             raise PlacementError(f"component {component.name!r} has {len(processes)} processes")
-        found.append(ResolvedSegment(resources=resources, processes=processes, segment=segment))
+        found.append(ResolvedSegment(resources, processes, segment))
     return found
-
-
-def _check_resources(
-    component: ComponentConfig, segment: Segment, resources: RankRange, space: RankSpace, hint: str
-) -> None:
-    try:
-        space.check([resources.first, resources.last], f"component {component.name!r}")
-    except PlacementError as error:
-        (problem,) = error.problems
-        hint = hint or _range_hint(component, resources, space)
-        where = component.where(segment, last=True)
-        raise PlacementError(problem.message, hint=hint, where=where) from None
 
 
 def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpace) -> str:
@@ -244,12 +230,9 @@ def _share_hardware(segment: ResolvedSegment, component: ComponentConfig) -> Ite
             hint=_even_hint(pieces, count),
             where=component.where(segment.segment),
         )
-    first = resources.first
-    if pieces >= count:
-        each = pieces // count
-        return (range(first + index * each, first + (index + 1) * each) for index in range(count))
-    share = count // pieces
-    return (range(first + index // share, first + index // share + 1) for index in range(count))
+    each, share = max(1, pieces // count), max(1, count // pieces)
+    starts = (resources.first + index // share * each for index in range(count))
+    return (range(start, start + each) for start in starts)
 
 
 def _share_nodes(segment: ResolvedSegment, component: ComponentConfig) -> Iterator[int]:
@@ -279,12 +262,8 @@ def pointed(problem: Problem, component: ComponentConfig) -> Problem:
     """Return the problem with the component's name and the place of its placement."""
     if problem.where is not None:
         return problem
-    segment = None
-    if problem.ranks:
-        first = problem.ranks[0]
-        for item in component.segments:
-            if item.resources and item.resources.first <= first <= item.resources.last:
-                segment = item
+    ranges = {item.resources.as_range(): item for item in component.segments if item.resources}
+    segment = next((item for ranks, item in ranges.items() if problem.ranks and problem.ranks[0] in ranks), None)
     named = f"component {component.name!r}"
     message = problem.message if named in problem.message else f"{named}: {problem.message}"
-    return Problem(message=message, hint=problem.hint, where=component.where(segment), ranks=problem.ranks)
+    return replace(problem, message=message, where=component.where(segment))

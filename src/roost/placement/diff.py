@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from roost.text import plural
 
 if TYPE_CHECKING:
     # `Plan.diff` calls this module.
-    from roost.placement.plan import ComponentPlan, Plan
+    from roost.placement.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +57,7 @@ class PlanDiff:
     """What else differs, as (what, before, after): the mode, the number of nodes, the topology."""
 
     def __bool__(self) -> bool:
-        parts = (self.moved, self.appeared, self.went, self.changed_variables, self.changed_hands, self.facts)
-        return any(parts)
+        return any(getattr(self, field.name) for field in fields(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as JSON has it."""
@@ -89,20 +88,15 @@ class PlanDiff:
 
 def diff_plans(before: Plan, after: Plan) -> PlanDiff:
     """Return what changes from `before` to `after`."""
-    old = _workers(before)
-    new = _workers(after)
+    old, new = _workers(before), _workers(after)
     both = [worker for worker in old if worker in new]
-    moved = [
-        Moved(worker=item, before=old[item], after=new[item])
-        for item in both
-        if pieces_of(old[item]) != pieces_of(new[item])
-    ]
-    stayed = [item for item in both if pieces_of(old[item]) == pieces_of(new[item])]
+    stayed = {worker for worker in both if pieces_of(old[worker]) == pieces_of(new[worker])}
+    moved = (Moved(worker=item, before=old[item], after=new[item]) for item in both if item not in stayed)
     found = PlanDiff(
         moved=tuple(moved),
         appeared=tuple(worker for worker in new if worker not in old),
         went=tuple(worker for worker in old if worker not in new),
-        changed_variables=tuple(_changed_variables(before, after, stayed)),
+        changed_variables=tuple(_changed_variables(before, after, [item for item in both if item in stayed])),
         changed_hands=tuple(_changed_hands(before, after)),
         facts=tuple(_facts(before, after)),
     )
@@ -147,24 +141,20 @@ def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     ]
     for name in (name for name in before.names if name in after.names):
         old, new = before.component(name), after.component(name)
-        facts.append((f"node groups of {name}", _groups_text(old), _groups_text(new)))
-        facts.append((f"stride of {name}", str(old.stride), str(new.stride)))
+        had, has = (", ".join(item.node_groups) or "cluster" for item in (old, new))
+        facts += [(f"node groups of {name}", had, has), (f"stride of {name}", str(old.stride), str(new.stride))]
     found = [fact for fact in facts if fact[1] != fact[2]]
     if before.topology != after.topology:
         found += _cluster_facts(before.topology, after.topology)
     return found
 
 
-def _groups_text(component: ComponentPlan) -> str:
-    return ", ".join(component.node_groups) or "cluster"
-
-
 def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, str]]:
     """Return where two topologies differ: their sizes, their nodes, their groups."""
-    shapes = [
+    old_shape, new_shape = (
         f"{plural(item.num_nodes, 'node')}, {plural(item.num_accelerators, 'accelerator')}" for item in (before, after)
-    ]
-    found = [("cluster", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []
+    )
+    found = [("cluster", old_shape, new_shape)] if old_shape != new_shape else []
     for rank, (old_node, new_node) in enumerate(zip_longest(before.nodes, after.nodes)):
         if old_node != new_node:
             found.append((f"node {rank}", *_unlike(old_node, new_node)))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from roost.config.hardware import ACCELERATOR
+from roost.config.ranks import format_ranks
 from roost.config.topology import Topology
 from roost.placement.placement import Piece, Placement, pieces_of
 
@@ -35,11 +36,8 @@ def nearest_fit(topology: Topology, components: Components, free: Collection[Pie
     for name, placements in components.items():
         if not all(placement.hardware_type == ACCELERATOR for placement in placements):
             continue
-        ranks = [
-            tuple(space.rank_of(moved[piece].node_rank, moved[piece].local_rank) for piece in pieces_of(placement))
-            for placement in placements
-        ]
-        text = _written(ranks)
+        pieces = [[moved[piece] for piece in pieces_of(placement)] for placement in placements]
+        text = _written([[space.rank_of(piece.node_rank, piece.local_rank) for piece in own] for own in pieces])
         if text is None:
             return None
         texts[name] = text
@@ -64,15 +62,10 @@ def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, kee
     moved: dict[Piece, Piece] = {}
     start = 0
     for unit in units:
-        found: Sequence[Piece] | None = None
-        if keep and all(piece in available[start:] for piece in unit):
-            found = unit
-        else:
-            for _, run in groupby(available[start:], key=lambda piece: piece.node_rank):
-                on_node = list(run)
-                if len(on_node) >= len(unit):
-                    found = on_node[: len(unit)]
-                    break
+        found: Sequence[Piece] | None = unit
+        if not keep or not all(piece in available[start:] for piece in unit):
+            nodes = (list(run) for _, run in groupby(available[start:], key=lambda piece: piece.node_rank))
+            found = next((on_node[: len(unit)] for on_node in nodes if len(on_node) >= len(unit)), None)
         if found is None:
             return None
         moved.update(zip(unit, found, strict=True))
@@ -80,27 +73,20 @@ def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, kee
     return moved
 
 
-def _written(ranks: Sequence[tuple[int, ...]]) -> str | None:
+def _written(ranks: Sequence[Sequence[int]]) -> str | None:
     """Write each process's hardware ranks as a placement; None if the syntax cannot express it."""
     segments: list[tuple[list[int], list[int]]] = []
-    shapes: list[str] = []
     for process, own in enumerate(ranks):
         if list(own) != list(range(own[0], own[0] + len(own))):
             return None
         last = segments[-1] if segments else None
-        if last and shapes[-1] != "shared" and own[0] == last[0][-1] + 1 and len(own) * len(last[1]) == len(last[0]):
+        if last and own[0] == last[0][-1] + 1 and len(own) * len(last[1]) == len(last[0]):
             last[0].extend(own)
             last[1].append(process)
         elif last and len(own) == 1 and own[0] == last[0][-1] and len(last[0]) == 1:
             last[1].append(process)
-            shapes[-1] = "shared"
+        elif last and own[0] <= last[0][-1]:
+            return None
         else:
-            if last and own[0] <= last[0][-1]:
-                return None
             segments.append((list(own), [process]))
-            shapes.append("own")
-    return ",".join(f"{_range(resources)}:{_range(processes)}" for resources, processes in segments)
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(f"{format_ranks(resources)}:{format_ranks(processes)}" for resources, processes in segments)

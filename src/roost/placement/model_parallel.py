@@ -6,14 +6,15 @@ are on the same ones (weights then move without a copy). Disaggregated, each has
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.job import ComponentConfig, ParallelSizes
 from roost.config.reading import Notes
-from roost.errors import PlacementError, Problem, RoostError
+from roost.errors import PlacementError, Problem
 from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, resolve
 from roost.placement.plan import PlacementMode
 from roost.placement.strategies import PackedPlacementStrategy
@@ -35,10 +36,10 @@ class _Share:
     """The accelerators of one model-parallel component."""
 
     component: ComponentConfig
-    segments: tuple[ResolvedSegment, ...]
+    segments: list[ResolvedSegment]
     first: int
     last: int
-    places: tuple[_Place, ...]
+    places: list[_Place]
 
     @property
     def count(self) -> int:
@@ -175,17 +176,11 @@ class ModelParallelComponentPlacement(ComponentPlacement):
 
     def _check_shares(self, notes: Notes) -> None:
         """Find the mode and check the sizes, noting mistakes."""
-        try:
-            sizes = self._sizes
-            self._mode = _find_mode(self._shares, sizes)
-        except RoostError as error:
-            notes.take(error)
-            return
-        for check in (_check_actor, _check_rollout, _check_inference):
-            try:
-                check(self._shares, sizes)
-            except PlacementError as error:
-                notes.take(error)
+        with notes.catching():
+            self._mode = _find_mode(self._shares, self._sizes)
+            for check in (_check_actor, _check_rollout, _check_inference):
+                with notes.catching():
+                    check(self._shares, self._sizes)
 
     def _lay_out_component(self, component: ComponentConfig) -> ComponentLayout:
         share = self._shares.get(component.name)
@@ -196,19 +191,16 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             # Colocated, each pipeline stage of an engine is a process, next to the actor's.
             per_process = self.rollout_tp_size * (1 if self.is_collocated else self.rollout_pp_size)
             stride = self._rollout_stride()
-        strategy = PackedPlacementStrategy(
-            share.first, share.last, per_process, stride, node_group=component.node_groups or None
-        )
-        layout = self._layout(component, list(share.segments), strategy)
-        _check_asked(share, layout.plan.world_size)
         parallel = {
             "actor": (self.actor_tp_size, self.actor_tp_size * self.actor_pp_size * self.actor_cp_size),
             "inference": (self.inference_tp_size, self.inference_tp_size * self.inference_pp_size),
         }
         tensor, model = parallel.get(component.name, (1, 1))
-        return replace(
-            layout, plan=replace(layout.plan, stride=stride, tensor_parallel_size=tensor, model_parallel_size=model)
-        )
+        sizes = {"stride": stride, "tensor_parallel_size": tensor, "model_parallel_size": model}
+        strategy = PackedPlacementStrategy(share.first, share.last, per_process, stride, component.node_groups or None)
+        layout = self._layout(component, share.segments, strategy, **sizes)
+        _check_asked(share, layout.plan.world_size)
+        return layout
 
     def _rollout_stride(self) -> int:
         """Return the stride that puts the source ranks of actor and rollout on the same accelerators."""
@@ -223,11 +215,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         ranges = [segment.resources for segment in segments]
         for before, after, segment in zip(ranges, ranges[1:], segments[1:], strict=False):
             if after.first != before.last + 1:
-                raise PlacementError(
-                    f"{what} must have consecutive accelerators, and {before.last} is followed by {after.first}",
-                    hint="the components of a model-parallel job take one unbroken range each",
-                    where=component.where(segment.segment),
-                )
+                message = f"{what} must have consecutive accelerators, and {before.last} is followed by {after.first}"
+                hint = "the components of a model-parallel job take one unbroken range each"
+                raise PlacementError(message, hint=hint, where=component.where(segment.segment))
         first, last = ranges[0].first, ranges[-1].last
         places: list[_Place] = []
         rank = first
@@ -240,7 +230,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             end = min(last + 1, start + stretch.size)
             places.append(_Place(stretch.node_rank, rank - start, end - start))
             rank = end
-        return _Share(component=component, segments=tuple(segments), first=first, last=last, places=tuple(places))
+        return _Share(component=component, segments=segments, first=first, last=last, places=places)
 
 
 def _find_mode(shares: dict[str, _Share], sizes: ParallelSizes) -> PlacementMode:
@@ -293,18 +283,12 @@ def _check_asked(share: _Share, world_size: int) -> None:
 
 
 def _check_actor(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
-    _check_divides(
-        shares["actor"],
-        sizes.actor_tp * sizes.actor_pp * sizes.actor_cp,
-        f"tensor {sizes.actor_tp} x pipeline {sizes.actor_pp} x context {sizes.actor_cp}",
-    )
+    _check_divides(shares["actor"], tensor=sizes.actor_tp, pipeline=sizes.actor_pp, context=sizes.actor_cp)
 
 
 def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
     rollout = shares["rollout"]
-    _check_divides(
-        rollout, sizes.rollout_tp * sizes.rollout_pp, f"tensor {sizes.rollout_tp} x pipeline {sizes.rollout_pp}"
-    )
+    _check_divides(rollout, tensor=sizes.rollout_tp, pipeline=sizes.rollout_pp)
     collocated = rollout.places == shares["actor"].places
     if collocated and sizes.actor_tp > sizes.rollout_tp and sizes.actor_tp % sizes.rollout_tp:
         raise PlacementError(
@@ -316,20 +300,18 @@ def _check_rollout(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
 
 
 def _check_inference(shares: dict[str, _Share], sizes: ParallelSizes) -> None:
-    inference = shares.get("inference")
-    size = sizes.inference_tp * sizes.inference_pp
+    inference, size = shares.get("inference"), sizes.inference_tp * sizes.inference_pp
     # Explicit sizes may leave accelerators over, as in the original system; lint reports it.
     if inference is not None and (inference.count < size or not sizes.inference_is_own):
-        _check_divides(inference, size, f"tensor {sizes.inference_tp} x pipeline {sizes.inference_pp}")
+        _check_divides(inference, tensor=sizes.inference_tp, pipeline=sizes.inference_pp)
 
 
-def _check_divides(share: _Share, size: int, said_as: str) -> None:
+def _check_divides(share: _Share, **sizes: int) -> None:
+    size = math.prod(sizes.values())
     if share.count % size:
         fits = share.count // size * size
         hint = f"take {fits} or {fits + size} accelerators" if fits else f"take {size} accelerators"
-        raise PlacementError(
-            f"component {share.component.name!r} has {plural(share.count, 'accelerator')}, which "
-            f"{said_as} = {size} does not divide",
-            hint=hint,
-            where=share.component.where(),
-        )
+        has = f"component {share.component.name!r} has {plural(share.count, 'accelerator')}"
+        product = " x ".join(f"{name} {number}" for name, number in sizes.items())
+        message = f"{has}, which {product} = {size} does not divide"
+        raise PlacementError(message, hint=hint, where=share.component.where())

@@ -23,6 +23,8 @@ __all__ = ["ComponentPlan", "Piece", "PlacementMode", "Plan", "PlannedStrategy",
 PLAN_VERSION = 1
 _CONTENT = ("mode", "num_nodes", "sizes_ignored", "topology", "component_order", "components")
 _PLACEMENT_FIELDS = tuple(field.name for field in fields(Placement))
+_COMPONENT_FIELDS = ("node_groups", "hardware_ranks", "stride", "tensor_parallel_size", "model_parallel_size")
+_TUPLES = frozenset({"node_groups", "hardware_ranks", "visible_accelerators", "local_hardware_ranks"})
 
 
 class PlacementMode(Enum):
@@ -231,55 +233,39 @@ class PlannedStrategy(PlacementStrategy):
                 ) from None
         for rank in sorted({placement.cluster_node_rank for placement in placements}):
             if rank >= len(there) or there[rank].devices != planned[rank].devices:
-                is_now = (
-                    "does not exist" if rank >= len(there) else f"offers {join_words(there[rank].devices) or 'none'}"
-                )
+                offers = join_words(there[rank].devices) or "none" if rank < len(there) else ""
+                is_now = f"offers {offers}" if offers else "does not exist"
+                planned_on = f"node {rank} with the accelerators {join_words(planned[rank].devices) or 'none'}"
                 raise PlacementError(
-                    f"component {self.component!r} was planned on node {rank} with the accelerators "
-                    f"{join_words(planned[rank].devices) or 'none'}, and that node {is_now}",
+                    f"component {self.component!r} was planned on {planned_on}, and that node {is_now}",
                     hint="plan again on the cluster as it is now",
                 )
         return placements
 
 
 def _write_component(component: ComponentPlan) -> dict[str, Any]:
-    return {
-        "world_size": component.world_size,
-        "node_groups": list(component.node_groups),
-        "hardware_ranks": list(component.hardware_ranks),
-        "stride": component.stride,
-        "tensor_parallel_size": component.tensor_parallel_size,
-        "model_parallel_size": component.model_parallel_size,
-        "placements": [_write_placement(placement) for placement in component.placements],
-    }
+    placements = [_write(placement, _PLACEMENT_FIELDS) for placement in component.placements]
+    return {"world_size": component.world_size, **_write(component, _COMPONENT_FIELDS), "placements": placements}
 
 
-def _write_placement(placement: Placement) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name in _PLACEMENT_FIELDS:
-        value = getattr(placement, name)
-        out[name] = list(value) if isinstance(value, tuple) else value
-    return out
+def _write(item: object, names: tuple[str, ...]) -> dict[str, Any]:
+    values = [(name, getattr(item, name)) for name in names]
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 def _read_component(name: str, data: Mapping[str, Any]) -> ComponentPlan:
+    placements = [_read(item, _PLACEMENT_FIELDS) for item in data["placements"]]
     return ComponentPlan(
         name=name,
-        node_groups=tuple(data["node_groups"]),
-        hardware_ranks=tuple(data["hardware_ranks"]),
-        stride=data["stride"],
-        tensor_parallel_size=data["tensor_parallel_size"],
-        model_parallel_size=data["model_parallel_size"],
-        placements=tuple(_read_placement(item) for item in data["placements"]),
+        placements=tuple(
+            Placement(**{**item, "accelerator_type": AcceleratorType(item["accelerator_type"])}) for item in placements
+        ),
+        **_read(data, _COMPONENT_FIELDS),
     )
 
 
-def _read_placement(data: Mapping[str, Any]) -> Placement:
-    values = {name: data[name] for name in _PLACEMENT_FIELDS}
-    values["accelerator_type"] = AcceleratorType(values["accelerator_type"])
-    values["visible_accelerators"] = tuple(values["visible_accelerators"])
-    values["local_hardware_ranks"] = tuple(values["local_hardware_ranks"])
-    return Placement(**values)
+def _read(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: tuple(data[name]) if name in _TUPLES else data[name] for name in names}
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from roost.config.job import JobConfig, read_job_draft
-from roost.config.run import read_job_file
+from roost.config.run import read_run_draft
 from roost.errors import ConfigError
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.plan import Plan
@@ -29,7 +29,7 @@ def make_plan(
     if placement not in get_args(PlacementKind):
         raise ConfigError(f"placement is {placement!r}", hint=f"it is {join_words(get_args(PlacementKind), last='or')}")
     # A file is a job, so all its sections are checked; in a dict the other sections may belong to the user.
-    draft = read_job_file(config) if isinstance(config, str | Path) else read_job_draft(config)
+    draft = read_run_draft(config) if isinstance(config, str | Path) else read_job_draft(config)
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
         parallel, ignored = _is_model_parallel(draft.job)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,18 @@ _OLDER_NAMES = {
     "end_accelerator_id": "end_hardware_rank",
     "num_accelerators_per_process": "num_hardware_per_process",
 }
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause garbage collection, which would walk a million new values again and again, none of them garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class PlacementStrategy(ABC):
@@ -101,7 +114,6 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = _hardware_space(topology, self.node_groups, "PackedPlacementStrategy")
         space.check([self.start_hardware_rank, self.end_hardware_rank], "PackedPlacementStrategy")
@@ -134,12 +146,9 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         if (hardware_ranks_list is None) == (accelerator_id_lists is None):
             raise PlacementError("FlexiblePlacementStrategy takes hardware_ranks_list exactly once")
         given = hardware_ranks_list if hardware_ranks_list is not None else accelerator_id_lists
-        with _collector_paused():
-            ranks = _sorted_ranks(given)
-        _fill(self, hardware_ranks_list=ranks, node_groups=split_labels(node_group_label))
+        _fill(self, hardware_ranks_list=_sorted_ranks(given), node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = _hardware_space(topology, self.node_groups, "FlexiblePlacementStrategy")
         return place(topology, space, self.hardware_ranks_list, isolate_accelerator)
@@ -162,30 +171,21 @@ class NodePlacementStrategy(PlacementStrategy):
         _fill(self, node_ranks=ranks, node_groups=split_labels(node_group_label))
 
     def get_placement(self, cluster: HasTopology, isolate_accelerator: bool = True) -> list[Placement]:
-        """Return the placements in rank order; `cluster` is a Topology or anything that has one."""
         topology = topology_of(cluster)
         space = topology.node_space(self.node_groups or None)
         space.check(self.node_ranks, "NodePlacementStrategy")
         return place(topology, space, ((rank,) for rank in self.node_ranks), isolate_accelerator)
 
 
+@_collector_paused()
 def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """Make one placement for each process, given as its ascending hardware ranks; a process never spans nodes."""
     if not isinstance(isolate_accelerator, bool):
         raise PlacementError(f"isolate_accelerator is True or False, not {shorten(repr(isolate_accelerator))}")
-    with _collector_paused():
-        return _place(topology, space, processes, isolate_accelerator)
-
-
-def _place(
-    topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
-) -> list[Placement]:
     stretches, local_ranks_of = _seats(space, processes)
-    local_world_sizes: dict[int, int] = {}
-    for stretch in stretches:
-        local_world_sizes[stretch.node_rank] = local_world_sizes.get(stretch.node_rank, 0) + 1
+    local_world_sizes = Counter(stretch.node_rank for stretch in stretches)
     placement_node_ranks = {node_rank: index for index, node_rank in enumerate(local_world_sizes)}
     next_local = dict.fromkeys(local_world_sizes, 0)
     visible: dict[object, tuple[str, ...]] = {}
@@ -262,38 +262,22 @@ def _leaves_node(space: RankSpace, process: int, ranks: Sequence[int]) -> Placem
         message = f"process {process} takes {space.unit}s {shown}, which are of different kinds: {', '.join(kinds)}"
         return PlacementError(Problem(message=message, ranks=ranks))
     edge = next(rank for rank, spot in zip(ranks, places, strict=True) if spot.node_rank != places[0].node_rank)
-    return PlacementError(
-        Problem(
-            message=f"process {process} takes {space.unit}s {shown}, which are on nodes {format_ranks(nodes)}",
-            hint=f"a process never leaves its node, and node rank {space.locate(edge).node_rank} starts at "
-            f"{space.unit} {space.stretch_of(edge)[1]}",
-            ranks=ranks,
-        )
-    )
+    stretch, start = space.stretch_of(edge)
+    message = f"process {process} takes {space.unit}s {shown}, which are on nodes {format_ranks(nodes)}"
+    hint = f"a process never leaves its node, and node rank {stretch.node_rank} starts at {space.unit} {start}"
+    return PlacementError(Problem(message=message, hint=hint, ranks=ranks))
 
 
 def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> RankSpace:
     space = topology.space(labels or None)
     if space.is_bare:
         raise PlacementError(
-            f"{who} places on hardware, and {space.name} has none",
-            hint="use NodePlacementStrategy for bare nodes",
+            f"{who} places on hardware, and {space.name} has none", hint="use NodePlacementStrategy for bare nodes"
         )
     return space
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Pause garbage collection, which would walk a million new values again and again, none of them garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
+@_collector_paused()
 def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(lists, str) or not isinstance(lists, Iterable):
         raise PlacementError("hardware_ranks_list is a list of lists of hardware ranks")

@@ -61,13 +61,18 @@ class Strip:
     taken: tuple[int, ...] = ()
     """Cells that another job has now."""
 
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of all lanes."""
+        return [block for lane in self.lanes for block in lane]
+
     def label(self, cell: int) -> str:
         """Return the number of a cell, with a mark if it is taken."""
         return f"{cell} !" if cell in self.taken else str(cell)
 
     def empty(self) -> dict[int, str]:
         """Return the cells with no block over them, each with a word for its state."""
-        used = {cell for lane in self.lanes for block in lane for cell in block.cells}
+        used = {cell for block in self.blocks for cell in block.cells}
         said = dict.fromkeys(range(self.cells), "idle") | dict.fromkeys(self.taken, "taken")
         said |= dict.fromkeys(self.others, "other")
         return {cell: text for cell, text in said.items() if cell not in used}
@@ -86,8 +91,8 @@ class Row:
     last: int
     name: str
     strips: tuple[Strip, ...]
-    folded: tuple[tuple[int, str], ...] | None = None
-    """For a run of nodes: the ranks of each component on all of them, as (component, ranks)."""
+    folded: str = ""
+    """For a run of nodes: how many they are, and the ranks of each component on all of them."""
 
     @property
     def count(self) -> int:
@@ -121,19 +126,14 @@ class Grid:
 
 
 def make_grid(
-    plan: Plan,
-    *,
-    title: str = "",
-    fold: bool = True,
-    only: Iterable[str] | None = None,
-    taken: Iterable[Piece] = (),
+    plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[str] | None = None, taken: Iterable[Piece] = ()
 ) -> Grid:
     """Make the picture of a plan, or of some of its components.
 
     `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now.
     """
     held = set(taken)
-    shown = {component.name for component in plan.components} if only is None else {*plan.only(only).names}
+    shown = set((plan if only is None else plan.only(only)).names)
     blocks = _blocks_by_node(plan)
     hidden = {index for index, component in enumerate(plan.components) if component.name not in shown}
     rows = [
@@ -146,7 +146,7 @@ def make_grid(
         for rank, node in enumerate(plan.topology.nodes)
     ]
     if fold and len(rows) >= _FOLD_FROM_NODES:
-        rows = _fold(rows)
+        rows = _fold(rows, plan.names)
     parts = [plural(plan.topology.num_nodes, "node"), plural(plan.topology.num_accelerators, "accelerator")]
     if plan.components:
         workers = sum(component.world_size for component in plan.components if component.name in shown)
@@ -235,7 +235,8 @@ def _strips(
         return Strip(kind=kind, title=title, cells=cells, lanes=lanes, others=tuple(sorted(others)), taken=taken)
 
     if node.accelerators:
-        yield strip(ACCELERATOR, _accelerators_title(node), len(node.accelerators))
+        models = dict.fromkeys(item.model or item.type for item in node.accelerators)
+        yield strip(ACCELERATOR, f"{len(node.accelerators)} x {'/'.join(models)}", len(node.accelerators))
     declared = plan.topology.declared_on(rank)
     for kind, count in declared.items():
         yield strip(kind, f"{count} x {kind}", count)
@@ -244,37 +245,28 @@ def _strips(
         yield strip(BARE_NODE, title, 1)
 
 
-def _accelerators_title(node: Node) -> str:
-    models = dict.fromkeys(item.model or item.type for item in node.accelerators)
-    return f"{len(node.accelerators)} x {'/'.join(models)}"
-
-
 def _lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
     """Put blocks into the first lane that has room; the blocks of one component stay together."""
     lanes: list[list[Block]] = []
     for _, own in groupby(blocks, key=lambda block: block.component):
-        for together in _packed([[block] for block in sorted(own, key=lambda block: block.cells)]):
-            _put(together, lanes)
+        together: list[list[Block]] = []
+        _put([[block] for block in sorted(own, key=lambda block: block.cells)], together)
+        _put(together, lanes)
     return tuple(tuple(sorted(lane, key=lambda block: block.cells)) for lane in lanes)
 
 
-def _packed(parts: Iterable[list[Block]]) -> list[list[Block]]:
-    lanes: list[list[Block]] = []
+def _put(parts: Iterable[list[Block]], lanes: list[list[Block]]) -> None:
+    """Add each part to the first lane without an overlap, or to a new one."""
     for part in parts:
-        _put(part, lanes)
-    return lanes
+        for lane in lanes:
+            if all(a.cells[0] > b.cells[-1] or a.cells[-1] < b.cells[0] for a in part for b in lane):
+                lane.extend(part)
+                break
+        else:
+            lanes.append(list(part))
 
 
-def _put(part: list[Block], lanes: list[list[Block]]) -> None:
-    """Add blocks to the first lane without an overlap, or to a new one."""
-    for lane in lanes:
-        if all(a.cells[0] > b.cells[-1] or a.cells[-1] < b.cells[0] for a in part for b in lane):
-            lane.extend(part)
-            return
-    lanes.append(list(part))
-
-
-def _fold(rows: Sequence[Row]) -> list[Row]:
+def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     folded: list[Row] = []
     for _, run in groupby(rows, key=lambda row: tuple(strip.shape() for strip in row.strips)):
         same = list(run)
@@ -282,16 +274,18 @@ def _fold(rows: Sequence[Row]) -> list[Row]:
             folded += same
             continue
         ranks: dict[int, list[int]] = {}
-        for row in same:
-            for block in (block for strip in row.strips for lane in strip.lanes for block in lane):
-                ranks.setdefault(block.component, []).extend(block.ranks)
+        for block in (block for row in same for strip in row.strips for block in strip.blocks):
+            ranks.setdefault(block.component, []).extend(block.ranks)
+        said = " · ".join(
+            f"{names[index]} {format_ranks(sorted(set(found)))}" for index, found in sorted(ranks.items())
+        )
         folded.append(
             Row(
                 first=same[0].first,
                 last=same[-1].last,
                 name="" if not same[0].name else f"{same[0].name} … {same[-1].name}",
                 strips=same[0].strips,
-                folded=tuple((index, format_ranks(sorted(set(found)))) for index, found in sorted(ranks.items())),
+                folded=f"{len(same)} nodes alike: {said or 'idle'}",
             )
         )
     return folded

@@ -55,14 +55,19 @@ class _Drawing:
         self._y: float = _MARGIN
 
     def document(self) -> str:
-        self._head()
+        if self._grid.title:
+            self._y += 12
+            self._text(_MARGIN, self._grid.title, "title")
+            self._y += 22
+        self._text(_MARGIN, self._grid.summary, "soft")
+        self._y += _GAP
         for row in self._grid.rows:
             self._row(row)
         self._legend()
         text = [_width(self._grid.title) * _TITLE, _width(self._grid.summary)]
         longest = max(map(_width, self._names), default=0) + _width(" (xxx) ")
         text += [longest + _width(entry.summary) + 30 for entry in self._grid.legend]
-        text += [_LABEL + _width(_folded_text(row, self._names)) for row in self._grid.rows if row.folded is not None]
+        text += [_LABEL + _width(row.folded) for row in self._grid.rows if row.folded]
         width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
         height = round(self._y + _MARGIN)
         label = f'"{escape(f"Placement map: {self._grid.title} {self._grid.summary}".strip())}"'
@@ -77,14 +82,6 @@ class _Drawing:
             f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text, quote=False)}</text>'
         )
 
-    def _head(self) -> None:
-        if self._grid.title:
-            self._y += 12
-            self._text(_MARGIN, self._grid.title, "title")
-            self._y += 22
-        self._text(_MARGIN, self._grid.summary, "soft")
-        self._y += _GAP
-
     def _row(self, row: Row) -> None:
         for number, strip in enumerate(row.strips):
             labels = [(strip.title, "soft")]
@@ -97,9 +94,9 @@ class _Drawing:
             for index, (text, kind) in enumerate(labels):
                 self._text(_MARGIN, _clip(text, _LABEL - 8), kind, top + 12 + 17 * index + 16)
             self._y = max(bottom, top + 17 * len(labels) + 12)
-        if row.folded is not None:
+        if row.folded:
             self._y += 10
-            self._text(_MARGIN + _LABEL, _folded_text(row, self._names), "soft")
+            self._text(_MARGIN + _LABEL, row.folded, "soft")
             self._y += 4
         self._y += _GAP
 
@@ -181,19 +178,13 @@ class _Drawing:
             for row in self._grid.rows
             for strip in row.strips
             if strip.kind != BARE_NODE
-            for lane in strip.lanes
-            for block in lane
+            for block in strip.blocks
             if any(first == last for first, last in block.pieces(range(strip.cells)))
         ]
         return max(_CELL, round(max(map(_width, labels), default=0)) + 24)
 
     def _x(self, cell: int, start: int) -> float:
         return _MARGIN + _LABEL + (cell - start) * self._cell
-
-
-def _folded_text(row: Row, names: list[str]) -> str:
-    said = " · ".join(f"{names[index]} {ranks}" for index, ranks in row.folded or ())
-    return f"{row.count} nodes alike: {said or 'idle'}"
 
 
 def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Iterator[str]:

@@ -53,7 +53,7 @@ class _Drawing:
         longest = max((cell_len(label) for label in labels), default=0)
         self._label = min(max(longest + 2, _LABEL_WIDTH[0]), _LABEL_WIDTH[1])
         self._shortest = short_names([entry.name for entry in grid.legend], 1)
-        self._layouts: dict[int, tuple[int, int]] = {}
+        self._cells = {id(strip): self._lay_out(strip) for row in grid.rows for strip in row.strips}
         self._names = self._fitting_names()
 
     def lines(self) -> Iterator[Text]:
@@ -67,25 +67,18 @@ class _Drawing:
             yield Text("")
         yield from self._legend()
 
-    def _cells(self, strip: Strip) -> tuple[int, int]:
-        """Return how many cells fit in a line, and the width of each, with room for key and ranks in every block."""
-        found = self._layouts.get(id(strip))
-        if found is None:
-            found = self._layouts[id(strip)] = self._lay_out(strip)
-        return found
-
     def _lay_out(self, strip: Strip) -> tuple[int, int]:
+        """Return how many cells fit in a line, and the width of each, with room for key and ranks in every block."""
         room = self._width - self._label
         if strip.kind == BARE_NODE:
             return 1, min(room, _NODE_CELL_WIDTH)
-        blocks = [block for lane in strip.lanes for block in lane]
         most = room // _CELL_WIDTH[0]
         while True:
             per_line = cells_per_line(strip.cells, most)
             width = min(room // per_line, _CELL_WIDTH[1])
             fits = all(
                 cell_len(f"{self._shortest[block.component]} {block.ranks_text}") <= pieces * width - 2
-                for block in blocks
+                for block in strip.blocks
                 for pieces in _pieces(block, _lines(strip.cells, per_line))
             )
             if fits:
@@ -99,8 +92,8 @@ class _Drawing:
         names = [entry.name for entry in self._grid.legend]
         room = dict.fromkeys(range(len(names)), self._width)
         for strip in (strip for row in self._grid.rows for strip in row.strips):
-            per_line, width = self._cells(strip)
-            for block in (block for lane in strip.lanes for block in lane):
+            per_line, width = self._cells[id(strip)]
+            for block in strip.blocks:
                 cells = min(_pieces(block, _lines(strip.cells, per_line)))
                 left = cells * width - 2 - len(f" {block.ranks_text}")
                 room[block.component] = min(room[block.component], left)
@@ -114,16 +107,14 @@ class _Drawing:
 
     def _row(self, row: Row) -> Iterator[Text]:
         for number, strip in enumerate(row.strips):
-            header = self._header(strip, _lines(strip.cells, self._cells(strip)[0])[0])
+            header = self._header(strip, _lines(strip.cells, self._cells[id(strip)][0])[0])
             if number == 0:
                 yield self._line(_title(row), header, "bold")
             elif header:
                 yield self._line("", header)
             yield from self._strip(strip)
-        if row.folded is not None:
-            said = " · ".join(f"{self._grid.legend[index].name} {ranks}" for index, ranks in row.folded)
-            text = f"{row.count} nodes alike: {said or 'idle'}"
-            yield self._line("", Text(_cut(text, self._width - self._label), style="dim"))
+        if row.folded:
+            yield self._line("", Text(_cut(row.folded, self._width - self._label), style="dim"))
 
     def _line(self, label: str, body: Text, style: str = "dim") -> Text:
         """Return a line of a label, padded to its column, and a body."""
@@ -134,13 +125,13 @@ class _Drawing:
 
     def _header(self, strip: Strip, shown: range) -> Text:
         """Return the numbers of the cells in a line; a bare node has none."""
-        width = self._cells(strip)[1]
+        width = self._cells[id(strip)][1]
         bare = strip.kind == BARE_NODE
         return Text("" if bare else "".join(f" {strip.label(index)}".ljust(width) for index in shown), style="dim")
 
     def _strip(self, strip: Strip) -> Iterator[Text]:
         empty = strip.empty()
-        per_line, width = self._cells(strip)
+        per_line, width = self._cells[id(strip)]
         title = strip.title
         for shown in _lines(strip.cells, per_line):
             if shown.start:
@@ -164,7 +155,7 @@ class _Drawing:
                 line.append(f" {empty.get(cell, '')}".ljust(width), style="dim")
                 cell += 1
             elif cell not in block.cells:
-                line.append("┄" * width, style=self._colour(block))
+                line.append("┄" * width, style=self._colours[block.component])
                 cell += 1
             else:
                 stop = cell + 1
@@ -192,7 +183,7 @@ class _Drawing:
         for index, entry in enumerate(entries):
             if not entry.shown:
                 continue
-            colour = self._colour_of(index)
+            colour = self._colours[index]
             line = Text("■ ", style=colour)
             line.append(set_cell_size(_cut(entry.name, longest), longest), style=f"bold {colour}")
             line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")
@@ -206,18 +197,9 @@ class _Drawing:
                 yield Text(f"    {text}")
 
     def _style(self, block: Block) -> str:
-        colour = self._colour(block)
-        return (
-            f"{'black' if colour in _DARK_INK else 'white'} on {colour}"
-            if self._basic
-            else f"{ink(colour)} on {colour}"
-        )
-
-    def _colour(self, block: Block) -> str:
-        return self._colour_of(block.component)
-
-    def _colour_of(self, component: int) -> str:
-        return self._colours[component]
+        colour = self._colours[block.component]
+        basic_ink = "black" if colour in _DARK_INK else "white"
+        return f"{basic_ink if self._basic else ink(colour)} on {colour}"
 
 
 def _title(row: Row) -> str:
