@@ -1,7 +1,7 @@
 """The process that checks the cluster for `roost doctor`.
 
-It is a separate process, since Ray ends every process that is connected to a cluster that dies. It reads its task as
-JSON and answers with one JSON object a line, so that findings survive its death.
+It is a separate process, since Ray ends every process that is connected to a cluster that dies. Its task is
+JSON on its command line, and it answers with one JSON object a line, so that findings survive its death.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from roost.doctor.facts import Finding, Level, note, problem
+from roost.doctor.findings import Finding, Level, note, problem
 from roost.errors import ClusterError, ConfigError
 from roost.text import error_text
 
@@ -88,7 +88,7 @@ def main() -> None:
     def say(what: dict[str, Any]) -> None:
         print(json.dumps(what), file=answers, flush=True)
 
-    examine(**json.loads(sys.stdin.read()), say=say)
+    examine(**json.loads(sys.argv[1]), say=say)
     say({"done": True})
 
 

@@ -6,30 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from roost.config.hardware import accelerator_types
-from roost.doctor.facts import (
-    Clock,
-    ClusterFacts,
-    Finding,
-    JobFacts,
-    NodeFacts,
-    RayletFacts,
-    Unknown,
-    note,
-    ok,
-    problem,
-    warning,
-)
-from roost.doctor.machine_rules import (
-    Findings,
-    fold,
-    fold_alike,
-    is_loopback,
-    judge,
-    judge_machine,
-    judge_open_files,
-    judge_tasks,
-    kill_text,
-)
+from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, RayletFacts, Unknown
+from roost.doctor.findings import Finding, Findings, fold, fold_alike, judge, note, ok, problem, warning
+from roost.doctor.machine_rules import is_loopback, judge_machine, judge_open_files, judge_tasks, kill_text
 from roost.errors import CheckFailed
 from roost.machine.devices import Devices
 from roost.machine.probe import Software

@@ -16,10 +16,11 @@ from functools import partial
 from typing import IO, Any
 
 from roost.doctor.child import finding_of
-from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unknown, note, problem
+from roost.doctor.facts import MachineFacts, Unknown
+from roost.doctor.findings import Finding, Level, Report, judge, note, problem
 from roost.doctor.gather import gather
 from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
-from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
+from roost.doctor.machine_rules import judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
 from roost.machine.processes import die_with_parent
 from roost.text import shorten
@@ -38,11 +39,10 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         _check_folder(run_dir)
     answers = _Answers(waiting)
     with tempfile.TemporaryFile() as stderr:
-        child = _start(stderr)
+        child = _start({"address": address, "run_dir": run_dir, "seconds": seconds}, stderr)
         try:
             reader = threading.Thread(target=answers.read, args=(child,), daemon=True)
             reader.start()
-            _send(child, {"address": address, "run_dir": run_dir, "seconds": seconds})
             machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
             home = collect_home(_MACHINE_SECONDS)
             answers.loaded.wait(_LOAD_SECONDS)
@@ -113,24 +113,16 @@ class _Answers:
             self.others |= answer
 
 
-def _start(stderr: IO[bytes]) -> subprocess.Popen[str]:
+def _start(task: dict[str, Any], stderr: IO[bytes]) -> subprocess.Popen[str]:
     # -P: a file in the current folder must not replace a module.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "roost.doctor.child"],
-        stdin=subprocess.PIPE,
+    return subprocess.Popen(  # noqa: S603 - our own module, and JSON as its one argument
+        [sys.executable, "-P", "-m", "roost.doctor.child", json.dumps(task)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         preexec_fn=die_with_parent,
     )
-
-
-def _send(child: subprocess.Popen[str], task: dict[str, Any]) -> None:
-    # If it is gone already, its last words say why.
-    with contextlib.suppress(BrokenPipeError):
-        if child.stdin is not None:
-            child.stdin.write(json.dumps(task))
-            child.stdin.close()
 
 
 def _broke_off(seconds: float | None, last_words: str) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from roost.doctor.facts import Finding, Level, Report
+from roost.doctor.findings import Finding, Level, Report
 from roost.text import join_words, plural, printable
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
