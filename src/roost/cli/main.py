@@ -131,12 +131,9 @@ def main() -> NoReturn:
     try:
         complete_in_bash(app)
         app()
-    except ClusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(3)
     except RoostError as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(3 if isinstance(error, ClusterError) else 2)
     except Exception as error:
         report = user_report(error)
         if report is not None:

@@ -143,10 +143,8 @@ def _find_logs(folder: Path, worker: str = "") -> dict[str, Path]:
         raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
     if worker and (one := log_file(folder, worker)).is_file():
         return {worker: one}
-    found = {path.relative_to(folder): path for path in folder.joinpath(*worker.split(":")).rglob("*.log")}
-    ordered = sorted(found, key=lambda path: [_rank_key(part) for part in path.with_suffix("").parts])
-    return {":".join(path.with_suffix("").parts): found[path] for path in ordered}
-
-
-def _rank_key(part: str) -> tuple[int, int, str]:
-    return (0, int(part), "") if part.isdigit() else (1, 0, part)
+    found = folder.joinpath(*worker.split(":")).rglob("*.log")
+    parts = {path.relative_to(folder).with_suffix("").parts: path for path in found}
+    # Ranks in the order of numbers.
+    ordered = sorted(parts, key=lambda words: [(word.zfill(10) if word.isdigit() else word) for word in words])
+    return {":".join(words): parts[words] for words in ordered}

@@ -28,7 +28,7 @@ from roost.runtime.runs.diff import diff_environments
 from roost.runtime.runs.index import find_run, read_run
 from roost.runtime.runs.record import RunJob, RunRecord, text_hash, what_of
 from roost.runtime.runs.snapshot import environment_of
-from roost.text import printable, shorten
+from roost.text import at_most, printable, shorten
 
 _MOST_VARIABLES = 12
 
@@ -155,7 +155,6 @@ def _tell_environment(record: RunRecord) -> None:
     found = diff_environments(record.environment, environment_of(os.environ))
     if found:
         tell("the environment has changed:")
-    for name, before, after in found[:_MOST_VARIABLES]:
-        tell(printable(f"  ~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}"))
-    if len(found) > _MOST_VARIABLES:
-        tell(f"  and {len(found) - _MOST_VARIABLES} more")
+    lines = [f"~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}" for name, before, after in found]
+    for line in at_most(lines, _MOST_VARIABLES):
+        tell(printable(f"  {line}"))

@@ -13,7 +13,7 @@ from roost.config.ranks import format_ranks
 from roost.placement.fit import nearest_fit
 from roost.placement.lint import Finding
 from roost.placement.plan import Plan, WorkerId
-from roost.text import join_words, plural
+from roost.text import at_most, join_words, plural
 
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
@@ -63,8 +63,7 @@ def start_text(plan: Plan, live: LiveHardware) -> Text:
         return Text("this plan would start now: its accelerators are free", style="green")
     count = plural(len(held), "accelerator")
     first = f"this plan would not start now: {count} of it taken" if held else "this plan may not start now"
-    lines = [f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held[:_MOST_HELD]]
-    lines += [f"and {len(held) - _MOST_HELD} more"] if len(held) > _MOST_HELD else []
+    lines = at_most([f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held], _MOST_HELD)
     for rank in unsure:
         holders = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
         lines.append(f"node {rank}: {holders}; which is not known")
