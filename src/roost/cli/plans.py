@@ -24,7 +24,6 @@ from roost.text import join_words
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
 
-_DEFAULT_ACCELERATORS = 8
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -99,13 +98,6 @@ def read_saved_plan(path: Path) -> Plan:
     return _parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
 
 
-def live_hardware(num_nodes: int | None, address: str | None = None) -> LiveHardware:
-    """Return the hardware of the live cluster as a job with `num_nodes` would get it."""
-    from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
-
-    return get_hardware(num_nodes, address)
-
-
 def _read(path: Path) -> tuple[Path, str, Plan | None]:
     """Read standard input for `-`, the plan of a run for its id or folder, or a file: where, its text, its saved plan.
 
@@ -144,8 +136,11 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
-    live = live_hardware(num_nodes) if flags.live else None
-    if live is not None:
+    live = None
+    if flags.live:
+        from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
+
+        live = get_hardware(num_nodes)
         hardware = live.topology
         if live.note:
             tell(live.note)
@@ -154,7 +149,7 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
     elif flags.inventory is not None:
         hardware = Topology.from_file(flags.inventory)
     elif hardware is None:
-        assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+        assumed = f"{num_nodes or 1}x8"
         tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
         hardware = Topology.from_shorthand(assumed)
     return make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate), live

@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any
 
 from roost.doctor.child import finding_of
-from roost.doctor.facts import MachineFacts, Unknown
+from roost.doctor.facts import Unknown
 from roost.doctor.findings import Finding, Level, Report, judge, note, problem
 from roost.doctor.gather import gather
 from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
@@ -64,7 +64,9 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
     elif "done" not in answers.others:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
-    heads = _heads(machine)
+    # The heads that processes on this machine belong to, and that answer.
+    processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
+    heads = sorted({item.owner for item in processes if item.owner and item.has_owner})
     if heads and joined is None and all(item.level == Level.NOTE for item in cluster):
         seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
         cluster.append(note("cluster", seen, f"roost doctor --address {heads[0]} checks it"))
@@ -99,18 +101,16 @@ class _Answers:
         for line in child.stdout or ():
             # The last line of a child that was killed may be incomplete.
             with contextlib.suppress(ValueError, KeyError):
-                self._take(json.loads(line))
+                answer = json.loads(line)
+                if "finding" in answer:
+                    self.findings.append(finding_of(answer["finding"]))
+                elif "waiting" in answer:
+                    self._waiting(answer["waiting"])
+                elif "loaded" in answer:
+                    self.loaded.set()
+                else:
+                    self.others |= answer
         self.loaded.set()
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        if "finding" in answer:
-            self.findings.append(finding_of(answer["finding"]))
-        elif "waiting" in answer:
-            self._waiting(answer["waiting"])
-        elif "loaded" in answer:
-            self.loaded.set()
-        else:
-            self.others |= answer
 
 
 def _start(task: dict[str, Any], stderr: IO[bytes]) -> subprocess.Popen[str]:
@@ -135,10 +135,3 @@ def _broke_off(seconds: float | None, last_words: str) -> Finding:
         return problem("cluster", f"the check did not end in {seconds:.0f} s{why}", do)
     do = "Ray ends every process that is connected when its head dies: is it up? run roost doctor again"
     return problem("cluster", f"the check broke off{why}", do)
-
-
-def _heads(machine: MachineFacts) -> list[str]:
-    """Return the heads of Ray clusters that processes on this machine belong to, and that answer."""
-    if isinstance(machine.ray_processes, Unknown):
-        return []
-    return sorted({item.owner for item in machine.ray_processes if item.owner and item.has_owner})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,8 +134,7 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> Finding
     """A variable may hide accelerators from programs that are started here."""
     count = len(devices.nvidia)
     for kind, entry in accelerator_types().items():
-        value = found.get(entry.variable)
-        if value is None:
+        if (value := found.get(entry.variable)) is None:
             continue
         named = entry.devices(value)
         wrong = [word for word in named if word.isdigit() and int(word) >= count]
@@ -145,9 +145,8 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> Finding
         else:
             hidden = f"shows {plural(len(named), 'accelerator')}" if named else "hides all accelerators"
             seen = f"{entry.variable}={value!r} {hidden} to programs started here, such as `ray start`"
-            yield note(
-                "visible devices", seen, f"unset {entry.variable} unless you mean it; Roost sets it for its workers"
-            )
+            do = f"unset {entry.variable} unless you mean it; Roost sets it for its workers"
+            yield note("visible devices", seen, do)
     if not any(entry.variable in found for entry in accelerator_types().values()):
         yield ok("visible devices", "no variable hides any")
 
@@ -255,7 +254,8 @@ def judge_host_name(found: HostName) -> Finding:
 
 def judge_proxies(found: Mapping[str, str], hosts: Sequence[str]) -> Finding:
     """A proxy must not come between the nodes of a cluster, which it does not know."""
-    proxies = [f"{name}={_without_password(found[name])}" for name in PROXY_VARIABLES if name in found]
+    settings = [f"{name}={found[name]}" for name in PROXY_VARIABLES if name in found]
+    proxies = [re.sub(r"=(.*://)?.*@", r"=\1", text) for text in settings]  # without user and password
     bypass = found.get(NO_PROXY, "")
     wanted = ["localhost", "127.0.0.1", *(host for host in hosts if not is_loopback(host))]
     missing = [host for host in dict.fromkeys(wanted) if not bypasses(bypass, host)]
@@ -343,19 +343,11 @@ def kill_text(processes: Sequence[OwnedProcess]) -> str:
 
 
 def _devices_text(devices: Sequence[Device]) -> str:
-    models: dict[str, list[Device]] = {}
-    for device in devices:
-        models.setdefault(device.model, []).append(device)
     texts = []
-    for model, found in models.items():
+    for model in dict.fromkeys(device.model for device in devices):
+        found = [device for device in devices if device.model == model]
         memory = found[0].memory
         used = sum(device.memory_used or 0 for device in found)
         each = "" if memory is None else f" of {size_text(memory)}, {size_text(used)} in use"
         texts.append(f"{len(found)} x {model}{each}")
     return ", ".join(texts)
-
-
-def _without_password(url: str) -> str:
-    """Return a proxy's address without user and password."""
-    scheme, slashes, rest = url.rpartition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import secrets
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,10 +23,11 @@ from roost.config.hardware import AcceleratorType
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
+from roost.machine.ports import taken_ports
 from roost.runtime.connect.authentication import refresh_authentication
 from roost.runtime.connect.versions import has_token_authentication
 from roost.runtime.nodes.accelerators import variables_of_interest
-from roost.text import plural, shorten
+from roost.text import plural
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
@@ -249,11 +250,10 @@ class LocalCluster:
         self.pids = {int(rank): pids for rank, pids in answer["pids"].items()}
 
     def _last_words(self) -> str:
-        try:
+        with contextlib.suppress(OSError):
             text = (self.folder / "keeper.log").read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
-        return f": {shorten(text[-1000:], 1000)}" if text else ""
+            return f": {text[-1000:]}" if text else ""
+        return ""
 
 
 def local_cluster(
@@ -336,14 +336,8 @@ def _authentication() -> dict[str, str]:
 
 def _free_ports(count: int) -> list[int]:
     """Ports that are free on every interface, below the kernel's range for outgoing connections."""
-    found: list[int] = []
-    for port in _random.sample(range(20000, 32000), 8000):
-        with socket.socket() as tried:
-            try:
-                tried.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError("no free port between 20000 and 32000 on this machine")
+    tried = _random.sample(range(20000, 32000), 8000)
+    found = list(itertools.islice((port for port in tried if not taken_ports([(port, 1)])), count))
+    if len(found) < count:
+        raise ClusterError("no free port between 20000 and 32000 on this machine")
+    return found

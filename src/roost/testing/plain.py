@@ -31,8 +31,10 @@ class PlainStarter:
 
     def start(self, node: dict[str, Any]) -> list[int]:
         """Start a node, wait until its raylet is registered, which `ray start` prints, and return its processes."""
+        installed = Path(sys.executable).with_name("ray")
+        ray = str(installed) if installed.exists() else shutil.which("ray")
         command = [
-            *_ray_command(),
+            *([ray] if ray else [sys.executable, "-m", "ray.scripts.scripts"]),
             "start",
             "--block",
             "--disable-usage-stats",
@@ -71,9 +73,3 @@ class PlainStarter:
                     raise RuntimeError(f"`ray start` did not start the node:\n{said.decode(errors='replace')[-3000:]}")
                 time.sleep(0.05)
         return [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
-
-
-def _ray_command() -> list[str]:
-    installed = Path(sys.executable).with_name("ray")
-    found = str(installed) if installed.exists() else shutil.which("ray")
-    return [found] if found else [sys.executable, "-m", "ray.scripts.scripts"]

@@ -60,6 +60,7 @@ class QuickStarter:
             "node_ip_address": node["address"],
             "node_name": node["name"],
             "num_cpus": node["cpus"],
+            "num_gpus": node["accelerators"] or None,
             "resources": node["resources"],
             "labels": node["labels"],
             "env_vars": node["env"],
@@ -76,12 +77,8 @@ class QuickStarter:
             "plasma_store_socket_name": str(self._folder / f"p{rank}"),
             "raylet_socket_name": str(self._folder / f"r{rank}"),
         }
-        if head:
-            settings |= {"gcs_server_port": node["ports"][1], "_system_config": _SYSTEM_CONFIG}
-        else:
-            settings["gcs_address"] = self.address
-        if node["accelerators"]:
-            settings["num_gpus"] = node["accelerators"]
+        of_head = {"gcs_server_port": node["ports"][1], "_system_config": _SYSTEM_CONFIG}
+        settings |= of_head if head else {"gcs_address": self.address}
         started = Node(RayParams(**settings), head=head, shutdown_at_exit=False, spawn_reaper=False)
         if head:
             self.address = started.gcs_address
@@ -103,7 +100,10 @@ class QuickStarter:
             "runtime_env_agent_command": standin,
             "python_worker_command": flags["python_worker_command"].replace(sys.executable, self._python, 1),
         }
-        return [_with_flag(word, changed) for word in command]
+        names = [word.removeprefix("--").partition("=")[0] for word in command]
+        return [
+            f"--{name}={changed[name]}" if name in changed else word for name, word in zip(names, command, strict=True)
+        ]
 
 
 def _write_python(folder: Path) -> str:
@@ -132,12 +132,6 @@ def _replace_process_starter(starter: QuickStarter) -> None:
         return original(command, process_type, *args, **kwargs)
 
     services.start_ray_process = start
-
-
-def _with_flag(word: str, changed: dict[str, str]) -> str:
-    """A word of a command, with its value replaced if it is one of these flags."""
-    name = word.removeprefix("--").partition("=")[0]
-    return f"--{name}={changed[name]}" if name in changed else word
 
 
 def _check_parameters(function: Any, *names: str) -> None:

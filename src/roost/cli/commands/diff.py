@@ -11,7 +11,7 @@ from roost.cli.options import TextForm
 from roost.cli.plans import Flags, is_run, load_plans, with_flags
 from roost.cli.runs import find_folder
 from roost.cli.terminal import print_answer, print_text
-from roost.cli.text.diff import diff_text
+from roost.cli.text.plans import diff_text
 from roost.cli.text.runs import run_diff_text
 from roost.runtime.runs.diff import diff_records
 from roost.runtime.runs.index import read_run
