@@ -159,13 +159,9 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
 
 def _read(connection: socket.socket) -> list[str]:
     """The command of a client, or nothing where the client is gone."""
-    data = b""
-    while not data.endswith(b"\n"):
-        part = connection.recv(65536)
-        if not part:
-            return []
-        data += part
-    return data[:-1].decode().split("\0")
+    with connection.makefile("rb") as file:
+        line = file.readline()
+    return line[:-1].decode().split("\0") if line.endswith(b"\n") else []
 
 
 def _is_alive(pid: int) -> bool:

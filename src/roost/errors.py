@@ -48,9 +48,7 @@ class Where:
     length: int = 1
 
     def __str__(self) -> str:
-        if self.file is None:
-            return self.key
-        return f"{self.file}:{self.line}:{self.offset + 1}"
+        return self.key if self.file is None else f"{self.file}:{self.line}:{self.offset + 1}"
 
     def excerpt(self) -> str:
         """Return the source line with the mistake underlined, or nothing if there is no text."""
@@ -99,13 +97,9 @@ class RoostError(Exception):
     def __init__(
         self, problems: str | Problem | Iterable[Problem], *, hint: str = "", where: Where | None = None
     ) -> None:
-        self.problems: tuple[Problem, ...]
         if isinstance(problems, str):
-            self.problems = (Problem(message=problems, hint=hint, where=where),)
-        elif isinstance(problems, Problem):
-            self.problems = (problems,)
-        else:
-            self.problems = tuple(problems)
+            problems = Problem(message=problems, hint=hint, where=where)
+        self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         # BaseException pickles `args` back into __init__: with the tuple in it, errors survive Ray.
         super().__init__(self.problems)
 

@@ -16,6 +16,15 @@ def join_words(items: Sequence[object], *, last: str = "and", most: int = 8) -> 
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
+def at_most(lines: Sequence[str], most: int, more: str = "") -> list[str]:
+    """Return the first lines and, if there are others, `more`: by default how many.
+
+    >>> at_most(["a", "b", "c"], 1)
+    ['a', 'and 2 more']
+    """
+    return [*lines[:most], more or f"and {len(lines) - most} more"] if len(lines) > most else list(lines)
+
+
 def plural(number: int, one: str, many: str = "") -> str:
     """`1 node`, `2 nodes`; `many` is the plural where it is not `one` with an s."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -35,26 +35,18 @@ from roost.doctor.examine import examine
 from roost.doctor.facts import (
     Clock,
     ClusterFacts,
-    Finding,
     HomeFacts,
     HostName,
     JobFacts,
-    Level,
     MachineFacts,
     NodeFacts,
     OwnedProcess,
     RayletFacts,
-    Report,
     Unknown,
-    note,
-    ok,
-    problem,
-    warning,
 )
+from roost.doctor.findings import Finding, Level, Report, fold, judge, note, ok, problem, warning
 from roost.doctor.gather import gather
 from roost.doctor.machine_rules import (
-    fold,
-    judge,
     judge_devices,
     judge_disks,
     judge_head_ports,
@@ -638,22 +630,20 @@ def test_the_variable_that_marks_a_job_is_the_one_that_workers_get():
 
 
 def test_a_node_does_not_see_a_folder_that_it_may_not_read_or_that_hangs(tmp_path, monkeypatch):
-    from roost.doctor import node_facts
-
     (tmp_path / "marker").touch()
-    assert node_facts.sees(str(tmp_path / "marker"))
-    assert not node_facts.sees(str(tmp_path / "nothing"))
+    assert machine_facts.sees(str(tmp_path / "marker"))
+    assert not machine_facts.sees(str(tmp_path / "nothing"))
 
     def stat(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", stat)
-        assert not node_facts.sees(str(tmp_path / "marker"))
+        assert not machine_facts.sees(str(tmp_path / "marker"))
     released = threading.Event()
-    monkeypatch.setattr(node_facts, "_SEE_SECONDS", 0.01)
+    monkeypatch.setattr(machine_facts, "_SEE_SECONDS", 0.01)
     monkeypatch.setattr(os.path, "exists", lambda _: released.wait(60))
-    assert not node_facts.sees(str(tmp_path / "marker"))
+    assert not machine_facts.sees(str(tmp_path / "marker"))
     released.set()
 
 

@@ -37,7 +37,10 @@ def complete_component(context: typer.Context, incomplete: str) -> list[str]:
 def _workers(context: typer.Context) -> dict[str, int]:
     """Count the workers of each component of the job on the line."""
     given = context.params
-    job = Path(given.get("job") or _job_on_the_line())
+    # Where the line ends with an option that lacks its value, typer parses no arguments.
+    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+    jobs = (word for word in words if word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file())
+    job = Path(given.get("job") or next(jobs))
     # Do not wait for a pipe, nor for a file that takes long to read.
     if job.exists() and (not job.is_file() or job.stat().st_size > _LARGEST_FILE):
         return {}
@@ -49,9 +52,3 @@ def _workers(context: typer.Context) -> dict[str, int]:
         # The flag with the right hardware may still be to come.
         parts = read_job_draft(job).job.cluster.components
         return {part.name: last.last + 1 if (last := part.segments[-1].processes) else 1 for part in parts}
-
-
-def _job_on_the_line() -> str:
-    """Find the job where the line ends with an option that lacks its value: typer then parses no arguments."""
-    words = (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
-    return next(word for word in words if word.endswith((".yaml", ".yml", ".json")) and Path(word).is_file())

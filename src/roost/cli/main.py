@@ -57,32 +57,30 @@ _COMMANDS = {
 """By panel of the help and by name: the summary, and the arguments of an example."""
 
 
-class _Command(TyperCommand):
-    """A command whose usage names the arguments as users type them."""
+class _WithoutFlagTypes:
+    """A command whose help shows no type for flags."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _without_flag_types(super().get_params(ctx))
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_WithoutFlagTypes, TyperCommand):
+    """A command whose usage names the arguments as users type them."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
 
 
-class _LazyGroup(TyperGroup):
+class _LazyGroup(_WithoutFlagTypes, TyperGroup):
     """The commands as `--help` lists them; the one on the command line is imported."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _without_flag_types(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load_command(str(name)), rest
-
-
-def _without_flag_types(params: list[Any]) -> list[Any]:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
 
 
 app: typer.Typer = typer.Typer(
@@ -131,12 +129,9 @@ def main() -> NoReturn:
     try:
         complete_in_bash(app)
         app()
-    except ClusterError as error:
-        print(error, file=sys.stderr)
-        sys.exit(3)
     except RoostError as error:
         print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(3 if isinstance(error, ClusterError) else 2)
     except Exception as error:
         report = user_report(error)
         if report is not None:

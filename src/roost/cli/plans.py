@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from roost.cli.options import Cluster, Inventory, Live, Rules, Shared
 from roost.cli.out import tell
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
 from roost.placement.plan import Plan
-from roost.placement.planner import PlacementKind, make_plan
+from roost.placement.planner import make_plan
 from roost.text import join_words
 
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
 
-_DEFAULT_ACCELERATORS = 8
 _SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -28,11 +31,11 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 class Flags:
     """How to plan a job: on which hardware, by which rules."""
 
-    cluster: str | None = None
-    inventory: Path | None = None
-    live: bool = False
-    placement: PlacementKind = "auto"
-    no_isolate: bool = False
+    cluster: Cluster = None
+    inventory: Inventory = None
+    live: Live = False
+    placement: Rules = "auto"
+    no_isolate: Shared = False
 
     @property
     def hardware(self) -> list[str]:
@@ -48,11 +51,26 @@ class Flags:
             raise ConfigError(message, hint=f"leave out {', '.join(given)}")
 
 
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command each field of `Flags` as an option in place of its parameter `flags`."""
+    options = list(inspect.signature(Flags, eval_str=True).parameters.values())
+    own = [
+        item.replace(kind=item.KEYWORD_ONLY) for item in inspect.signature(command, eval_str=True).parameters.values()
+    ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        flags = Flags(**{option.name: given.pop(option.name) for option in options})
+        command(**given, flags=flags)
+
+    parameters = [item for mine in own for item in (options if mine.name == "flags" else [mine])]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
 def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
     """Plan a job, or read a saved plan; with --live also return the cluster that the job is planned on."""
-    path = _plan_file(path)
-    text = load_text(path, limit=PLAN_FILE_LIMIT)
-    saved = _saved_plan(path, text)
+    path, text, saved = _read(path)
     if saved is None:
         return _plan_job(path, text, flags, None)
     flags.refuse(f"{path} is a saved plan, which includes its hardware")
@@ -61,15 +79,12 @@ def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     """Load two plans to compare. Unless flags say otherwise, a job is planned on the hardware of the saved plan."""
-    paths = [_plan_file(path) for path in (before, after)]
-    texts = [load_text(path, limit=PLAN_FILE_LIMIT) for path in paths]
-    saved = [_saved_plan(path, text) for path, text in zip(paths, texts, strict=True)]
-    if all(saved):
+    read = [_read(before), _read(after)]
+    saved = [plan for _, _, plan in read if plan is not None]
+    if len(saved) == 2:
         flags.refuse("both are saved plans, which include their hardware")
-    hardware = next((plan.topology for plan in saved if plan is not None), None)
-    one, other = (
-        plan or _plan_job(path, text, flags, hardware)[0] for plan, path, text in zip(saved, paths, texts, strict=True)
-    )
+    hardware = saved[0].topology if saved else None
+    one, other = (plan or _plan_job(path, text, flags, hardware)[0] for path, text, plan in read)
     return one, other
 
 
@@ -83,35 +98,27 @@ def read_saved_plan(path: Path) -> Plan:
     return _parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
 
 
-def live_hardware(num_nodes: int | None, address: str | None = None) -> LiveHardware:
-    """Return the hardware of the live cluster as a job with `num_nodes` would get it."""
-    from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
+def _read(path: Path) -> tuple[Path, str, Plan | None]:
+    """Read standard input for `-`, the plan of a run for its id or folder, or a file: where, its text, its saved plan.
 
-    return get_hardware(num_nodes, address)
-
-
-def _plan_file(path: Path) -> Path:
-    """Return the file to read: standard input for `-`, the plan of a run for its id or folder."""
+    A job, which has no version and no hash, is not a saved plan.
+    """
     if str(path) == "-":
-        return Path("/dev/stdin")
-    if not is_run(path):
-        return path
-    from roost.cli.runs import find_folder, plan_file  # loads psutil, which planning a job does without
+        path = Path("/dev/stdin")
+    elif is_run(path):
+        from roost.cli.runs import find_folder, plan_file  # loads psutil, which planning a job does without
 
-    return plan_file(find_folder(path))
-
-
-def _saved_plan(path: Path, text: str) -> Plan | None:
-    """Read a plan saved with --format json; None for a job, which has no version and no hash."""
+        path = plan_file(find_folder(path))
+    text = load_text(path, limit=PLAN_FILE_LIMIT)
     if not text.lstrip().startswith("{"):
-        return None
+        return path, text, None
     try:
         data = json.loads(text)
         is_plan = isinstance(data, dict) and {"version", "hash", "components"} <= set(data) and "cluster" not in data
     except (ValueError, RecursionError):
         # A truncated plan is reported as a plan.
         is_plan = '"version"' in text[:400] and '"hash"' in text[:400]
-    return _parse_plan(path, text) if is_plan else None
+    return path, text, _parse_plan(path, text) if is_plan else None
 
 
 def _parse_plan(path: Path, text: str) -> Plan:
@@ -129,8 +136,11 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
-    live = live_hardware(num_nodes) if flags.live else None
-    if live is not None:
+    live = None
+    if flags.live:
+        from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
+
+        live = get_hardware(num_nodes)
         hardware = live.topology
         if live.note:
             tell(live.note)
@@ -139,7 +149,7 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
     elif flags.inventory is not None:
         hardware = Topology.from_file(flags.inventory)
     elif hardware is None:
-        assumed = f"{num_nodes or 1}x{_DEFAULT_ACCELERATORS}"
+        assumed = f"{num_nodes or 1}x8"
         tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
         hardware = Topology.from_shorthand(assumed)
     return make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate), live

@@ -1,7 +1,7 @@
 """The process that checks the cluster for `roost doctor`.
 
-It is a separate process, since Ray ends every process that is connected to a cluster that dies. It reads its task as
-JSON and answers with one JSON object a line, so that findings survive its death.
+It is a separate process, since Ray ends every process that is connected to a cluster that dies. Its task is
+JSON on its command line, and it answers with one JSON object a line, so that findings survive its death.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from roost.doctor.facts import Finding, Level, note, problem
+from roost.doctor.findings import Finding, Level, note, problem
 from roost.errors import ClusterError, ConfigError
 from roost.text import error_text
 
-_NO_CLUSTER = "there is no Ray cluster"
 _SAME = "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
 
 Say = Callable[[dict[str, Any]], None]
@@ -68,7 +67,7 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
 def cannot_join(message: str, hint: str, is_named: bool) -> Finding:
     """Return the finding where no cluster was joined; a missing one is a problem only if the user named it."""
     message = " ".join(message.split())
-    if message.startswith(_NO_CLUSTER) and not is_named:
+    if message.startswith("there is no Ray cluster") and not is_named:
         do = "`ray start --head` starts one, `roost up 2x4` a local one; RAY_ADDRESS or --address leads to another"
         return note("cluster", "no Ray cluster was found", do)
     return problem("cluster", message, hint or _SAME)
@@ -88,7 +87,7 @@ def main() -> None:
     def say(what: dict[str, Any]) -> None:
         print(json.dumps(what), file=answers, flush=True)
 
-    examine(**json.loads(sys.stdin.read()), say=say)
+    examine(**json.loads(sys.argv[1]), say=say)
     say({"done": True})
 
 

@@ -17,8 +17,7 @@ from ray.util import list_named_actors
 
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Unknown
 from roost.doctor.gather import gather
-from roost.doctor.machine_facts import collect_machine, driver_folders
-from roost.doctor.node_facts import collect_node, tell_time
+from roost.doctor.machine_facts import collect_machine, collect_node, driver_folders, tell_time
 from roost.errors import CheckFailed
 from roost.machine.ports import answers
 from roost.runtime.connect import connection
@@ -67,7 +66,7 @@ def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) ->
     while silent < _SILENT_PINGS:
         if ended.wait(_PING_EVERY_SECONDS):
             return
-        silent = 0 if answers(address, timeout=1) else silent + 1
+        silent = 0 if answers(address) else silent + 1
     lost(address)
 
 

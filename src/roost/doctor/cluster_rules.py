@@ -6,30 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from roost.config.hardware import accelerator_types
-from roost.doctor.facts import (
-    Clock,
-    ClusterFacts,
-    Finding,
-    JobFacts,
-    NodeFacts,
-    RayletFacts,
-    Unknown,
-    note,
-    ok,
-    problem,
-    warning,
-)
-from roost.doctor.machine_rules import (
-    Findings,
-    fold,
-    fold_alike,
-    is_loopback,
-    judge,
-    judge_machine,
-    judge_open_files,
-    judge_tasks,
-    kill_text,
-)
+from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, RayletFacts, Unknown
+from roost.doctor.findings import Finding, Findings, fold, fold_alike, judge, note, ok, problem, warning
+from roost.doctor.machine_rules import is_loopback, judge_machine, judge_open_files, judge_tasks, kill_text
 from roost.errors import CheckFailed
 from roost.machine.devices import Devices
 from roost.machine.probe import Software
@@ -131,16 +110,11 @@ def judge_run_folder(folder: str, here: str, nodes: Sequence[NodeFacts]) -> Find
     """The files that a worker writes to the run folder should reach the driver's run folder."""
     blind = tuple(node.name for node in nodes if not node.sees_folder)
     if blind:
-        return note(
-            "run folder",
-            f"{folder} is not shared: logs are fetched, but what workers write there stays on their node",
-            "for checkpoints use a shared file system: set ROOST_RUNS_DIR or run_dir to a folder on it, "
-            "and check it with roost doctor --run-dir",
-            blind,
-        )
-    if any(node.machine.machine != here for node in nodes):
-        return ok("run folder", f"{folder}: all nodes see it")
-    return ok("run folder", f"{folder}: all nodes are on this machine")
+        seen = f"{folder} is not shared: logs are fetched, but what workers write there stays on their node"
+        do = "for checkpoints use a shared file system: set ROOST_RUNS_DIR or run_dir to a folder on it"
+        return note("run folder", seen, f"{do}, and check it with roost doctor --run-dir", blind)
+    is_spread = any(node.machine.machine != here for node in nodes)
+    return ok("run folder", f"{folder}: all nodes {'see it' if is_spread else 'are on this machine'}")
 
 
 def judge_addresses(here: str, nodes: Sequence[NodeFacts]) -> list[Finding]:
@@ -247,10 +221,8 @@ def judge_job_leftovers(address: str, alive: Sequence[str], nodes: Sequence[Node
 
 
 def _by_machine(nodes: Sequence[NodeFacts]) -> list[list[NodeFacts]]:
-    found: dict[str, list[NodeFacts]] = {}
-    for node in nodes:
-        found.setdefault(node.machine.machine, []).append(node)
-    return list(found.values())
+    machines = dict.fromkeys(node.machine.machine for node in nodes)
+    return [[node for node in nodes if node.machine.machine == machine] for machine in machines]
 
 
 def _counts(nodes: Sequence[NodeFacts]) -> dict[str, float]:

@@ -16,10 +16,11 @@ from functools import partial
 from typing import IO, Any
 
 from roost.doctor.child import finding_of
-from roost.doctor.facts import Finding, Level, MachineFacts, Report, Unknown, note, problem
+from roost.doctor.facts import Unknown
+from roost.doctor.findings import Finding, Level, Report, judge, note, problem
 from roost.doctor.gather import gather
 from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
-from roost.doctor.machine_rules import judge, judge_head_ports, judge_home, judge_machine
+from roost.doctor.machine_rules import judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
 from roost.machine.processes import die_with_parent
 from roost.text import shorten
@@ -38,11 +39,10 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         _check_folder(run_dir)
     answers = _Answers(waiting)
     with tempfile.TemporaryFile() as stderr:
-        child = _start(stderr)
+        child = _start({"address": address, "run_dir": run_dir, "seconds": seconds}, stderr)
         try:
             reader = threading.Thread(target=answers.read, args=(child,), daemon=True)
             reader.start()
-            _send(child, {"address": address, "run_dir": run_dir, "seconds": seconds})
             machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
             home = collect_home(_MACHINE_SECONDS)
             answers.loaded.wait(_LOAD_SECONDS)
@@ -64,7 +64,9 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
     elif "done" not in answers.others:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
-    heads = _heads(machine)
+    # The heads that processes on this machine belong to, and that answer.
+    processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
+    heads = sorted({item.owner for item in processes if item.owner and item.has_owner})
     if heads and joined is None and all(item.level == Level.NOTE for item in cluster):
         seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
         cluster.append(note("cluster", seen, f"roost doctor --address {heads[0]} checks it"))
@@ -99,38 +101,28 @@ class _Answers:
         for line in child.stdout or ():
             # The last line of a child that was killed may be incomplete.
             with contextlib.suppress(ValueError, KeyError):
-                self._take(json.loads(line))
+                answer = json.loads(line)
+                if "finding" in answer:
+                    self.findings.append(finding_of(answer["finding"]))
+                elif "waiting" in answer:
+                    self._waiting(answer["waiting"])
+                elif "loaded" in answer:
+                    self.loaded.set()
+                else:
+                    self.others |= answer
         self.loaded.set()
 
-    def _take(self, answer: dict[str, Any]) -> None:
-        if "finding" in answer:
-            self.findings.append(finding_of(answer["finding"]))
-        elif "waiting" in answer:
-            self._waiting(answer["waiting"])
-        elif "loaded" in answer:
-            self.loaded.set()
-        else:
-            self.others |= answer
 
-
-def _start(stderr: IO[bytes]) -> subprocess.Popen[str]:
+def _start(task: dict[str, Any], stderr: IO[bytes]) -> subprocess.Popen[str]:
     # -P: a file in the current folder must not replace a module.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "roost.doctor.child"],
-        stdin=subprocess.PIPE,
+    return subprocess.Popen(  # noqa: S603 - our own module, and JSON as its one argument
+        [sys.executable, "-P", "-m", "roost.doctor.child", json.dumps(task)],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         preexec_fn=die_with_parent,
     )
-
-
-def _send(child: subprocess.Popen[str], task: dict[str, Any]) -> None:
-    # If it is gone already, its last words say why.
-    with contextlib.suppress(BrokenPipeError):
-        if child.stdin is not None:
-            child.stdin.write(json.dumps(task))
-            child.stdin.close()
 
 
 def _broke_off(seconds: float | None, last_words: str) -> Finding:
@@ -143,10 +135,3 @@ def _broke_off(seconds: float | None, last_words: str) -> Finding:
         return problem("cluster", f"the check did not end in {seconds:.0f} s{why}", do)
     do = "Ray ends every process that is connected when its head dies: is it up? run roost doctor again"
     return problem("cluster", f"the check broke off{why}", do)
-
-
-def _heads(machine: MachineFacts) -> list[str]:
-    """Return the heads of Ray clusters that processes on this machine belong to, and that answer."""
-    if isinstance(machine.ray_processes, Unknown):
-        return []
-    return sorted({item.owner for item in machine.ray_processes if item.owner and item.has_owner})

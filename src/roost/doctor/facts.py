@@ -1,16 +1,10 @@
-"""Facts about a machine and a cluster, and findings about them. Values only.
-
-`machine_facts`, `node_facts` and `cluster_facts` collect facts, `machine_rules` and `cluster_rules` turn facts into
-findings. A fact that could not be collected is `Unknown`, and becomes a finding too.
-"""
+"""Facts about a machine and a cluster. Values only; a fact that could not be collected is `Unknown`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from roost.machine.devices import Devices
 from roost.machine.disks import OldFiles, Space
@@ -23,36 +17,8 @@ if TYPE_CHECKING:
     # Its module loads Ray.
     from roost.runtime.managers.node_manager import JobInfo
 
-
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 NO_PROXY = "no_proxy"
-
-
-class Level(StrEnum):
-    """How bad a finding is, from the best to the worst."""
-
-    OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check, and what to do about it where it is not fine."""
-
-    check: str
-    seen: str
-    do: str = ""
-    nodes: tuple[str, ...] = ()
-    """The nodes concerned; none for this machine, or for the cluster as a whole."""
-    level: Level = field(kw_only=True)
-
-
-ok = partial(Finding, level=Level.OK)
-note = partial(Finding, level=Level.NOTE)
-warning = partial(Finding, level=Level.WARNING)
-problem = partial(Finding, level=Level.PROBLEM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,39 +142,3 @@ class ClusterFacts:
     marks: tuple[str, ...]
     """How the marks of the processes of living jobs begin."""
     run_folder: str | Unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All findings: about this machine, and about the cluster where there is one."""
-
-    host: str
-    machine: tuple[Finding, ...]
-    address: str | None = None
-    cluster: tuple[Finding, ...] = ()
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """All of them."""
-        return (*self.machine, *self.cluster)
-
-    @property
-    def has_problem(self) -> bool:
-        """Whether something has to be done before a job can run."""
-        return self.count(Level.PROBLEM) > 0
-
-    def count(self, level: Level) -> int:
-        """Return the number of findings of this level."""
-        return sum(item.level == level for item in self.findings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON."""
-        return {
-            "host": self.host,
-            "address": self.address,
-            "problems": self.count(Level.PROBLEM),
-            "warnings": self.count(Level.WARNING),
-            "notes": self.count(Level.NOTE),
-            "machine": [asdict(item) for item in self.machine],
-            "cluster": [asdict(item) for item in self.cluster],
-        }

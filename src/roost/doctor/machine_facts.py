@@ -1,6 +1,6 @@
-"""Collects the facts of one machine for `roost doctor`. Nothing here waits for ever or changes anything.
+"""Collects the facts of one machine, or of one node on it, for `roost doctor`.
 
-No Ray here: a machine whose Ray is missing or broken is checked too.
+Nothing here waits for ever, changes anything or loads Ray: a machine whose Ray is missing or broken is checked too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
 import psutil
 
-from roost.doctor.facts import NO_PROXY, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess
+from roost.doctor import facts
+from roost.doctor.facts import HomeFacts, HostName, MachineFacts, NodeFacts, OwnedProcess, RayletFacts, Unknown
 from roost.doctor.gather import gather
 from roost.errors import RoostError
 from roost.machine.devices import find_devices
@@ -24,7 +25,7 @@ from roost.machine.disks import OldFiles, file_system, file_systems, find_old_fi
 from roost.machine.folders import socket_folder
 from roost.machine.limits import find_limits, find_memory
 from roost.machine.ports import answers, find_ports
-from roost.machine.probe import find_software, machine_id
+from roost.machine.probe import find_software, machine_id, starting_environment
 from roost.machine.processes import list_processes, one_line
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.nodes.accelerators import variables_of_interest
@@ -35,6 +36,7 @@ JOB_VARIABLE = "ROOST_JOB"
 _PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
 # Longer than the kernel waits before it tries a busy head a second time.
 _ANSWER_SECONDS = 3.0
+_SEE_SECONDS = 5.0
 
 
 def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], seconds: float) -> MachineFacts:
@@ -88,7 +90,10 @@ def find_host_name() -> HostName:
 
 def find_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the proxies, each under its name in lower case, and the visible devices."""
-    proxies = {name: environment.get(name) or environment.get(name.upper()) for name in (*PROXY_VARIABLES, NO_PROXY)}
+    proxies = {
+        name: environment.get(name) or environment.get(name.upper())
+        for name in (*facts.PROXY_VARIABLES, facts.NO_PROXY)
+    }
     devices = {name: environment[name] for name in variables_of_interest() if name in environment}
     return {name: value for name, value in proxies.items() if value} | devices
 
@@ -112,6 +117,41 @@ def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess
     return tuple(ray), tuple(marked)
 
 
+def collect_node(
+    name: str,
+    address: str,
+    resources: Mapping[str, float],
+    marker: str | None,
+    drivers: Sequence[tuple[int, float]],
+    seconds: float,
+) -> NodeFacts:
+    """Collect the facts of this node; `marker` is a file of the driver's, `drivers` are (pid, start of its job)."""
+    raylet = _raylet()
+    folders = {"temporary files": tempfile.gettempdir()}
+    if isinstance(raylet, RayletFacts):
+        folders["Ray's session"] = raylet.session
+    return NodeFacts(
+        name=name,
+        address=address,
+        resources=resources,
+        host=socket.gethostname(),
+        machine=collect_machine(folders, starting_environment(), seconds),
+        raylet=raylet,
+        sees_folder=marker is not None and sees(marker),
+        drivers=tuple(pid for pid, since in drivers if _is_alive(pid, since)),
+    )
+
+
+def sees(marker: str) -> bool:
+    """Return whether a file exists: not if this user may not read its folder, or its file system does not answer."""
+    return gather({"marker": partial(os.path.exists, marker)}, _SEE_SECONDS)["marker"] is True
+
+
+def tell_time() -> float:
+    """Return the time of this node's clock."""
+    return time.time()
+
+
 def _old_files() -> tuple[OldFiles, ...]:
     flags = (item.flag(name) for item in list_processes() for name in ("session_dir", "temp_dir"))
     used = {flag for flag in flags if flag}
@@ -121,3 +161,29 @@ def _old_files() -> tuple[OldFiles, ...]:
         find_old_files("folders of local clusters", socket_folder(), "ray-*", used),
         find_old_files("runs", runs_folder(), "*", used),
     )
+
+
+def _raylet() -> RayletFacts | Unknown:
+    """Read the command line of the raylet that started this worker: no public call of Ray returns these options."""
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().parents():
+            if process.name() == "raylet":
+                words = [word.partition("=") for word in process.cmdline()]
+                flags = {name.removeprefix("--"): value for name, _, value in words}
+                try:
+                    return RayletFacts(
+                        session=flags["session_dir"],
+                        object_store=int(flags["object_store_memory"]),
+                        object_store_folder=flags["plasma_directory"],
+                    )
+                except (KeyError, ValueError) as error:
+                    return Unknown(why=f"this Ray starts its raylet with other options: {error}")
+    return Unknown(why="the raylet is not visible from its worker")
+
+
+def _is_alive(pid: int, since: float) -> bool:
+    """Return whether the process is alive, and not a later one with the same id."""
+    try:
+        return psutil.Process(pid).create_time() <= since + 1
+    except psutil.Error:
+        return False

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roost.config.hardware import accelerator_types
-from roost.doctor.facts import (
-    NO_PROXY,
-    PROXY_VARIABLES,
-    Finding,
-    HomeFacts,
-    HostName,
-    Level,
-    MachineFacts,
-    OwnedProcess,
-    Unknown,
-    note,
-    ok,
-    problem,
-    warning,
-)
+from roost.doctor.facts import NO_PROXY, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
+from roost.doctor.findings import Finding, Findings, Rule, judge, note, ok, problem, warning
 from roost.errors import ClusterError
 from roost.machine.devices import Device, Devices
 from roost.machine.disks import OldFiles, Space
@@ -31,7 +18,7 @@ from roost.machine.ports import Ports, lease_range
 from roost.machine.probe import Software
 from roost.runtime.connect.local_cluster import LocalClusterRecord
 from roost.runtime.connect.versions import OLDEST_RAY, check_ray_version
-from roost.text import error_text, join_words, plural, size_text
+from roost.text import join_words, plural, size_text
 
 _GIB = 2**30
 # Ray kills workers when more than this part of the memory is used, and stops spilling objects to a disk that full.
@@ -53,9 +40,6 @@ _HEAD_PORTS = {6379: "--port", 8265: "--dashboard-port", 10001: "--ray-client-se
 _MANY_BYTES = 1 * _GIB
 _MAX_LINES = 8
 _MAX_PIDS = 32
-
-Findings = Iterator[Finding]
-Rule = Callable[[Any], Finding | Iterable[Finding]]
 
 
 def judge_machine(facts: MachineFacts, *, hosts: Sequence[str] = ()) -> list[Finding]:
@@ -86,18 +70,6 @@ def judge_home(facts: HomeFacts) -> list[Finding]:
         *judge("local cluster", facts.local_cluster, lambda found: judge_local_cluster(found, facts.now)),
         *judge("old files", facts.old_files, judge_old_files),
     ]
-
-
-def judge(check: str, fact: Any, rule: Rule, nodes: tuple[str, ...] = ()) -> list[Finding]:
-    """Apply a rule to a fact; an unknown fact is a finding too, and so is a rule that fails on what it got."""
-    if not isinstance(fact, Unknown):
-        try:
-            found = rule(fact)
-            return [found] if isinstance(found, Finding) else list(found)
-        except Exception as error:
-            fact = Unknown(why=error_text(error))
-    level = Level.WARNING if fact.do else Level.NOTE
-    return [Finding(check, f"could not be checked: {fact.why}", fact.do, nodes, level=level)]
 
 
 def judge_python(found: Software) -> Finding:
@@ -162,8 +134,7 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> Finding
     """A variable may hide accelerators from programs that are started here."""
     count = len(devices.nvidia)
     for kind, entry in accelerator_types().items():
-        value = found.get(entry.variable)
-        if value is None:
+        if (value := found.get(entry.variable)) is None:
             continue
         named = entry.devices(value)
         wrong = [word for word in named if word.isdigit() and int(word) >= count]
@@ -174,9 +145,8 @@ def judge_visible_devices(found: Mapping[str, str], devices: Devices) -> Finding
         else:
             hidden = f"shows {plural(len(named), 'accelerator')}" if named else "hides all accelerators"
             seen = f"{entry.variable}={value!r} {hidden} to programs started here, such as `ray start`"
-            yield note(
-                "visible devices", seen, f"unset {entry.variable} unless you mean it; Roost sets it for its workers"
-            )
+            do = f"unset {entry.variable} unless you mean it; Roost sets it for its workers"
+            yield note("visible devices", seen, do)
     if not any(entry.variable in found for entry in accelerator_types().values()):
         yield ok("visible devices", "no variable hides any")
 
@@ -284,7 +254,8 @@ def judge_host_name(found: HostName) -> Finding:
 
 def judge_proxies(found: Mapping[str, str], hosts: Sequence[str]) -> Finding:
     """A proxy must not come between the nodes of a cluster, which it does not know."""
-    proxies = [f"{name}={_without_password(found[name])}" for name in PROXY_VARIABLES if name in found]
+    settings = [f"{name}={found[name]}" for name in PROXY_VARIABLES if name in found]
+    proxies = [re.sub(r"=(.*://)?.*@", r"=\1", text) for text in settings]  # without user and password
     bypass = found.get(NO_PROXY, "")
     wanted = ["localhost", "127.0.0.1", *(host for host in hosts if not is_loopback(host))]
     missing = [host for host in dict.fromkeys(wanted) if not bypasses(bypass, host)]
@@ -336,26 +307,6 @@ def judge_old_files(found: Sequence[OldFiles]) -> Finding:
     return ok("old files", seen or "none")
 
 
-def fold(by_node: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
-    """Merge the findings of several nodes: one line for a check that is fine everywhere, one for findings alike."""
-    out: list[Finding] = []
-    for check in dict.fromkeys(item.check for _, findings in by_node for item in findings):
-        found = [replace(item, nodes=(node,)) for node, items in by_node for item in items if item.check == check]
-        odd = [item for item in found if item.level != Level.OK]
-        texts = {item.seen for item in found}
-        where = f"fine on {plural(len({item.nodes for item in found}), 'node')}"
-        out += fold_alike(odd) or [ok(check, texts.pop() if len(texts) == 1 else where)]
-    return out
-
-
-def fold_alike(findings: Iterable[Finding]) -> list[Finding]:
-    """Merge findings that differ only in their nodes."""
-    nodes: dict[Finding, list[str]] = {}
-    for item in findings:
-        nodes.setdefault(replace(item, nodes=()), []).extend(item.nodes)
-    return [replace(item, nodes=tuple(names)) for item, names in nodes.items()]
-
-
 def is_loopback(address: str) -> bool:
     """Return whether an address leads to the machine that uses it.
 
@@ -392,19 +343,11 @@ def kill_text(processes: Sequence[OwnedProcess]) -> str:
 
 
 def _devices_text(devices: Sequence[Device]) -> str:
-    models: dict[str, list[Device]] = {}
-    for device in devices:
-        models.setdefault(device.model, []).append(device)
     texts = []
-    for model, found in models.items():
+    for model in dict.fromkeys(device.model for device in devices):
+        found = [device for device in devices if device.model == model]
         memory = found[0].memory
         used = sum(device.memory_used or 0 for device in found)
         each = "" if memory is None else f" of {size_text(memory)}, {size_text(used)} in use"
         texts.append(f"{len(found)} x {model}{each}")
     return ", ".join(texts)
-
-
-def _without_password(url: str) -> str:
-    """Return a proxy's address without user and password."""
-    scheme, slashes, rest = url.rpartition("://")
-    return f"{scheme}{slashes}{rest.rpartition('@')[2]}"

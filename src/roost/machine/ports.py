@@ -48,8 +48,8 @@ def taken_ports(blocks: Sequence[tuple[int, int]]) -> list[int]:
     return [port for start, count in blocks for port in range(start, start + count) if not _is_free(port)]
 
 
-def answers(address: str, timeout: float) -> bool:
-    """Return whether a process accepts connections at `host:port`."""
+def answers(address: str, timeout: float = 1) -> bool:
+    """Return whether a process listens at `host:port`; Ray's calls would block for a minute, then end this process."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()

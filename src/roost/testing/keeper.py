@@ -18,29 +18,17 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from roost.machine.processes import adopt_orphans, reap
+from roost.testing.plain import PlainStarter
+
+if TYPE_CHECKING:
+    from roost.testing.quick import QuickStarter
 
 _STOP_SECONDS = 10.0
-
-
-class RunningNode(Protocol):
-    """One node that was started."""
-
-    pids: list[int]
-
-
-class Starter(Protocol):
-    """Starts nodes: the quick way, or the plain way with Ray's own command."""
-
-    address: str
-    note: str
-    """Why the quick way was not taken, for the user."""
-
-    def start(self, node: dict[str, Any], *, head: bool) -> RunningNode: ...
 
 
 class Keeper:
@@ -48,27 +36,28 @@ class Keeper:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.folder: Path = Path(spec["folder"])
-        self.starter: Starter = make_starter(spec)
-        self.nodes: dict[int, RunningNode] = {}
+        self.starter: PlainStarter | QuickStarter = make_starter(spec)
+        self.pids: dict[int, list[int]] = {}
+        """The processes of each node."""
         self.stays = False
         """Whether the cluster outlives the process that asked for it; otherwise it ends with standard input."""
         self._stopping = threading.Event()
 
-    def boot(self, nodes: list[dict[str, Any]], deadline: float) -> None:
-        """Start the head, then all other nodes at the same time."""
-        self._start_all(nodes[:1], deadline, head=True)
-        self._start_all(nodes[1:], deadline, head=False)
-
-    def add(self, node: dict[str, Any], deadline: float) -> None:
-        """Start one more node."""
-        self._start_all([node], deadline, head=False)
-
-    def kill(self, rank: int) -> None:
-        """Kill a node's processes, as a power cut would."""
-        for pid in self.nodes.pop(rank).pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        reap()
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry out a command, and return the state of the cluster."""
+        if command["do"] == "start":
+            # The head, which is the first of all, before the others.
+            deadline = time.monotonic() + command["timeout"]
+            self._start_all(command["nodes"][:1], deadline)
+            self._start_all(command["nodes"][1:], deadline)
+        elif command["do"] == "kill":
+            for pid in self.pids.pop(command["rank"]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            reap()
+        elif command["do"] == "stay":
+            self.stays = True
+        return {"address": self.starter.address, "note": self.starter.note, "pids": self.pids}
 
     def stop(self) -> None:
         """Kill every descendant of this process and remove the folder."""
@@ -85,14 +74,15 @@ class Keeper:
             time.sleep(0.01)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start_all(self, nodes: list[dict[str, Any]], deadline: float, *, head: bool) -> None:
+    def _start_all(self, nodes: list[dict[str, Any]], deadline: float) -> None:
+        """Start nodes at the same time."""
         failures: list[str] = []
         done = threading.Semaphore(0)
 
         def keep(node: dict[str, Any]) -> None:
             # The kernel kills the node when the thread that started it ends, so the thread lives as long as the keeper.
             try:
-                self.nodes[node["rank"]] = self.starter.start(node, head=head)
+                self.pids[node["rank"]] = self.starter.start(node)
             except Exception:
                 failures.append(f"node {node['rank']}: {traceback.format_exc()}")
             done.release()
@@ -108,10 +98,8 @@ class Keeper:
             raise RuntimeError("\n".join(failures))
 
 
-def make_starter(spec: dict[str, Any]) -> Starter:
+def make_starter(spec: dict[str, Any]) -> PlainStarter | QuickStarter:
     """The quick starter, or the plain one if this Ray does not fit the quick one or the caller did not want it."""
-    from roost.testing.plain import PlainStarter
-
     if not spec["fast"]:
         return PlainStarter(spec, note="")
     try:
@@ -120,21 +108,6 @@ def make_starter(spec: dict[str, Any]) -> Starter:
         return QuickStarter(spec)
     except (ImportError, AttributeError, TypeError) as error:
         return PlainStarter(spec, note=f"the quick start does not know this Ray, so `ray start` is used: {error}")
-
-
-def _answer(keeper: Keeper, line: str) -> dict[str, Any]:
-    command = json.loads(line)
-    deadline = time.monotonic() + float(command.get("timeout", 60))
-    if command["do"] == "boot":
-        keeper.boot(command["nodes"], deadline)
-    elif command["do"] == "add":
-        keeper.add(command["node"], deadline)
-    elif command["do"] == "kill":
-        keeper.kill(command["rank"])
-    elif command["do"] == "stay":
-        keeper.stays = True
-    pids = {rank: node.pids for rank, node in keeper.nodes.items()}
-    return {"address": keeper.starter.address, "note": keeper.starter.note, "pids": pids}
 
 
 def main() -> None:
@@ -156,7 +129,7 @@ def main() -> None:
     def run_commands() -> None:
         for line in requests:
             try:
-                answer = _answer(keeper, line)
+                answer = keeper.answer(json.loads(line))
             except Exception:
                 answer = {"error": traceback.format_exc()}
             with contextlib.suppress(BrokenPipeError):

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 
+from roost.machine.ports import answers
 from roost.machine.processes import die_with_parent
 
 _START_SECONDS = 60.0
@@ -58,15 +59,11 @@ class LazyAgent:
             preexec_fn=die_with_parent,
         )
         deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                socket.create_connection((self._address, port), timeout=1).close()
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                return (self._address, port)
+        while not answers(f"{self._address}:{port}"):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the agent does not listen")
+            time.sleep(0.02)
+        return self._address, port
 
 
 def _connect(client: socket.socket, target: tuple[str, int]) -> None:

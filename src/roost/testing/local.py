@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import secrets
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,17 +17,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from roost.config.hardware import AcceleratorType
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
+from roost.machine.ports import taken_ports
 from roost.runtime.connect.authentication import refresh_authentication
 from roost.runtime.connect.versions import has_token_authentication
 from roost.runtime.nodes.accelerators import variables_of_interest
-from roost.text import plural, shorten
+from roost.text import plural
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 _MAX_NODES = 250
@@ -100,9 +100,7 @@ class LocalCluster:
     @property
     def keeper_pid(self) -> int:
         """The pid of the process that keeps the cluster."""
-        if self._keeper is None:
-            raise ClusterError("the local cluster is not running")
-        return self._keeper.pid
+        return self._running.pid
 
     def start(self) -> None:
         """Start every node and wait until all are registered; leave nothing behind if that fails."""
@@ -112,18 +110,13 @@ class LocalCluster:
         self.folder = socket_folder() / f"ray-{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
-            self._keeper = _start_keeper(authentication, _startup_settings(len(self.nodes)), stays=self._stays)
+            self._keeper = _start_keeper(authentication, len(self.nodes), stays=self._stays)
             self._send({"folder": str(self.folder), "fast": self._fast})
-            ports = _free_ports(_PORTS_PER_NODE * len(self.nodes))
-            described = [
-                self._describe(rank, node, ports[rank * _PORTS_PER_NODE : (rank + 1) * _PORTS_PER_NODE])
-                for rank, node in enumerate(self.nodes)
-            ]
-            self._send({"do": "boot", "nodes": described, "timeout": self._timeout})
+            self._send(self._start_command(self.nodes))
             if not self._stays:
                 # This process is about to use Ray, and importing it takes as long as the nodes do.
                 import ray  # noqa: F401
-            self._take(self._receive(self._timeout))
+            self._receive()
         except BaseException:
             self.stop()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -132,14 +125,9 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Stop every process that `start` started."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
+        if self._keeper is None:
             return
-        for pipe in (keeper.stdin, keeper.stdout):
-            # If the keeper is gone, the pipe has no reader for what is still buffered.
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
+        keeper = self._release()
         if self._stays:
             keeper.terminate()
         try:
@@ -153,28 +141,24 @@ class LocalCluster:
 
     def leave_running(self) -> None:
         """Detach from the cluster, so that it keeps running when this process ends."""
-        self._ask({"do": "stay"})
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None and keeper.stdin is not None and keeper.stdout is not None:
-            keeper.stdin.close()
-            keeper.stdout.close()
-            # Popen warns when it is dropped while the process runs, which is intended here.
-            keeper.returncode = 0
+        self._send({"do": "stay"})
+        self._receive()
+        # Popen warns when it is dropped while the process runs, which is intended here.
+        self._release().returncode = 0
 
     def add_node(self, node: LocalNode) -> int:
         """Start one more node and return its rank."""
-        rank = len(self.nodes)
-        self._ask(
-            {"do": "add", "node": self._describe(rank, node, _free_ports(_PORTS_PER_NODE)), "timeout": self._timeout}
-        )
+        self._send(self._start_command([node], len(self.nodes)))
+        self._receive()
         self.nodes.append(node)
-        return rank
+        return len(self.nodes) - 1
 
     def kill_node(self, rank: int) -> None:
         """Kill a node's processes, as a power cut would."""
         if rank not in self.pids:
             raise ConfigError(f"there is no node {rank} that runs")
-        self._ask({"do": "kill", "rank": rank})
+        self._send({"do": "kill", "rank": rank})
+        self._receive()
 
     def __enter__(self) -> LocalCluster:
         self.start()
@@ -183,9 +167,7 @@ class LocalCluster:
         _refresh()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._disconnect()
         finally:
@@ -206,63 +188,72 @@ class LocalCluster:
         if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
             ray.shutdown()
 
-    def _describe(self, rank: int, node: LocalNode, ports: list[int]) -> dict[str, Any]:
-        resources = dict(node.resources)
-        if node.model is not None and node.accelerators:
-            resources[f"accelerator_type:{node.model}"] = 1
-        return {
-            "rank": rank,
-            "address": node.address or f"{self._network}.{rank + 1}",
-            "name": node.name or f"local-{rank}",
-            "cpus": node.cpus,
-            "accelerators": node.accelerators,
-            "resources": resources,
-            "labels": dict(node.labels),
-            "env": dict(node.env),
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            "ports": ports,
-        }
+    def _start_command(self, nodes: Sequence[LocalNode], first: int = 0) -> dict[str, Any]:
+        """Return the keeper's command to start these nodes, of which the first has the rank `first`."""
+        ports = iter(_free_ports(_PORTS_PER_NODE * len(nodes)))
+        described = [
+            {
+                "rank": rank,
+                "address": node.address or f"{self._network}.{rank + 1}",
+                "name": node.name or f"local-{rank}",
+                "cpus": node.cpus,
+                "accelerators": node.accelerators,
+                "resources": {
+                    **node.resources,
+                    **({f"accelerator_type:{node.model}": 1} if node.model and node.accelerators else {}),
+                },
+                "labels": dict(node.labels),
+                "env": dict(node.env),
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "ports": [next(ports) for _ in range(_PORTS_PER_NODE)],
+            }
+            for rank, node in enumerate(nodes, first)
+        ]
+        return {"do": "start", "nodes": described, "timeout": self._timeout}
 
-    def _ask(self, request: dict[str, Any]) -> None:
-        self._send(request)
-        self._take(self._receive(self._timeout))
+    @property
+    def _running(self) -> subprocess.Popen[str]:
+        if self._keeper is None:
+            raise ClusterError("the local cluster is not running")
+        return self._keeper
 
-    def _take(self, answer: dict[str, Any]) -> None:
-        self.address, self.note = answer["address"], answer["note"]
-        self.pids = {int(rank): pids for rank, pids in answer["pids"].items()}
+    def _release(self) -> subprocess.Popen[str]:
+        """Close the pipes to the keeper, which ends it unless it is to stay, and return it."""
+        keeper, self._keeper = self._running, None
+        for pipe in filter(None, (keeper.stdin, keeper.stdout)):
+            # If the keeper is gone, the pipe has no reader for what is still buffered.
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        return keeper
 
     def _send(self, request: dict[str, Any]) -> None:
-        if self._keeper is None or self._keeper.stdin is None:
-            raise ClusterError("the local cluster is not running")
         try:
-            self._keeper.stdin.write(json.dumps(request) + "\n")
-            self._keeper.stdin.flush()
+            print(json.dumps(request), file=self._running.stdin, flush=True)
         except BrokenPipeError:
             raise ClusterError(f"the process that keeps the local cluster is gone{self._last_words()}") from None
 
-    def _receive(self, timeout: float) -> dict[str, Any]:
-        if self._keeper is None or self._keeper.stdout is None:
-            raise ClusterError("the local cluster is not running")
-        deadline = time.monotonic() + timeout + 5
-        while not select.select([self._keeper.stdout], [], [], 1)[0]:
+    def _receive(self) -> None:
+        """Wait for the keeper's answer, and keep what it says about the cluster."""
+        pipe: Any = self._running.stdout
+        deadline = time.monotonic() + self._timeout + 5
+        while not select.select([pipe], [], [], 1)[0]:
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"{plural(len(self.nodes), 'node')} did not start in {timeout:g} s{self._last_words()}"
-                )
-        line = self._keeper.stdout.readline()
+                late = f"{plural(len(self.nodes), 'node')} did not start in {self._timeout:g} s"
+                raise ClusterError(f"{late}{self._last_words()}")
+        line = pipe.readline()
         if not line:
             raise ClusterError(f"the process that keeps the local cluster is gone{self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
+        answer = json.loads(line)
         if "error" in answer:
             raise ClusterError(f"the local cluster could not do that: {answer['error'].strip()}")
-        return answer
+        self.address, self.note = answer["address"], answer["note"]
+        self.pids = {int(rank): pids for rank, pids in answer["pids"].items()}
 
     def _last_words(self) -> str:
-        try:
+        with contextlib.suppress(OSError):
             text = (self.folder / "keeper.log").read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
-        return f": {shorten(text[-1000:], 1000)}" if text else ""
+            return f": {text[-1000:]}" if text else ""
+        return ""
 
 
 def local_cluster(
@@ -305,19 +296,13 @@ def _refresh() -> None:
         refresh_authentication()
 
 
-def _startup_settings(num_nodes: int) -> dict[str, str]:
-    """Let all nodes together start as many processes at a time as this machine has cores.
-
-    By default every raylet assumes that it has all cores, and one that may start several processes at a time starts
-    more than it needs: two for a single task.
-    """
-    return {"RAY_worker_maximum_startup_concurrency": str(max(1, (os.cpu_count() or 1) // num_nodes))}
-
-
-def _start_keeper(authentication: dict[str, str], settings: dict[str, str], *, stays: bool) -> subprocess.Popen[str]:
+def _start_keeper(authentication: dict[str, str], num_nodes: int, *, stays: bool) -> subprocess.Popen[str]:
     not_ours = {*_NOT_OURS, *variables_of_interest()}
     environment = {name: value for name, value in os.environ.items() if name not in not_ours}
-    environment |= {**_RAY_SETTINGS, **settings, **authentication}
+    # By default every raylet assumes that it has all cores, and one that may start several processes at a time starts
+    # more than it needs: two for a single task.
+    concurrency = str(max(1, (os.cpu_count() or 1) // num_nodes))
+    environment |= {**_RAY_SETTINGS, "RAY_worker_maximum_startup_concurrency": concurrency, **authentication}
     return subprocess.Popen(
         [sys.executable, "-m", "roost.testing.keeper"],
         stdin=subprocess.PIPE,
@@ -343,25 +328,16 @@ def _authentication() -> dict[str, str]:
         draft = path.with_suffix(f".{os.getpid()}")
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32), encoding="utf-8")
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
+        draft.unlink()
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
 
 
 def _free_ports(count: int) -> list[int]:
     """Ports that are free on every interface, below the kernel's range for outgoing connections."""
-    found: list[int] = []
-    for port in _random.sample(range(20000, 32000), 8000):
-        with socket.socket() as tried:
-            try:
-                tried.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError("no free port between 20000 and 32000 on this machine")
+    tried = _random.sample(range(20000, 32000), 8000)
+    found = list(itertools.islice((port for port in tried if not taken_ports([(port, 1)])), count))
+    if len(found) < count:
+        raise ClusterError("no free port between 20000 and 32000 on this machine")
+    return found

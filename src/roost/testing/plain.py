@@ -19,32 +19,22 @@ from roost.machine.processes import die_with_parent
 _BOOT_SECONDS = 90.0
 
 
-class PlainNode:
-    """A `ray start --block` and what it started."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pids: list[int] = [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]
-
-
 class PlainStarter:
     """Starts nodes with Ray's own command."""
 
     def __init__(self, spec: dict[str, Any], note: str) -> None:
         self.address: str = ""
         self.note = note
+        """Why the quick way was not taken, for the user."""
         self._folder = Path(spec["folder"])
         self._one_at_a_time = threading.Lock()
 
-    def start(self, node: dict[str, Any], *, head: bool) -> PlainNode:
-        """Start a node and wait until its raylet is registered, which `ray start` prints."""
-        # Two nodes that start in one session folder at the same time can choose the same socket.
-        with self._one_at_a_time:
-            return self._start(node, head=head)
-
-    def _start(self, node: dict[str, Any], *, head: bool) -> PlainNode:
+    def start(self, node: dict[str, Any]) -> list[int]:
+        """Start a node, wait until its raylet is registered, which `ray start` prints, and return its processes."""
+        installed = Path(sys.executable).with_name("ray")
+        ray = str(installed) if installed.exists() else shutil.which("ray")
         command = [
-            *_ray_command(),
+            *([ray] if ray else [sys.executable, "-m", "ray.scripts.scripts"]),
             "start",
             "--block",
             "--disable-usage-stats",
@@ -60,18 +50,15 @@ class PlainStarter:
             "--min-worker-port=0",
             "--max-worker-port=0",
         ]
-        if head:
+        if node["rank"] == 0:
             self.address = f"{node['address']}:{node['ports'][1]}"
-            command += [
-                "--head",
-                f"--port={node['ports'][1]}",
-                "--include-dashboard=false",
-                f"--temp-dir={self._folder}",
-            ]
+            command += ["--head", f"--port={node['ports'][1]}"]
+            command += ["--include-dashboard=false", f"--temp-dir={self._folder}"]
         else:
             command.append(f"--address={self.address}")
         log = self._folder / f"start-{node['rank']}.log"
-        with log.open("wb") as out:
+        # Two nodes that start in one session folder at the same time can choose the same socket.
+        with self._one_at_a_time, log.open("wb") as out:
             process = subprocess.Popen(  # noqa: S603 - Ray's own command
                 command,
                 stdin=subprocess.DEVNULL,
@@ -80,15 +67,9 @@ class PlainStarter:
                 env=os.environ | node["env"],
                 preexec_fn=die_with_parent,
             )
-        deadline = time.monotonic() + _BOOT_SECONDS
-        while b"Ray runtime started" not in log.read_bytes():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"`ray start` did not start the node:\n{log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.05)
-        return PlainNode(process)
-
-
-def _ray_command() -> list[str]:
-    installed = Path(sys.executable).with_name("ray")
-    found = str(installed) if installed.exists() else shutil.which("ray")
-    return [found] if found else [sys.executable, "-m", "ray.scripts.scripts"]
+            deadline = time.monotonic() + _BOOT_SECONDS
+            while b"Ray runtime started" not in (said := log.read_bytes()):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"`ray start` did not start the node:\n{said.decode(errors='replace')[-3000:]}")
+                time.sleep(0.05)
+        return [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]

@@ -33,13 +33,6 @@ PYTHON_VARIABLE = "ROOST_WORKER_PYTHON"
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
-class QuickNode:
-    """A node of Ray's own class, with the pids of its processes."""
-
-    def __init__(self, node: Node) -> None:
-        self.pids: list[int] = [info.process.pid for infos in node.all_processes.values() for info in infos]
-
-
 class QuickStarter:
     """Starts nodes with Ray's node class, from any number of threads."""
 
@@ -56,15 +49,17 @@ class QuickStarter:
         self._python = os.environ.get(PYTHON_VARIABLE, sys.executable)
         _replace_process_starter(self)
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
-        Node.start_api_server = _start_nothing  # type: ignore[method-assign,assignment]
+        Node.start_api_server = lambda _node, **_options: None  # type: ignore[method-assign]
 
-    def start(self, node: dict[str, Any], *, head: bool) -> QuickNode:
-        """Start a node and wait until it is registered."""
+    def start(self, node: dict[str, Any]) -> list[int]:
+        """Start a node, wait until it is registered, and return its processes."""
         rank = node["rank"]
+        head = rank == 0
         settings: dict[str, Any] = {
             "node_ip_address": node["address"],
             "node_name": node["name"],
             "num_cpus": node["cpus"],
+            "num_gpus": node["accelerators"] or None,
             "resources": node["resources"],
             "labels": node["labels"],
             "env_vars": node["env"],
@@ -81,28 +76,22 @@ class QuickStarter:
             "plasma_store_socket_name": str(self._folder / f"p{rank}"),
             "raylet_socket_name": str(self._folder / f"r{rank}"),
         }
-        if head:
-            settings |= {"gcs_server_port": node["ports"][1], "_system_config": _SYSTEM_CONFIG}
-        else:
-            settings["gcs_address"] = self.address
-        if node["accelerators"]:
-            settings["num_gpus"] = node["accelerators"]
+        of_head = {"gcs_server_port": node["ports"][1], "_system_config": _SYSTEM_CONFIG}
+        settings |= of_head if head else {"gcs_address": self.address}
         started = Node(RayParams(**settings), head=head, shutdown_at_exit=False, spawn_reaper=False)
         if head:
             self.address = started.gcs_address
-        return QuickNode(started)
+        return [info.process.pid for infos in started.all_processes.values() for info in infos]
 
     def raylet_command(self, command: list[str]) -> list[str]:
         """Return the raylet's command, with no workers in advance and with stand-ins for its agents."""
         flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
         raylet: Any = ray._raylet
+        agent_port = int(flags["runtime_env_agent_port"])
         if hasattr(raylet, "persist_port"):
-            ports = dict.fromkeys(_AGENT_PORTS, 1)
-            ports["RUNTIME_ENV_AGENT_PORT_NAME"] = int(flags["runtime_env_agent_port"])
-            for name, port in ports.items():
+            for name, port in {**dict.fromkeys(_AGENT_PORTS, 1), "RUNTIME_ENV_AGENT_PORT_NAME": agent_port}.items():
                 raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
-        port = int(flags["runtime_env_agent_port"])
-        LazyAgent(flags["node_ip_address"], port, flags["runtime_env_agent_command"])
+        LazyAgent(flags["node_ip_address"], agent_port, flags["runtime_env_agent_command"])
         standin = f"/bin/sh {self._standin}"
         changed = {
             "num_prestart_python_workers": "0",
@@ -110,7 +99,10 @@ class QuickStarter:
             "runtime_env_agent_command": standin,
             "python_worker_command": flags["python_worker_command"].replace(sys.executable, self._python, 1),
         }
-        return [_with_flag(word, changed) for word in command]
+        names = [word.removeprefix("--").partition("=")[0] for word in command]
+        return [
+            f"--{name}={changed[name]}" if name in changed else word for name, word in zip(names, command, strict=True)
+        ]
 
 
 def _replace_process_starter(starter: QuickStarter) -> None:
@@ -125,16 +117,6 @@ def _replace_process_starter(starter: QuickStarter) -> None:
         return original(command, process_type, *args, **kwargs)
 
     services.start_ray_process = start
-
-
-def _with_flag(word: str, changed: dict[str, str]) -> str:
-    """A word of a command, with its value replaced if it is one of these flags."""
-    name = word.removeprefix("--").partition("=")[0]
-    return f"--{name}={changed[name]}" if name in changed else word
-
-
-def _start_nothing(_node: Node, **_options: Any) -> None:
-    """Replace the start of the API server."""
 
 
 def _check_parameters(function: Any, *names: str) -> None:

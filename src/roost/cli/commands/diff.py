@@ -7,27 +7,23 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Inventory, Live, Rules, Shared, TextForm
-from roost.cli.plans import Flags, is_run, load_plans
+from roost.cli.options import TextForm
+from roost.cli.plans import Flags, is_run, load_plans, with_flags
 from roost.cli.runs import find_folder
 from roost.cli.terminal import print_answer, print_text
-from roost.cli.text.diff import diff_text
+from roost.cli.text.plans import diff_text
 from roost.cli.text.runs import run_diff_text
 from roost.runtime.runs.diff import diff_records
 from roost.runtime.runs.index import read_run
 
 
+@with_flags
 def diff(
     before: Annotated[Path, typer.Argument(metavar="A", help="A job, a plan saved as JSON, or a run.")],
     after: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
+    flags: Flags,
     form: TextForm = "text",
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     one, other = load_plans(before, after, flags)
     difference = one.diff(other)
     runs = None

@@ -24,13 +24,9 @@ def doctor(
         float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="How long nodes may take to answer.")
     ] = 30,
 ) -> None:
-    report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=_tell_terminal)
+    # Only a person at a terminal needs to know what the doctor waits for before the findings.
+    waiting = tell if sys.stderr.isatty() else lambda _: None
+    report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=waiting)
     print_answer(form, report.to_dict(), lambda: report_text(report))
     if report.has_problem:
         raise typer.Exit(1)
-
-
-def _tell_terminal(text: str) -> None:
-    """Say what the doctor waits for; only a person at a terminal needs it before the findings."""
-    if sys.stderr.isatty():
-        tell(text)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from roost.cli.out import write_text
 from roost.runtime.connect.local_cluster import end_local_cluster, one_at_a_time
 
-_STOP_SECONDS = 30.0
-
 
 def down() -> None:
     with one_at_a_time():
-        ended = end_local_cluster(_STOP_SECONDS)
+        ended = end_local_cluster(timeout=30)
     write_text("no local cluster is up\n" if ended is None else f"the local cluster {ended.spec} is down\n")

@@ -6,24 +6,20 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Inventory, Job, Live, Rules, Shared, TextForm
-from roost.cli.plans import Flags, load_plan
+from roost.cli.options import Job, TextForm
+from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import print_answer
 from roost.cli.text.plans import findings_text
 from roost.placement.lint import lint as find_all
 
 
+@with_flags
 def lint(
     job: Job,
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
+    flags: Flags,
     form: TextForm = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     plan, _ = load_plan(job, flags)
     found = find_all(plan)
     answer = [{"code": item.code, "level": item.level, "message": item.message} for item in found]

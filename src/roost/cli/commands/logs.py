@@ -50,16 +50,12 @@ def logs(
 ) -> None:
     folder = _log_folder(run)
     if worker is None:
-        write_text(_list_logs(folder))
+        rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
+        first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+        listed = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
+        write_text("".join([f"logs of the run {folder.parent}\n", *listed]))
     else:
         _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow)
-
-
-def _list_logs(folder: Path) -> str:
-    rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
-    first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
-    lines = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
-    return "".join([f"logs of the run {folder.parent}\n", *lines])
 
 
 def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool) -> None:
@@ -115,19 +111,16 @@ def _text(line: bytes) -> str:
 def _start_of_last(path: Path, lines: int) -> int:
     """Find where the last lines of a file begin, reading from its end."""
     with path.open("rb") as file:
-        position = end = file.seek(0, 2)
-        while lines and position > 0:
-            first = max(0, position - _CHUNK)
-            file.seek(first)
-            data = file.read(position - first)
+        first = end = file.seek(0, 2)
+        size = _CHUNK
+        while first > 0:
+            first = file.seek(max(0, end - size))
             # The line end of the last line does not count.
-            found = min(len(data), end - 1 - first)
-            while (found := data.rfind(b"\n", 0, found)) >= 0:
-                lines -= 1
-                if not lines:
-                    return first + found + 1
-            position = first
-        return 0 if lines else end
+            before, *after = file.read(end - first).removesuffix(b"\n").rsplit(b"\n", lines)
+            if len(after) == lines:
+                return min(end, first + len(before) + 1)
+            size *= 2
+        return 0
 
 
 def _log_folder(run: str | None) -> Path:
@@ -143,10 +136,8 @@ def _find_logs(folder: Path, worker: str = "") -> dict[str, Path]:
         raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
     if worker and (one := log_file(folder, worker)).is_file():
         return {worker: one}
-    found = {path.relative_to(folder): path for path in folder.joinpath(*worker.split(":")).rglob("*.log")}
-    ordered = sorted(found, key=lambda path: [_rank_key(part) for part in path.with_suffix("").parts])
-    return {":".join(path.with_suffix("").parts): found[path] for path in ordered}
-
-
-def _rank_key(part: str) -> tuple[int, int, str]:
-    return (0, int(part), "") if part.isdigit() else (1, 0, part)
+    found = folder.joinpath(*worker.split(":")).rglob("*.log")
+    parts = {path.relative_to(folder).with_suffix("").parts: path for path in found}
+    # Ranks in the order of numbers.
+    ordered = sorted(parts, key=lambda words: [(word.zfill(10) if word.isdigit() else word) for word in words])
+    return {":".join(words): parts[words] for words in ordered}

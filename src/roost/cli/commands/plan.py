@@ -7,26 +7,24 @@ from typing import Annotated, Literal
 import typer
 
 from roost.cli.completion import complete_component
-from roost.cli.options import Cluster, Inventory, Job, Live, Out, Rules, Shared
+from roost.cli.options import Job, Out
 from roost.cli.out import tell, write_text
-from roost.cli.plans import Flags, load_plan
+from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.plans import plan_table, start_text
 from roost.placement.lint import lint
-from roost.placement.plan import Plan
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
-from roost.text import plural
+from roost.text import at_most, plural
 
 _MOST_WARNINGS = 3
 
 
+@with_flags
 def plan(
     job: Job,
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
+    flags: Flags,
     form: Annotated[
         Literal["map", "table", "json", "svg", "html"],
         typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, table, json, svg or html."),
@@ -39,10 +37,7 @@ def plan(
         ),
     ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     found, hardware = load_plan(job, flags)
     names = component or found.names
     if form == "json":
@@ -60,12 +55,7 @@ def plan(
             draw_map(grid, out)
             if hardware is not None and out is None:
                 print_text(start_text(found, hardware))
-            _print_warnings(found)
-
-
-def _print_warnings(found: Plan) -> None:
-    warnings = [item for item in lint(found) if item.level == "warning"]
-    for item in warnings[:_MOST_WARNINGS]:
-        tell(str(item))
-    if len(warnings) > _MOST_WARNINGS:
-        tell(f"and {plural(len(warnings) - _MOST_WARNINGS, 'more warning')}: see roost lint")
+            warnings = [str(item) for item in lint(found) if item.level == "warning"]
+            more = plural(len(warnings) - _MOST_WARNINGS, "more warning")
+            for line in at_most(warnings, _MOST_WARNINGS, f"and {more}: see roost lint"):
+                tell(line)

@@ -15,9 +15,9 @@ import typer
 from roost.cli.commands.run import start_job
 from roost.cli.options import Address
 from roost.cli.out import tell
-from roost.cli.plans import live_hardware, read_saved_plan
+from roost.cli.plans import read_saved_plan
 from roost.cli.runs import Run, plan_file
-from roost.cli.text.diff import diff_text
+from roost.cli.text.plans import diff_text
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
@@ -28,7 +28,7 @@ from roost.runtime.runs.diff import diff_environments
 from roost.runtime.runs.index import find_run, read_run
 from roost.runtime.runs.record import RunJob, RunRecord, text_hash, what_of
 from roost.runtime.runs.snapshot import environment_of
-from roost.text import printable, shorten
+from roost.text import at_most, printable, shorten
 
 _MOST_VARIABLES = 12
 
@@ -98,9 +98,11 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
         _enter_folder(record)
         start_job(text, str(path), again, options, check)
         return
+    from roost.runtime.status import get_hardware  # loads Ray, which rerunning a script leaves to the script
+
     draft = read_job_text(text, name=str(path))
     try:
-        live = live_hardware(draft.job.cluster.num_nodes, options.address)
+        live = get_hardware(draft.job.cluster.num_nodes, options.address)
     except ClusterError as error:
         tell(f"where its workers would sit is not known now: {error}")
         return
@@ -155,7 +157,6 @@ def _tell_environment(record: RunRecord) -> None:
     found = diff_environments(record.environment, environment_of(os.environ))
     if found:
         tell("the environment has changed:")
-    for name, before, after in found[:_MOST_VARIABLES]:
-        tell(printable(f"  ~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}"))
-    if len(found) > _MOST_VARIABLES:
-        tell(f"  and {len(found) - _MOST_VARIABLES} more")
+    lines = [f"~ {name}: {shorten(before, 200)} -> {shorten(after, 200)}" for name, before, after in found]
+    for line in at_most(lines, _MOST_VARIABLES):
+        tell(printable(f"  {line}"))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from roost.cli.commands.plan import plan
-from roost.cli.options import Address, Cluster, Inventory, Live, Rules, Shared
+from roost.cli.options import Address
+from roost.cli.plans import Flags, with_flags
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ConfigError
@@ -19,29 +21,26 @@ from roost.runtime.options import RunOptions
 from roost.runtime.runs.record import RunJob, text_hash
 
 
+@with_flags
 def run(
     job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config, with 'workers' and 'entry'.")],
+    flags: Flags,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan, as `roost plan` does.")] = False,
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
     address: Address = None,
     run_dir: Annotated[
         str | None, typer.Option("--run-dir", metavar="DIR", help="The run's folder, for the workers' logs.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show what workers print.")] = False,
     no_reserve: Annotated[bool, typer.Option("--no-reserve", help="Do not reserve the accelerators in Ray.")] = False,
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
     if dry_run:
-        plan(job, cluster, inventory, live, placement=placement, no_isolate=no_isolate)
+        plan(job=job, **asdict(flags))
         return
-    if cluster or inventory or live:
+    if flags.hardware:
         raise ConfigError("a job runs on the live Ray cluster", hint="--cluster and the like are for --dry-run")
     options = RunOptions(
-        placement=placement,
-        isolate_accelerator=not no_isolate,
+        placement=flags.placement,
+        isolate_accelerator=not flags.no_isolate,
         reserve=not no_reserve,
         quiet=quiet,
         address=address,

@@ -9,8 +9,8 @@ import typer
 from rich.text import Text
 
 from roost.cli.completion import complete_worker
-from roost.cli.options import Cluster, Inventory, Job, Live, Rules, Shared, TextForm
-from roost.cli.plans import Flags, load_plan
+from roost.cli.options import Job, TextForm
+from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import print_answer
 from roost.cli.text.layout import facts, titled
 from roost.config.topology import Node
@@ -18,20 +18,16 @@ from roost.errors import ConfigError
 from roost.placement.environment import worker_interpreter
 
 
+@with_flags
 def where(
     job: Job,
     worker: Annotated[
         str,
         typer.Argument(metavar="WORKER", help="Component and rank, as in actor:3.", autocompletion=complete_worker),
     ],
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
+    flags: Flags,
     form: TextForm = "text",
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     plan, _ = load_plan(job, flags)
     component, colon, number = worker.rpartition(":")
     if not colon or not (number.isascii() and number.isdigit() and len(number) < 10):

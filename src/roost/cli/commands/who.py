@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Cluster, Inventory, Job, Live, Rules, Shared, TextForm
-from roost.cli.plans import Flags, load_plan
+from roost.cli.options import Job, TextForm
+from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import print_answer
 from roost.cli.text.layout import facts
 from roost.cli.text.plans import worker_names
@@ -17,19 +17,15 @@ from roost.placement.plan import Piece, Plan
 from roost.text import join_words, plural
 
 
+@with_flags
 def who(
     job: Job,
     hardware: Annotated[
         str, typer.Argument(metavar="HARDWARE", help="An accelerator (1:4), other hardware (1:Franka:0) or a node (1).")
     ],
-    cluster: Cluster = None,
-    inventory: Inventory = None,
-    live: Live = False,
+    flags: Flags,
     form: TextForm = "text",
-    placement: Rules = "auto",
-    no_isolate: Shared = False,
 ) -> None:
-    flags = Flags(cluster=cluster, inventory=inventory, live=live, placement=placement, no_isolate=no_isolate)
     plan, _ = load_plan(job, flags)
     node_rank, pieces = _find_pieces(plan, hardware)
     occupants = plan.occupants()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from roost.doctor.facts import Finding, Level, Report
+from roost.doctor.findings import Finding, Level, Report
 from roost.text import join_words, plural, printable
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
@@ -16,8 +16,7 @@ _LEVEL_WIDTH = 9
 def report_text(report: Report) -> Text:
     """List the findings: one line for each, and below it what to do."""
     width = max(len(item.check) for item in report.findings) + 2
-    text = Text()
-    text.append(f"this machine, {report.host}\n", style="bold")
+    text = Text.assemble((f"this machine, {report.host}\n", "bold"))
     _append(text, report.machine, width)
     text.append(f"the cluster, Ray at {report.address}\n" if report.address else "the cluster\n", style="bold")
     _append(text, report.cluster, width)

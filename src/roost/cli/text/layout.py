@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from roost.text import at_most
+
 
 def aligned(rows: Sequence[Sequence[str]]) -> Text:
     """Lay out rows of cells in columns, without spaces at the ends of lines."""
@@ -23,7 +25,5 @@ def facts(lines: Sequence[tuple[str, str]]) -> Text:
 
 def titled(title: str, items: Sequence[str], most: int | None = None) -> list[tuple[str, str]]:
     """Make lines for `facts` of which only the first has the title; what is over `most` is counted."""
-    shown = list(items[:most])
-    if len(items) > len(shown):
-        shown.append(f"and {len(items) - len(shown)} more")
+    shown = at_most(items, len(items) if most is None else most)
     return [(title if number == 0 else "", text) for number, text in enumerate(shown)]

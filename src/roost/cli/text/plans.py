@@ -1,4 +1,4 @@
-"""Plans as text: tables, findings, and whether a plan could start."""
+"""Plans as text: tables, findings, whether a plan could start, and what differs between two."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from roost.cli.text.layout import aligned
-from roost.config.hardware import ACCELERATOR
+from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
+from roost.placement.diff import PlanDiff
 from roost.placement.fit import nearest_fit
 from roost.placement.lint import Finding
-from roost.placement.plan import Plan, WorkerId
-from roost.text import join_words, plural
+from roost.placement.plan import Piece, Plan, WorkerId, seat
+from roost.text import at_most, join_words, plural
 
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
 
 _MOST_HELD = 16
+_MOST_LINES = 40
 
 
 def plan_table(plan: Plan) -> Text:
@@ -63,8 +65,7 @@ def start_text(plan: Plan, live: LiveHardware) -> Text:
         return Text("this plan would start now: its accelerators are free", style="green")
     count = plural(len(held), "accelerator")
     first = f"this plan would not start now: {count} of it taken" if held else "this plan may not start now"
-    lines = [f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held[:_MOST_HELD]]
-    lines += [f"and {len(held) - _MOST_HELD} more"] if len(held) > _MOST_HELD else []
+    lines = at_most([f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held], _MOST_HELD)
     for rank in unsure:
         holders = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
         lines.append(f"node {rank}: {holders}; which is not known")
@@ -72,3 +73,45 @@ def start_text(plan: Plan, live: LiveHardware) -> Text:
     fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
     lines += ["this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items())] if fit else []
     return Text.assemble((first, "red" if held else "yellow"), *(f"\n  {line}" for line in lines))
+
+
+def diff_text(difference: PlanDiff) -> Text:
+    """List what changes from one plan to another."""
+    text = Text()
+    _append_lines(text, [f"~ {what}: {before} -> {after}" for what, before, after in difference.facts], "yellow")
+    variables = [
+        f"{item.worker}: " + ", ".join(f"{name} {_value(a)} -> {_value(b)}" for name, a, b in item.variables)
+        for item in difference.changed_variables
+    ]
+    hands = [
+        f"{_piece_name(item.piece)}: {', '.join(item.before) or 'idle'} -> {', '.join(item.after) or 'idle'}"
+        for item in difference.changed_hands
+    ]
+    for title, count, sign, style, lines in (
+        ("moved", None, "~", "yellow", [f"{m.worker}: {seat(m.before)} -> {seat(m.after)}" for m in difference.moved]),
+        ("appeared", len(difference.appeared), "+", "green", worker_names(difference.appeared)),
+        ("went", len(difference.went), "-", "red", worker_names(difference.went)),
+        ("changed variables", None, "~", "yellow", variables),
+        ("changed hands", None, "~", "yellow", hands),
+    ):
+        if lines:
+            text.append(f"{title} ({count or len(lines)})\n", style="bold")
+            _append_lines(text, [f"{sign} {line}" for line in lines], style, "  ")
+    text.append("" if difference else "the plans are alike")
+    text.rstrip()
+    return text
+
+
+def _append_lines(text: Text, lines: Sequence[str], style: str, indent: str = "") -> None:
+    for line in lines[:_MOST_LINES]:
+        text.append(f"{indent}{line}\n", style=style)
+    if len(lines) > _MOST_LINES:
+        text.append(f"{indent}and {len(lines) - _MOST_LINES} more; --format json has them all\n", style="dim")
+
+
+def _value(value: str | None) -> str:
+    return "unset" if value is None else value or "''"
+
+
+def _piece_name(piece: Piece) -> str:
+    return str(piece) if piece.kind == BARE_NODE else f"node {piece.node_rank} {piece.kind} {piece.local_rank}"

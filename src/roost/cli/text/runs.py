@@ -15,8 +15,7 @@ from roost.runtime.runs.diff import Fact
 from roost.runtime.runs.record import RunGroup, RunNode, RunRecord, RunRestart, Status, started_at
 from roost.text import plural, printable, shorten
 
-_MOST_NODES = 16
-_MOST_RESTARTS = 16
+_MOST_LINES = 16
 _MOST_GROUPS = 40
 
 
@@ -49,9 +48,9 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None) -> Text:
         ("git", str(record.git or "")),
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
         ("Ray", f"{record.address}, namespace {record.namespace}"),
-        *titled("nodes", [_node_text(node) for node in record.nodes], _MOST_NODES),
+        *titled("nodes", [_node_text(node) for node in record.nodes], _MOST_LINES),
         *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
-        *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_RESTARTS),
+        *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_LINES),
         *titled("environment", variables),
         ("run folder", str(folder)),
         ("logs", f"roost logs --run {shlex.quote(run_id or str(folder))}"),

@@ -40,9 +40,8 @@ def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
 def status_text(status: ClusterStatus) -> Text:
     """Describe the jobs on a cluster, its accelerators, and processes left over from earlier jobs."""
     accelerators = sum(node.num_accelerators for node in status.nodes)
-    text = Text()
-    text.append(f"Ray at {status.address}", style="bold")
-    text.append(f"  {plural(len(status.nodes), 'node')}, {plural(accelerators, 'accelerator')}\n")
+    has = f"{plural(len(status.nodes), 'node')}, {plural(accelerators, 'accelerator')}"
+    text = Text.assemble((f"Ray at {status.address}", "bold"), f"  {has}\n")
     if not status.jobs:
         text.append("no job of Roost\n")
     for item in status.jobs:

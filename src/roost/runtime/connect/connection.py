@@ -18,6 +18,7 @@ import ray
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError
+from roost.machine.ports import answers
 from roost.runtime.connect.authentication import refresh_authentication
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
@@ -117,15 +118,6 @@ def is_alive(made: Connection) -> bool:
     return _is_current(made) and answers(made.address)
 
 
-def answers(address: str) -> bool:
-    """Whether a process listens there. Ray's own calls would block for a minute, and then end this process."""
-    try:
-        _knock(address, timeout=1)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def wait_for_names_to_go(names: set[str], timeout: float) -> None:
     """Wait until no actor of this namespace has one of these names, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
@@ -211,17 +203,12 @@ def _check_reachable(address: str) -> None:
             f"{address!r} is not an address of a Ray cluster", hint="write host:port, as in 10.0.0.2:6379"
         )
     try:
-        _knock(address, timeout=_CONNECT_SECONDS)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}",
             hint="is the cluster up? RAY_ADDRESS or `address` says where it is",
         ) from None
-
-
-def _knock(address: str, timeout: float) -> None:
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
 
 
 @contextlib.contextmanager

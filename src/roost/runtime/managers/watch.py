@@ -11,7 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 
-from roost.runtime.connect.connection import Connection, answers, is_alive
+from roost.machine.ports import answers
+from roost.runtime.connect.connection import Connection, is_alive
 from roost.runtime.managers.base import Manager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
