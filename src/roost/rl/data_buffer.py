@@ -82,8 +82,11 @@ class DataBuffer:
             )
 
         def has_enough() -> bool:
-            if min_version is not None:
-                self._drop_below(min_version)
+            if min_version is not None and any(version < min_version for _, version in self._samples):
+                before = len(self._samples)
+                self._samples = deque(entry for entry in self._samples if entry[1] >= min_version)
+                self._dropped += before - len(self._samples)
+                self._changed.notify_all()
             return len(self._samples) >= count
 
         async with self._turn(self._get_turn, has_enough, timeout, f"not {plural(count, 'sample')}"):
@@ -115,10 +118,3 @@ class DataBuffer:
         except TimeoutError:
             fullness = f"{len(self._samples)} of {self._capacity} places are taken"
             raise CallTimedOut(f"{shortage} within {timeout} s: {fullness}") from None
-
-    def _drop_below(self, min_version: int) -> None:
-        fresh = deque(entry for entry in self._samples if entry[1] >= min_version)
-        if len(fresh) < len(self._samples):
-            self._dropped += len(self._samples) - len(fresh)
-            self._samples = fresh
-            self._changed.notify_all()

@@ -20,7 +20,7 @@ from roost.runtime.groups.worker import Worker
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
-from roost.text import join_words, plural
+from roost.text import error_text, join_words, plural
 
 HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
@@ -44,11 +44,14 @@ class EngineWorker(Worker):
         except Exception as error:
             with contextlib.suppress(Exception):
                 self._engine.stop()
-            taken = taken_ports([(port, 1) for port in own_ports(spec)])
+            ports = [spec.port, spec.nccl_port, *spec.dp_attention_ports]
+            if spec.node_rank == 0:
+                ports.append(int(spec.dist_init_addr.rpartition(":")[2]))
+            taken = taken_ports([(port, 1) for port in ports])
             if not taken:
                 raise
-            what = f"{type(error).__name__}: {error}"
-            self.log_warning(f"another program took port {join_words(taken)} before the engine could listen: {what}")
+            what = f"another program took port {join_words(taken)} before the engine could listen"
+            self.log_warning(f"{what}: {error_text(error)}")
             return taken
         return []
 
@@ -77,14 +80,6 @@ class EngineWorker(Worker):
     def stop(self) -> None:
         """Stop the server."""
         self._engine.stop()
-
-
-def own_ports(spec: EngineSpec) -> list[int]:
-    """Return the ports that a process has on its own node."""
-    ports = [spec.port, spec.nccl_port, *spec.dp_attention_ports]
-    if spec.node_rank == 0:
-        ports.append(int(spec.dist_init_addr.rpartition(":")[2]))
-    return ports
 
 
 class RolloutEngines:
@@ -149,8 +144,7 @@ class RolloutEngines:
             with contextlib.suppress(RoostError):
                 self.group.on(*ranks).stop().outcomes(_STOP_SECONDS)
             raise
-        for rank, spec in started.items():
-            self.specs[rank] = spec
+        self.specs = [started.get(rank, spec) for rank, spec in enumerate(self.specs)]
 
     def check_own(self) -> None:
         """Raise ClusterError in a process that only attached to the engines."""
@@ -159,12 +153,9 @@ class RolloutEngines:
 
     def close(self) -> None:
         """Stop every engine and end its workers; a process that only attached lets go of them."""
-        try:
+        with contextlib.closing(self.group), contextlib.suppress(Exception):
             if self.group.is_own:
-                with contextlib.suppress(Exception):
-                    self.group.stop().outcomes(_STOP_SECONDS)
-        finally:
-            self.group.close()
+                self.group.stop().outcomes(_STOP_SECONDS)
 
     def __enter__(self) -> RolloutEngines:
         return self
@@ -209,11 +200,10 @@ def create_rollout_engines(
     slots = slots_of(cluster, pg, flags.engines_num_gpus)
     nodes = [slot.piece.node_rank for slot in slots]
     parts = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)
+    processes = [[slots[place] for place in places] for engine in parts for places in engine]
     group = EngineWorker.create_group(engine_cls, tuple(engine_args), dict(engine_kwargs or {})).launch(
         cluster,
-        placement_strategy=strategy_of(
-            cluster, [[slots[place] for place in places] for engine in parts for places in engine]
-        ),
+        placement_strategy=strategy_of(cluster, processes),
         name=name,
         share=flags.num_gpus_per_engine if num_gpus_per_engine is None else num_gpus_per_engine,
         env_vars=env_vars,
@@ -245,46 +235,45 @@ def _start(
     """
     deadline = time.monotonic() + timeout
     specs: dict[int, EngineSpec] = {}
-    waiting = dict(engines)
+    waiting = list(engines)
     lost: list[int] = []
     for _ in range(_MAX_TRIES):
-        for engine_rank, ranks in waiting.items():
-            _lease(group, ranks, dp_size, leases)
-            specs |= _specs(group, engine_rank, num_engines, ranks, leases)
-        started = [rank for ranks in waiting.values() for rank in ranks]
+        for engine_rank in waiting:
+            specs |= _lease_specs(group, engine_rank, num_engines, engines[engine_rank], dp_size, leases)
+        started = [rank for engine_rank in waiting for rank in engines[engine_rank]]
         seconds = max(0.1, deadline - time.monotonic())
         taken = group.on(*started).map("start_engine", [specs[rank] for rank in started]).wait(seconds)
         lost = [port for ports in taken for port in ports]
-        failed = {specs[rank].engine_rank for rank, ports in zip(started, taken, strict=True) if ports}
-        if not failed:
+        waiting = sorted({specs[rank].engine_rank for rank, ports in zip(started, taken, strict=True) if ports})
+        if not waiting:
             _wait_until_healthy(group, specs, deadline, timeout)
             return specs
         # All processes of such an engine start again: they have to agree on its ports.
-        waiting = {engine_rank: engines[engine_rank] for engine_rank in sorted(failed)}
-        half_started = [rank for ranks in waiting.values() for rank in ranks]
+        half_started = [rank for engine_rank in waiting for rank in engines[engine_rank]]
         group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
     raise ClusterError(
-        f"other programs took the ports of engine {join_words(list(waiting))} {_MAX_TRIES} times before it could "
+        f"other programs took the ports of engine {join_words(waiting)} {_MAX_TRIES} times before it could "
         f"listen, last port {join_words(lost)}",
         hint="give Cluster a port_range that no other program uses",
     )
 
 
-def _lease(group: WorkerGroup, ranks: Sequence[int], dp_size: int, leases: dict[int, PortLease]) -> None:
+def _lease_specs(
+    group: WorkerGroup,
+    engine_rank: int,
+    num_engines: int,
+    ranks: Sequence[int],
+    dp_size: int,
+    leases: dict[int, PortLease],
+) -> dict[int, EngineSpec]:
     """Lease consecutive ports for each worker of an engine on its own node; node 0 has more than the others."""
-    for rank in ranks:
+    placements = {rank: group.placements[rank] for rank in ranks}
+    for rank, placement in placements.items():
         before = leases.get(rank)
         size = _DP_ATTENTION + dp_size if rank == ranks[0] else _DIST_INIT
-        node_rank = group.placements[rank].cluster_node_rank
-        leases[rank] = group.cluster.lease_ports(node_rank, size, holder=f"{group.name}:{rank}")
+        leases[rank] = group.cluster.lease_ports(placement.cluster_node_rank, size, holder=f"{group.name}:{rank}")
         if before is not None:
             group.cluster.release_ports(before)
-
-
-def _specs(
-    group: WorkerGroup, engine_rank: int, num_engines: int, ranks: Sequence[int], leases: Mapping[int, PortLease]
-) -> dict[int, EngineSpec]:
-    placements = {rank: group.placements[rank] for rank in ranks}
     first = leases[ranks[0]]
     dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
     return {

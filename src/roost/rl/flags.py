@@ -37,7 +37,7 @@ _SHARES = ("num_gpus_per_actor", "num_gpus_per_engine")
 
 
 class Mode(StrEnum):
-    """How training and rollout share the accelerators."""
+    """How training and rollout share the accelerators: the flag that asks for it, or `dis-agg`."""
 
     TRAIN_ONLY = "debug_train_only"
     ROLLOUT_ONLY = "debug_rollout_only"
@@ -68,22 +68,18 @@ class TrainRolloutFlags:
 
     def __post_init__(self) -> None:
         wrong = _wrong_values(self)
-        problems = [Problem(message=message) for message in wrong.values()]
+        problems = [(message, "") for message in wrong.values()]
         if not wrong.keys() & set(_SHARES):
-            problems += _check_sum_of_shares(self)
+            problems += _share_conflicts(self)
         if not wrong.keys() - set(_SHARES):
-            problems += [Problem(message=message, hint=hint) for message, hint in _conflicts(self)]
+            problems += _conflicts(self)
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError([Problem(message=message, hint=hint) for message, hint in problems])
 
     @property
     def mode(self) -> Mode:
         """How training and rollout share; the first flag that is set decides, in the documents' order."""
-        if self.debug_train_only:
-            return Mode.TRAIN_ONLY
-        if self.debug_rollout_only:
-            return Mode.ROLLOUT_ONLY
-        return Mode.COLOCATE if self.colocate else Mode.DISAGGREGATED
+        return next((mode for mode in Mode if getattr(self, mode, False)), Mode.DISAGGREGATED)
 
     @property
     def train_num_gpus(self) -> int:
@@ -145,11 +141,10 @@ def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[l
     >>> engine_parts(6, 2, [0, 1, 1, 1, 1, 1])
     [[[0], [1]], [[2, 3]], [[4, 5]]]
     """
-    engines = []
-    for first in range(0, num_gpus - per_engine + 1, per_engine):
-        own = range(first, first + per_engine)
-        engines.append([list(run) for _, run in groupby(own, key=lambda place: nodes[place])])
-    return engines
+    return [
+        [list(run) for _, run in groupby(range(first, first + per_engine), key=nodes.__getitem__)]
+        for first in range(0, num_gpus - per_engine + 1, per_engine)
+    ]
 
 
 def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
@@ -167,14 +162,13 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
         placement[TRAIN] = f"{ranks}:{ranks}"
     if flags.engines_num_gpus:
         offset = flags.rollout_offset
-        parts = [
-            [place + offset for place in part]
-            for engine in engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
-            for part in engine
-        ]
-        placement[ROLLOUT] = _segments(parts)
+        engines = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
+        placement[ROLLOUT] = _segments([[place + offset for place in part] for engine in engines for part in engine])
     cluster = {"num_nodes": len(topology.nodes), "component_placement": placement}
-    return {"cluster": cluster, _SECTION: _extra(flags)}
+    names = ["rollout_num_gpus_per_engine", *_SHARES, "dp_attention_size"]
+    if flags.mode is not Mode.ROLLOUT_ONLY:
+        names += ["actor_num_nodes", "actor_num_gpus_per_node"]
+    return {"cluster": cluster, _SECTION: {name: getattr(flags, name) for name in names}}
 
 
 def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
@@ -191,17 +185,15 @@ def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRollo
     for name in section:
         if name not in known:
             close = did_you_mean(str(name), known)
-            raise ConfigError(
-                f"{_SECTION}: there is no flag {name!r}", hint=f"did you mean {close!r}?" if close else ""
-            )
+            hint = f"did you mean {close!r}?" if close else ""
+            raise ConfigError(f"{_SECTION}: there is no flag {name!r}", hint=hint)
     flags = TrainRolloutFlags(**{**_counts(plan), **section})
-    again = make_plan(flags_to_config(flags, topology), topology)
+    expected = flags_to_config(flags, topology)
+    again = make_plan(expected, topology)
     for name in plan.names:
         if name not in again.names or plan.component(name).placements != again.component(name).placements:
-            raise ConfigError(
-                f"component {name!r} is not placed as flags would place it",
-                hint=f"flags would say {flags_to_config(flags, topology)['cluster']['component_placement']}",
-            )
+            hint = f"flags would say {expected['cluster']['component_placement']}"
+            raise ConfigError(f"component {name!r} is not placed as flags would place it", hint=hint)
     return flags
 
 
@@ -229,14 +221,6 @@ def _counts(plan: Plan) -> dict[str, Any]:
         # The default is as many as the training has.
         found["rollout_num_gpus"] = None
     return found
-
-
-def _extra(flags: TrainRolloutFlags) -> dict[str, Any]:
-    """Return the flags that cannot be read back from a placement."""
-    names = ["rollout_num_gpus_per_engine", "num_gpus_per_actor", "num_gpus_per_engine", "dp_attention_size"]
-    if flags.mode is not Mode.ROLLOUT_ONLY:
-        names += ["actor_num_nodes", "actor_num_gpus_per_node"]
-    return {name: getattr(flags, name) for name in names}
 
 
 def _segments(parts: Sequence[Sequence[int]]) -> str:
@@ -268,15 +252,14 @@ def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
     return wrong
 
 
-def _check_sum_of_shares(flags: TrainRolloutFlags) -> list[Problem]:
+def _share_conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
     total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
-    if flags.mode is not Mode.COLOCATE or total <= 1 + 1e-6:
-        return []
-    message = (
-        f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
-        f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
-    )
-    return [Problem(message=message, hint="they add up to 1 at most: 0.8 and 0.2 are the defaults")]
+    if flags.mode is Mode.COLOCATE and total > 1 + 1e-6:
+        message = (
+            f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
+            f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
+        )
+        yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults"
 
 
 def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:

@@ -82,12 +82,11 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
             hint="make it from the same flags: create_placement_groups(args)",
         )
     known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
-    found = [known.get((group, index)) for index in indices[:count]]
-    if not all(found):
-        raise ConfigError(
-            "this job has not reserved the placement group", hint="make it with create_placement_groups(args)"
-        )
-    return [slot for slot in found if slot is not None]
+    try:
+        return [known[group, index] for index in indices[:count]]
+    except KeyError:
+        hint = "make it with create_placement_groups(args)"
+        raise ConfigError("this job has not reserved the placement group", hint=hint) from None
 
 
 def strategy_of(cluster: Cluster, processes: Sequence[Sequence[Slot]]) -> FlexiblePlacementStrategy:

@@ -13,20 +13,12 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
-from roost.rl.web import (
-    MOST_BODY_BYTES,
-    EngineBroken,
-    EngineClient,
-    EngineLate,
-    HttpServer,
-    error_response,
-    read_json,
-    web,
-)
+from roost.rl.web import MOST_BODY_BYTES, EngineBroken, EngineClient, EngineLate, HttpServer, read_json, web
 from roost.text import plural, shorten
 
 _ENGINE_HEADER = "X-Roost-Engine"
@@ -166,13 +158,19 @@ class Router:
         wait_seconds: float = 5.0,
         most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
-        self._host = host
-        self._port = port
+        self._url = url_of(host, port)
+        routes = {
+            ("POST", "/generate"): self._generate,
+            ("GET", "/health"): self._health,
+            ("GET", "/engines"): self._engines,
+            ("POST", "/engines"): self._change_engines,
+            ("DELETE", "/engines"): self._change_engines,
+        }
+        self._serve = partial(HttpServer, host, port, routes, name="roost router", most_body_bytes=most_body_bytes)
         self._check_seconds = check_seconds
         self._health_timeout = health_timeout
         self._request_timeout = request_timeout
         self._wait_seconds = wait_seconds
-        self._most_body_bytes = most_body_bytes
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
         self._is_stopping = False
@@ -185,28 +183,14 @@ class Router:
     @property
     def url(self) -> str:
         """Where it listens: `http://10.0.0.7:20300`."""
-        return url_of(self._host, self._port) if self._server is None else self._server.url
+        return self._url if self._server is None else self._server.url
 
     def start(self) -> None:
         """Listen, and check the engines' health; OSError with EADDRINUSE if the port is taken."""
         with self._lock:
             if self._server is not None or self._is_stopping:
                 raise ClusterError("a router starts only once", hint="make another one")
-            routes = {
-                ("POST", "/generate"): self._generate,
-                ("GET", "/health"): self._health,
-                ("GET", "/engines"): self._engines,
-                ("POST", "/engines"): self._join_engine,
-                ("DELETE", "/engines"): self._leave_engine,
-            }
-            self._server = HttpServer(
-                self._host,
-                self._port,
-                routes,
-                name="roost router",
-                most_body_bytes=self._most_body_bytes,
-                context=self._running(),
-            )
+            self._server = self._serve(context=self._running())
 
     def stop(self, seconds: float = 5.0) -> None:
         """Give requests at an engine `seconds` to finish, then answer 503 and end. Safe to call again."""
@@ -237,7 +221,7 @@ class Router:
     async def _running(self) -> AsyncIterator[None]:
         self._is_running = True
         for state in self._pool.states():
-            self._start_checks(state.url)
+            self._join(state.url)
         try:
             yield
         finally:
@@ -252,17 +236,13 @@ class Router:
 
     def _join(self, url: str) -> None:
         self._pool.join(url)
-        if self._is_running:
-            self._start_checks(url)
+        if self._is_running and url not in self._checks:
+            self._checks[url] = asyncio.create_task(self._keep_checking(url))
 
     def _leave(self, url: str) -> bool:
         if (task := self._checks.pop(url, None)) is not None:
             task.cancel()
         return self._pool.leave(url)
-
-    def _start_checks(self, url: str) -> None:
-        if url not in self._checks:
-            self._checks[url] = asyncio.create_task(self._keep_checking(url))
 
     async def _keep_checking(self, url: str) -> None:
         while True:
@@ -352,20 +332,13 @@ class Router:
     async def _engines(self, _request: web.Request) -> web.Response:
         return web.json_response([asdict(state) for state in self._pool.states()])
 
-    async def _join_engine(self, request: web.Request) -> web.Response:
-        url = await _read_url(request)
-        self._join(url)
+    async def _change_engines(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        if not (isinstance(asked, dict) and "url" in asked):
+            raise ConfigError('the body is {"url": "http://host:port"}')
+        url = check_engine_url(asked["url"])
+        if request.method == "POST":
+            self._join(url)
+        elif not self._leave(url):
+            return web.json_response({"error": f"engine {url} is not known"}, status=404)
         return web.json_response({"url": url})
-
-    async def _leave_engine(self, request: web.Request) -> web.Response:
-        url = await _read_url(request)
-        if not self._leave(url):
-            return error_response(404, f"engine {url} is not known")
-        return web.json_response({"url": url})
-
-
-async def _read_url(request: web.Request) -> str:
-    asked = await read_json(request)
-    if not (isinstance(asked, dict) and "url" in asked):
-        raise ConfigError('the body is {"url": "http://host:port"}')
-    return check_engine_url(asked["url"])
