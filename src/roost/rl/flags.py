@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -120,15 +121,11 @@ def read_flags(args: object) -> TrainRolloutFlags:
     """
     if isinstance(args, TrainRolloutFlags):
         return args
-    names = [field.name for field in fields(TrainRolloutFlags)]
-    if isinstance(args, Mapping):
-        found = {name: args[name] for name in names if name in args}
-    elif args is None or isinstance(args, str | bytes | int | float):
+    if args is None or isinstance(args, str | bytes | int | float):
         raise ConfigError(f"{args!r} has no flags", hint="give the parsed arguments, or a dict")
-    else:
-        found = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    given = {name: value for name, value in found.items() if value is not None}
-    return TrainRolloutFlags(**given)
+    read = args.get if isinstance(args, Mapping) else partial(getattr, args)
+    found = {field.name: read(field.name, None) for field in fields(TrainRolloutFlags)}
+    return TrainRolloutFlags(**{name: value for name, value in found.items() if value is not None})
 
 
 def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[list[list[int]]]:
@@ -152,9 +149,12 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
     flags = read_flags(args)
     nodes = [rank for rank, node in enumerate(topology.nodes) for _ in node.accelerators]
     if flags.num_gpus > len(nodes):
+        train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
+        rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
+        asked = {Mode.DISAGGREGATED: f"{train} + {rollout}", Mode.ROLLOUT_ONLY: rollout}.get(flags.mode, train)
         raise ConfigError(
             f"the flags ask for {plural(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
-            hint=f"{_sum_of(flags)}: lower one of them, or plan on more nodes",
+            hint=f"{asked}: lower one of them, or plan on more nodes",
         )
     placement: dict[str, str] = {}
     if flags.train_num_gpus:
@@ -280,11 +280,3 @@ def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
             engines = plural(flags.engines_num_gpus, "accelerator")
             message = f"{engines} cannot be divided among engines of {flags.rollout_num_gpus_per_engine}"
             yield message, "rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"
-
-
-def _sum_of(flags: TrainRolloutFlags) -> str:
-    train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
-    rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
-    if flags.mode is Mode.DISAGGREGATED:
-        return f"{train} + {rollout}"
-    return rollout if flags.mode is Mode.ROLLOUT_ONLY else train

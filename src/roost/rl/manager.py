@@ -233,7 +233,7 @@ class RolloutManager:
                 body = answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}") from None
-        if answer.status != 200:
+        if not 200 <= answer.status < 300:
             text = body.decode(errors="replace")[:2000]
             raise ClusterError(f"the router at {self.router_url} answered {answer.status}: {text}")
         try:

@@ -261,20 +261,31 @@ class Router:
     async def _generate(self, request: web.Request) -> web.Response:
         tried: dict[str, str] = {}
         num_broken = 0
+        body, content_type = await request.read(), request.headers.get("Content-Type", "application/json")
+        limits = {"connect": self._health_timeout, "seconds": self._request_timeout}
         # A request that breaks one engine after another must not break them all.
         while num_broken < _MOST_BROKEN and (url := await self._pick(tried)) is not None:
-            answer: web.Response | None = None
+            is_served = False
             try:
-                answer = await self._forward(url, request, tried)
-            except EngineBroken as error:
+                reply = await self._client.ask("POST", f"{url}/generate", body, content_type, **limits)
+                if reply.status != 503:
+                    is_served = True
+                    reply.headers[_ENGINE_HEADER] = url
+                    return reply
+                text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
+                tried[url] = f"answered 503: {shorten(text, 200)}"
+            except EngineLate:
+                # It may still be working on it: asking another one would only double the work.
+                error = f"engine {url} had not answered after {self._request_timeout:g} s"
+                headers = {_ENGINE_HEADER: url}
+                return web.json_response({"error": error, "engine": url}, status=504, headers=headers)
+            except EngineBroken as broken:
                 num_broken += 1
-                tried[url] = str(error)
+                tried[url] = str(broken)
                 if not self._is_stopping:
-                    self._pool.mark(url, False, str(error))
+                    self._pool.mark(url, False, str(broken))
             finally:
-                self._pool.done(url, served=answer is not None and url not in tried)
-            if answer is not None:
-                return answer
+                self._pool.done(url, served=is_served)
         return self._refusal(tried)
 
     async def _pick(self, tried: Mapping[str, str]) -> str | None:
@@ -289,28 +300,6 @@ class Router:
                         return None
                     await changed.wait()
         return None
-
-    async def _forward(self, url: str, request: web.Request, tried: dict[str, str]) -> web.Response | None:
-        """Return the answer for the client, or None to ask another engine; if this one failed, `tried` says why."""
-        try:
-            reply = await self._client.ask(
-                "POST",
-                f"{url}/generate",
-                await request.read(),
-                request.headers.get("Content-Type", "application/json"),
-                connect=self._health_timeout,
-                seconds=self._request_timeout,
-            )
-        except EngineLate:
-            # It may still be working on it: asking another one would only double the work.
-            tried[url] = f"had not answered after {self._request_timeout:g} s"
-            reply = web.json_response({"error": f"engine {url} {tried[url]}", "engine": url}, status=504)
-        if reply.status == 503:
-            text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
-            tried[url] = f"answered 503: {shorten(text, 200)}"
-            return None
-        reply.headers[_ENGINE_HEADER] = url
-        return reply
 
     def _refusal(self, tried: Mapping[str, str]) -> web.Response:
         reasons = {state.url: "is leaving" if state.is_leaving else state.why for state in self._pool.states()}
