@@ -167,7 +167,7 @@ class ManagerWorker(Worker):
         return [one for one in holders if names[one] not in alive or pids.get(one.name) not in (None, one.pid)]
 
 
-class RolloutManager:
+class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
     """The rollout side of a job. It can be sent to workers: there it reaches the same engines, buffer and lock.
 
     - `args`, `engine_cls`, `pg` and the rest: as in `create_rollout_engines`.
@@ -318,9 +318,6 @@ class RolloutManager:
         """Stop the engines, the router and the rest; a process that the manager was sent to only lets go of them."""
         with contextlib.closing(self._group):
             self.engines.close()
-
-    def __enter__(self) -> RolloutManager:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partialmethod
 from typing import Any
 
@@ -16,7 +17,7 @@ from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.worker import Worker
 
 
-class RayTrainGroup:
+class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):
     """The training side: rank r is on the r-th bundle, and every rank has rank 0's MASTER_ADDR and MASTER_PORT.
 
     - `args`: the flags, of which `num_gpus_per_actor` is the part of an accelerator that each rank takes.
@@ -87,9 +88,6 @@ class RayTrainGroup:
     def close(self) -> None:
         """End every rank."""
         self.group.close()
-
-    def __enter__(self) -> RayTrainGroup:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
