@@ -58,10 +58,8 @@ class DataBuffer:
         """
         count = len(samples)
         if count > self._capacity:
-            raise ConfigError(
-                f"{plural(count, 'sample')} can never fit in a buffer for {self._capacity}",
-                hint="put fewer in one call, or make the capacity larger",
-            )
+            hint = "put fewer in one call, or make the capacity larger"
+            raise ConfigError(f"{plural(count, 'sample')} can never fit in a buffer for {self._capacity}", hint=hint)
 
         def has_room() -> bool:
             return len(self._samples) + count <= self._capacity
@@ -77,9 +75,8 @@ class DataBuffer:
         CallTimedOut if there are too few others within `timeout` seconds.
         """
         if type(count) is not int or not 1 <= count <= self._capacity:
-            raise ConfigError(
-                f"a get can never take {count!r} samples", hint=f"it takes a number from 1 to {self._capacity}"
-            )
+            hint = f"it takes a number from 1 to {self._capacity}"
+            raise ConfigError(f"a get can never take {count!r} samples", hint=hint)
 
         def has_enough() -> bool:
             if min_version is not None and any(version < min_version for _, version in self._samples):

@@ -11,10 +11,7 @@ from roost.runtime.nodes.order import AddressKey, address_key
 
 @ray.remote(num_gpus=1, num_cpus=0)
 class InfoActor:
-    """The documents' probe: an actor in a bundle that reports where it runs, at the cost of a process per bundle.
-
-    `create_placement_groups` measures the same with one process per node.
-    """
+    """The documents' probe, one process per bundle; `create_placement_groups` needs only one per node."""
 
     def get_ip_and_gpu_id(self) -> tuple[str, str]:
         """Return the node's address, as Ray knows it, and the id of the bundle's accelerator."""

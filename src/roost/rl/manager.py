@@ -231,15 +231,14 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                 connection.request("POST", "/generate", sent, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 body = answer.read()
+            if 200 <= answer.status < 300:
+                return json.loads(body)
         except (OSError, http.client.HTTPException) as error:
             raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}") from None
-        if not 200 <= answer.status < 300:
-            text = body.decode(errors="replace")[:2000]
-            raise ClusterError(f"the router at {self.router_url} answered {answer.status}: {text}")
-        try:
-            return json.loads(body)
         except ValueError as error:
             raise ClusterError(f"the engine's answer is not JSON: {error}") from None
+        text = body.decode(errors="replace")[:2000]
+        raise ClusterError(f"the router at {self.router_url} answered {answer.status}: {text}")
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""

@@ -24,7 +24,6 @@ from roost.text import plural, shorten
 _ENGINE_HEADER = "X-Roost-Engine"
 _NOT_CHECKED = "not checked yet"
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
-_LAST_PORT = 65535
 _MOST_BROKEN = 3
 Value = TypeVar("Value")
 
@@ -133,11 +132,10 @@ def check_engine_url(url: object) -> str:
     >>> check_engine_url("http://10.0.0.7:20300")
     'http://10.0.0.7:20300'
     """
-    if isinstance(url, str) and (match := _URL.fullmatch(url)) and 1 <= int(match[2]) <= _LAST_PORT:
+    if isinstance(url, str) and (match := _URL.fullmatch(url)) and 1 <= int(match[2]) <= 65535:
         return url
-    raise ConfigError(
-        f"the url of an engine is {shorten(repr(url))}", hint="it is http://host:port, as in http://10.0.0.7:20300"
-    )
+    hint = "it is http://host:port, as in http://10.0.0.7:20300"
+    raise ConfigError(f"the url of an engine is {shorten(repr(url))}", hint=hint)
 
 
 class Router:
@@ -158,7 +156,8 @@ class Router:
         wait_seconds: float = 5.0,
         most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
-        self._url = url_of(host, port)
+        self.url = url_of(host, port)
+        """Where it listens: `http://10.0.0.7:20300`."""
         routes = {
             ("POST", "/generate"): self._generate,
             ("GET", "/health"): self._health,
@@ -180,17 +179,13 @@ class Router:
         self._client = EngineClient()
         self._is_running = False
 
-    @property
-    def url(self) -> str:
-        """Where it listens: `http://10.0.0.7:20300`."""
-        return self._url if self._server is None else self._server.url
-
     def start(self) -> None:
         """Listen, and check the engines' health; OSError with EADDRINUSE if the port is taken."""
         with self._lock:
             if self._server is not None or self._is_stopping:
                 raise ClusterError("a router starts only once", hint="make another one")
             self._server = self._serve(context=self._running())
+            self.url = self._server.url
 
     def stop(self, seconds: float = 5.0) -> None:
         """Give requests at an engine `seconds` to finish, then answer 503 and end. Safe to call again."""

@@ -1,7 +1,6 @@
 """A rollout engine without an accelerator: a tiny softmax policy in numpy behind a real HTTP server.
 
-It has everything that an engine has: ports, health, weights with versions, memory that it frees and takes back. So a
-whole training loop runs on a laptop and in tests as it does with large engines.
+With it a whole training loop runs on a laptop and in tests as it does with large engines.
 """
 
 from __future__ import annotations
@@ -107,10 +106,8 @@ class TinyPolicy:
     def _rows(self, observations: object) -> Floats:
         rows = _numbers("observations", observations)
         if rows.ndim != 2 or len(rows) == 0 or rows.shape[1] != self.features:
-            raise ConfigError(
-                f"observations have shape {rows.shape}",
-                hint=f"they are one or more rows of {self.features} numbers",
-            )
+            hint = f"they are one or more rows of {self.features} numbers"
+            raise ConfigError(f"observations have shape {rows.shape}", hint=hint)
         return rows
 
 
