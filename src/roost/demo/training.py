@@ -107,13 +107,7 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
             watcher.launched(name, groups[-1].world_size, time.monotonic() - since)
         run = _Run(groups, watcher, kill=kill, launch_seconds=time.monotonic() - began)
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-    return Trained(
-        mode=mode,
-        rounds=tuple(run.rounds),
-        seconds=run.seconds,
-        timeline=run.timeline(),
-        restarts=tuple(run.restarts),
-    )
+    return Trained(mode=mode, rounds=run.rounds, seconds=run.seconds, timeline=run.timeline(), restarts=run.restarts)
 
 
 class _Run:
@@ -121,13 +115,11 @@ class _Run:
 
     def __init__(self, groups: Sequence[WorkerGroup], watcher: Watcher, *, kill: bool, launch_seconds: float) -> None:
         self._actor, self._rollout, self._env = groups
-        self._nodes = {
-            f"{one.name}:{place.rank}": place.cluster_node_rank for one in groups for place in one.placements
-        }
+        self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
         self._watcher = watcher
         self._has_to_kill = kill
-        self.rounds: list[Round] = []
-        self.restarts: list[Restart] = []
+        self.rounds: tuple[Round, ...] = ()
+        self.restarts: tuple[Restart, ...] = ()
         self.seconds = {"launch": launch_seconds}
         self._spans: defaultdict[str, list[Span]] = defaultdict(list)
         self._marks: list[Mark] = []
@@ -148,7 +140,6 @@ class _Run:
             with self._phase("play", seconds):
                 played = self._wait(self._play())
             self._learn(played, seconds)
-            self._end_round(played, seconds)
 
     def disagg(self, goal: Goal) -> None:
         """Work at the same time: the environments play the next round while the ranks learn from the last one."""
@@ -160,7 +151,6 @@ class _Run:
                 played = self._wait(playing)
             playing = self._play()
             self._learn(played, seconds, "env", "rollout")
-            self._end_round(played, seconds)
         self._wait(playing)
 
     def _is_over(self, goal: Goal) -> bool:
@@ -214,16 +204,29 @@ class _Run:
             )
             self._pids[rank] = pid
             self._marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
-            self.restarts.append(restart)
+            self.restarts += (restart,)
             self._watcher.restarted(restart)
 
     def _learn(self, played: list[Played], seconds: dict[str, float], *others: str) -> None:
+        """Learn from what was played, send the new weights, and end the round."""
         self._watcher.busy("actor", *others)
         with self._phase("learn", seconds):
             spans = self._actor.map("learn", [item.batch for item in played]).wait(_ROUND_SECONDS)
         self._add(self._actor, spans)
         self._version += 1
         self._update(seconds)
+        self._add(self._env, [item.spans for item in played])
+        self._returns += [value for item in played for value in item.returns]
+        recent = self._returns[-_RECENT:]
+        done = Round(
+            number=len(self.rounds) + 1,
+            mean_return=fmean(recent) if recent else 0.0,
+            episodes=sum(len(item.returns) for item in played),
+            seconds=seconds,
+            behind=self._version - 1 - min(item.batch.oldest for item in played),
+        )
+        self.rounds += (done,)
+        self._watcher.round_ended(done, self.timeline())
 
     def _update(self, seconds: dict[str, float]) -> None:
         """Send the new weights to every rollout worker."""
@@ -239,20 +242,6 @@ class _Run:
 
     def _load(self, rollout: WorkerGroup) -> None:
         self._add(rollout, rollout.load(self._weights, self._version).wait(_ROUND_SECONDS))
-
-    def _end_round(self, played: list[Played], seconds: dict[str, float]) -> None:
-        self._add(self._env, [item.spans for item in played])
-        self._returns += [value for item in played for value in item.returns]
-        recent = self._returns[-_RECENT:]
-        done = Round(
-            number=len(self.rounds) + 1,
-            mean_return=fmean(recent) if recent else 0.0,
-            episodes=sum(len(item.returns) for item in played),
-            seconds=seconds,
-            behind=self._version - 1 - min(item.batch.oldest for item in played),
-        )
-        self.rounds.append(done)
-        self._watcher.round_ended(done, self.timeline())
 
     def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
         for rank, own in zip(group.ranks, spans, strict=True):

@@ -296,11 +296,9 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
         state = "" if rank in group.alive else ", its process is dead"
         node = cluster.nodes[spec.cluster_node_rank]
         lines.append(f"  engine {spec.engine_rank} ({group.name}:{rank} on {node}, {spec.url}){state}, log {path}{end}")
-    more = [f"  and {len(ill) - 4} more"] if len(ill) > 4 else []
+    details = "\n".join(lines + ([f"  and {len(ill) - 4} more"] if len(ill) > 4 else []))
     who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
-        return WorkerDied("\n".join([f"{who} died or was not healthy before all could serve:", *lines, *more]))
-    return LaunchTimedOut(
-        "\n".join([f"{who} did not become healthy in {timeout:g} s:", *lines, *more]),
-        hint="see its log, or give it longer with health_timeout",
-    )
+        return WorkerDied(f"{who} died or was not healthy before all could serve:\n{details}")
+    hint = "see its log, or give it longer with health_timeout"
+    return LaunchTimedOut(f"{who} did not become healthy in {timeout:g} s:\n{details}", hint=hint)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from roost.config.ranks import format_ranks
@@ -99,9 +99,7 @@ class TrainRolloutFlags:
     @property
     def num_gpus(self) -> int:
         """How many accelerators the job needs in all."""
-        if self.mode is Mode.DISAGGREGATED:
-            return self.train_num_gpus + self.engines_num_gpus
-        return max(self.train_num_gpus, self.engines_num_gpus)
+        return max(self.train_num_gpus, self.rollout_offset + self.engines_num_gpus)
 
     @property
     def rollout_offset(self) -> int:
@@ -225,14 +223,11 @@ def _counts(plan: Plan) -> dict[str, Any]:
 
 def _segments(parts: Sequence[Sequence[int]]) -> str:
     """Write processes with consecutive ranks as a placement: one segment for each run of processes of the same size."""
-    out: list[str] = []
-    process = 0
-    for _, run in groupby(parts, key=len):
-        found = list(run)
-        ranks = [rank for part in found for rank in part]
-        out.append(f"{format_ranks(ranks)}:{format_ranks(range(process, process + len(found)))}")
-        process += len(found)
-    return ",".join(out)
+    segments = []
+    for _, run in groupby(enumerate(parts), key=lambda numbered: len(numbered[1])):
+        processes, ranks = zip(*run, strict=True)
+        segments.append(f"{format_ranks(list(chain(*ranks)))}:{format_ranks(processes)}")
+    return ",".join(segments)
 
 
 def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:

@@ -77,11 +77,8 @@ class EnginePool:
 
         The engine counts as serving one more request until `done`.
         """
-        able = [
-            engine
-            for engine in self._engines.values()
-            if engine.healthy and not engine.is_leaving and engine.url not in excluding
-        ]
+        engines = self._engines.values()
+        able = [one for one in engines if one.healthy and not one.is_leaving and one.url not in excluding]
         if not able:
             return None
         engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
@@ -94,9 +91,8 @@ class EnginePool:
         engine = self._engines.get(url)
         if engine is None or engine.busy == 0:
             raise ConfigError(f"{url} is serving no request that could be done")
-        self._update(
-            replace(engine, busy=engine.busy - 1, served=engine.served + served, failed=engine.failed + (not served))
-        )
+        failed = engine.failed + (not served)
+        self._update(replace(engine, busy=engine.busy - 1, served=engine.served + served, failed=failed))
 
     def mark(self, url: str, healthy: bool, why: str = "") -> None:
         """Record whether an engine can serve, and why not; an engine that has left is ignored."""
@@ -240,14 +236,13 @@ class Router:
         return self._pool.leave(url)
 
     async def _keep_checking(self, url: str) -> None:
+        seconds = self._health_timeout
         while True:
             try:
-                reply = await self._client.ask(
-                    "GET", f"{url}/health", connect=self._health_timeout, seconds=self._health_timeout
-                )
+                reply = await self._client.ask("GET", f"{url}/health", connect=seconds, seconds=seconds)
                 why = "" if reply.status == 200 else f"/health answered {reply.status}"
             except EngineLate:
-                why = f"/health had not answered after {self._health_timeout:g} s"
+                why = f"/health had not answered after {seconds:g} s"
             except EngineBroken as error:
                 why = str(error)
             self._pool.mark(url, not why, why)
