@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -43,15 +43,12 @@ class Display:
         self._timeline: Timeline | None = None
         self._parts: dict[str, float] = {}
 
-    @contextlib.contextmanager
-    def showing(self) -> Iterator[None]:
+    def showing(self) -> AbstractContextManager[object]:
         """Show the live picture while the run trains."""
         if not self._console.is_interactive:
-            yield
-            return
+            return nullcontext()
         options: dict[str, Any] = {"refresh_per_second": 8, "redirect_stdout": False, "redirect_stderr": False}
-        with Live(console=self._console, get_renderable=self._picture, **options):
-            yield
+        return Live(console=self._console, get_renderable=self._picture, **options)
 
     def launched(self, group: str, workers: int, seconds: float) -> None:
         name = (f"{group:<7}", f"bold {self._colours.get(group, '')}")

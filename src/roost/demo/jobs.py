@@ -27,12 +27,6 @@ class Mode(StrEnum):
         return "actor and rollout have 4 accelerators each and work at the same time"
 
 
-_ACCELERATORS = {
-    Mode.COLOCATE: {"actor": "0-7", "rollout": "0-7"},
-    Mode.DISAGG: {"actor": "0-3", "rollout": "4-7"},
-}
-
-
 def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:
     """Return the job's config, as a YAML file would hold it, with `workers` workers in each component.
 
@@ -40,6 +34,7 @@ def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:
     '4-7:0-3'
     """
     ranks = f"0-{workers - 1}"
-    placement: dict[str, Any] = {name: f"{where}:{ranks}" for name, where in _ACCELERATORS[mode].items()}
-    placement["env"] = {"node_group": "node", "placement": f"2:{ranks}"}
+    actor, rollout = ("0-7", "0-7") if mode is Mode.COLOCATE else ("0-3", "4-7")
+    env = {"node_group": "node", "placement": f"2:{ranks}"}
+    placement = {"actor": f"{actor}:{ranks}", "rollout": f"{rollout}:{ranks}", "env": env}
     return {"cluster": {"num_nodes": 3, "component_placement": placement}}

@@ -123,26 +123,28 @@ def _gradient(
 
 def _advantages(batch: Batch) -> Floats:
     """Return how much better each step went than expected (GAE), normalised; the expectation is fitted to the batch."""
-    steps, going_on = len(batch.rewards), 1.0 - batch.ends
+    going_on = (~batch.ends).astype(np.float64)
     features, last = _features(batch.observations), _features(batch.last)
-    values, after = np.zeros_like(batch.rewards), np.zeros(len(batch.last))
+    flat = features.reshape(-1, features.shape[-1])
+    normal = flat.T @ flat + 1e-3 * np.eye(features.shape[-1])
+    nothing = after = np.zeros(len(batch.last))
     # The first fit takes the value after the last step as 0; the second takes it from the first.
     for _ in range(2):
-        returns, running = np.zeros_like(values), after
-        for step in reversed(range(steps)):
-            running = batch.rewards[step] + _DISCOUNT * running * going_on[step]
-            returns[step] = running
-        flat = features.reshape(-1, features.shape[-1])
-        normal = flat.T @ flat + 1e-3 * np.eye(features.shape[-1])
+        returns = _discounted(batch.rewards, _DISCOUNT * going_on, after)
         fitted = np.linalg.solve(normal, flat.T @ returns.ravel())
         values, after = features @ fitted, last @ fitted
-    out, running, following = np.zeros_like(values), np.zeros(len(batch.last)), after
-    for step in reversed(range(steps)):
-        error = batch.rewards[step] + _DISCOUNT * following * going_on[step] - values[step]
-        running = error + _DISCOUNT * _TRACE * running * going_on[step]
-        out[step], following = running, values[step]
+    errors = batch.rewards + _DISCOUNT * going_on * np.concatenate([values[1:], [after]]) - values
+    out = _discounted(errors, _DISCOUNT * _TRACE * going_on, nothing)
     normalised: Floats = (out - out.mean()) / (out.std() + 1e-8)
     return normalised
+
+
+def _discounted(amounts: Floats, factors: Floats, running: Floats) -> Floats:
+    """Return for each step its amount and the discounted ones that follow; `running` follows the last."""
+    out = np.zeros_like(amounts)
+    for step in reversed(range(len(amounts))):
+        out[step] = running = amounts[step] + factors[step] * running
+    return out
 
 
 def _features(observations: Floats) -> Floats:

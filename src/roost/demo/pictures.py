@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 from xml.sax.saxutils import escape
+
+import numpy as np
 
 from roost.demo.timeline import Timeline
 from roost.render.svg import STYLE
@@ -27,29 +29,19 @@ def curve_text(values: Sequence[float], *, width: int, height: int, top: float) 
        0 ┤⣠⠞⠁
     """
     cells = [[0] * width for _ in range(height)]
-    for x, y in _points(values, width * 2, height * 4, top):
-        cells[height - 1 - y // 4][x // 2] |= _DOTS[3 - y % 4][x % 2]
+    count = len(values)
+    places = np.linspace(0, count - 1, width * 2 if count > 1 else count)
+    reached = np.interp(places, range(count), values) if count else places
+    dots = [round(part) for part in np.clip(reached / top, 0, 1) * (height * 4 - 1)]
+    # The dots of a column join it to the column before.
+    for x, (before, dot) in enumerate(pairwise(dots[:1] + dots)):
+        for y in range(min(before, dot), max(before, dot) + 1):
+            cells[height - 1 - y // 4][x // 2] |= _DOTS[3 - y % 4][x % 2]
     scale = {0: f"{top:.0f}", height - 1: "0"}
     return [
         f"{scale.get(row, ''):>4} ┤" + "".join(chr(_BRAILLE + dots) if dots else " " for dots in line).rstrip()
         for row, line in enumerate(cells)
     ]
-
-
-def _points(values: Sequence[float], width: int, height: int, top: float) -> Iterator[tuple[int, int]]:
-    """Yield the dots of a curve: one for each column, and those that join it to the column before."""
-    if not values:
-        return
-    last, before = len(values) - 1, None
-    for x in range(width if last else 1):
-        place = x / (width - 1) * last if last else 0.0
-        left = min(int(place), last)
-        value = values[left] + (values[min(left + 1, last)] - values[left]) * (place - left)
-        y = round(min(max(value / top, 0.0), 1.0) * (height - 1))
-        start = y if before is None else before
-        for between in range(min(start, y), max(start, y) + 1):
-            yield x, between
-        before = y
 
 
 def timeline_text(timeline: Timeline, *, width: int, start: float, end: float) -> list[str]:

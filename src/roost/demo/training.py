@@ -6,10 +6,11 @@ import contextlib
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 from roost import CallResult, CallTimedOut, Cluster, Plan, RoostError, WorkerGroup
 from roost.demo.jobs import GAMES, STEPS, Mode
@@ -72,36 +73,6 @@ class Watcher(Protocol):
     def restarted(self, restart: Restart) -> None: ...
 
 
-@dataclass(slots=True)
-class _Notes:
-    """The record of a run so far."""
-
-    nodes: dict[str, int] = field(default_factory=dict)
-    spans: dict[str, list[Span]] = field(default_factory=dict)
-    marks: list[Mark] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    restarts: list[Restart] = field(default_factory=list)
-
-    def add(self, group: WorkerGroup, spans: list[Any]) -> None:
-        for rank, own in zip(group.ranks, spans, strict=True):
-            self.spans.setdefault(f"{group.name}:{rank}", []).extend(own)
-
-    @contextlib.contextmanager
-    def phase(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            for book in (self.seconds, seconds):
-                if book is not None:
-                    book[name] = book.get(name, 0.0) + time.monotonic() - began
-
-    def timeline(self) -> Timeline:
-        return Timeline.of(self.spans, self.nodes, self.marks)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """A finished run."""
@@ -126,49 +97,49 @@ class Trained:
 
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
     """Train in one mode until the goal is reached."""
-    notes = _Notes()
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         groups = []
         for cls, options in ((Actor, {}), (Rollout, {}), (Env, {"games": GAMES})):
-            name, seconds = cls.__name__.lower(), dict[str, float]()
-            with notes.phase("launch", seconds):
-                draft = cls.create_group(seed=seed, **options)
-                group = stack.enter_context(draft.launch(cluster, plan.get_strategy(name), name=name))
-            notes.nodes |= {f"{name}:{place.rank}": place.cluster_node_rank for place in group.placements}
-            watcher.launched(name, group.world_size, seconds["launch"])
-            groups.append(group)
-        run = _Run(groups, notes, watcher, kill=kill)
+            name, since = cls.__name__.lower(), time.monotonic()
+            draft = cls.create_group(seed=seed, **options)
+            groups.append(stack.enter_context(draft.launch(cluster, plan.get_strategy(name), name=name)))
+            watcher.launched(name, groups[-1].world_size, time.monotonic() - since)
+        run = _Run(groups, watcher, kill=kill, launch_seconds=time.monotonic() - began)
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-    return Trained(
-        mode=mode,
-        rounds=tuple(notes.rounds),
-        seconds=notes.seconds,
-        timeline=notes.timeline(),
-        restarts=tuple(notes.restarts),
-    )
+    return Trained(mode=mode, rounds=run.rounds, seconds=run.seconds, timeline=run.timeline(), restarts=run.restarts)
 
 
 class _Run:
-    """The three groups at work together."""
+    """The three groups at work together, and the record of what they did."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], notes: _Notes, watcher: Watcher, *, kill: bool) -> None:
+    def __init__(self, groups: Sequence[WorkerGroup], watcher: Watcher, *, kill: bool, launch_seconds: float) -> None:
         self._actor, self._rollout, self._env = groups
-        self._notes, self._watcher = notes, watcher
+        self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
+        self._watcher = watcher
         self._has_to_kill = kill
+        self.rounds: tuple[Round, ...] = ()
+        self.restarts: tuple[Restart, ...] = ()
+        self.seconds = {"launch": launch_seconds}
+        self._spans: defaultdict[str, list[Span]] = defaultdict(list)
+        self._marks: list[Mark] = []
+        self._returns: list[float] = []
         self._began = time.monotonic()
         self._version = 0
         self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(_ROUND_SECONDS), strict=True))
         self._update({})
+
+    def timeline(self) -> Timeline:
+        return Timeline.of(self._spans, self._nodes, self._marks)
 
     def colocate(self, goal: Goal) -> None:
         """Take turns: the environments play with the newest weights, then all ranks learn."""
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
             self._watcher.busy("env", "rollout")
-            with self._notes.phase("play", seconds):
+            with self._phase("play", seconds):
                 played = self._wait(self._play())
             self._learn(played, seconds)
-            self._end_round(played, seconds)
 
     def disagg(self, goal: Goal) -> None:
         """Work at the same time: the environments play the next round while the ranks learn from the last one."""
@@ -176,19 +147,17 @@ class _Run:
         playing = self._play()
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
-            with self._notes.phase("play", seconds):
+            with self._phase("play", seconds):
                 played = self._wait(playing)
             playing = self._play()
             self._learn(played, seconds, "env", "rollout")
-            self._end_round(played, seconds)
         self._wait(playing)
 
     def _is_over(self, goal: Goal) -> bool:
-        rounds = self._notes.rounds
         if time.monotonic() - self._began > goal.seconds:
             # A summary needs at least one round.
-            return bool(rounds)
-        return len(rounds) >= goal.least_rounds and rounds[-1].mean_return >= goal.mean_return
+            return bool(self.rounds)
+        return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
 
     def _play(self) -> CallResult:
         playing = self._env.play(STEPS)
@@ -196,7 +165,7 @@ class _Run:
             self._has_to_kill = False
             worker, pid = f"rollout:{_VICTIM}", self._pids[_VICTIM]
             self._watcher.killing(worker, pid)
-            self._notes.marks.append(Mark(name=f"{worker} killed", at=time.time()))
+            self._marks.append(Mark(name=f"{worker} killed", at=time.time()))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return playing
@@ -220,7 +189,7 @@ class _Run:
             began, one = time.monotonic(), self._rollout[rank]
             # Any call to a dead worker raises this error.
             error = one.load(self._weights, self._version).outcomes(_ROUND_SECONDS)[0].error
-            with self._notes.phase("restart"):
+            with self._phase("restart"):
                 self._rollout.restart(rank)
                 self._load(one)
                 (pid,) = one.pid().wait(_ROUND_SECONDS)
@@ -230,25 +199,38 @@ class _Run:
                 where=f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}",
                 pid=pid,
                 seconds=time.monotonic() - began,
-                after_round=len(self._notes.rounds),
+                after_round=len(self.rounds),
                 error=str(error),
             )
             self._pids[rank] = pid
-            self._notes.marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
-            self._notes.restarts.append(restart)
+            self._marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
+            self.restarts += (restart,)
             self._watcher.restarted(restart)
 
     def _learn(self, played: list[Played], seconds: dict[str, float], *others: str) -> None:
+        """Learn from what was played, send the new weights, and end the round."""
         self._watcher.busy("actor", *others)
-        with self._notes.phase("learn", seconds):
+        with self._phase("learn", seconds):
             spans = self._actor.map("learn", [item.batch for item in played]).wait(_ROUND_SECONDS)
-        self._notes.add(self._actor, spans)
+        self._add(self._actor, spans)
         self._version += 1
         self._update(seconds)
+        self._add(self._env, [item.spans for item in played])
+        self._returns += [value for item in played for value in item.returns]
+        recent = self._returns[-_RECENT:]
+        done = Round(
+            number=len(self.rounds) + 1,
+            mean_return=fmean(recent) if recent else 0.0,
+            episodes=sum(len(item.returns) for item in played),
+            seconds=seconds,
+            behind=self._version - 1 - min(item.batch.oldest for item in played),
+        )
+        self.rounds += (done,)
+        self._watcher.round_ended(done, self.timeline())
 
     def _update(self, seconds: dict[str, float]) -> None:
         """Send the new weights to every rollout worker."""
-        with self._notes.phase("weights", seconds):
+        with self._phase("weights", seconds):
             (self._weights,) = self._actor[0].weights().wait(_ROUND_SECONDS)
             for _ in range(_UPDATE_RESTARTS):
                 with contextlib.suppress(RoostError):
@@ -259,19 +241,18 @@ class _Run:
             self._load(self._rollout)
 
     def _load(self, rollout: WorkerGroup) -> None:
-        self._notes.add(rollout, rollout.load(self._weights, self._version).wait(_ROUND_SECONDS))
+        self._add(rollout, rollout.load(self._weights, self._version).wait(_ROUND_SECONDS))
 
-    def _end_round(self, played: list[Played], seconds: dict[str, float]) -> None:
-        notes = self._notes
-        notes.add(self._env, [item.spans for item in played])
-        notes.returns += [value for item in played for value in item.returns]
-        recent = notes.returns[-_RECENT:]
-        done = Round(
-            number=len(notes.rounds) + 1,
-            mean_return=fmean(recent) if recent else 0.0,
-            episodes=sum(len(item.returns) for item in played),
-            seconds=seconds,
-            behind=self._version - 1 - min(item.batch.oldest for item in played),
-        )
-        notes.rounds.append(done)
-        self._watcher.round_ended(done, notes.timeline())
+    def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
+        for rank, own in zip(group.ranks, spans, strict=True):
+            self._spans[f"{group.name}:{rank}"] += own
+
+    @contextlib.contextmanager
+    def _phase(self, name: str, *rounds: dict[str, float]) -> Iterator[None]:
+        """Add the time of the `with` block to the whole run, and to a round."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            for seconds in (self.seconds, *rounds):
+                seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began

@@ -58,16 +58,10 @@ class Env(Worker):
             seen, chosen = self._seen.copy(), self._ask(self._rollout)
             with self._recorder.span("step"):
                 played.append((seen, *chosen, *self._step(chosen[0], returns)))
-        observations, actions, logprobs, versions, rewards, ends = map(np.array, zip(*played, strict=True))
-        batch = Batch(
-            observations=observations,
-            actions=actions,
-            logprobs=logprobs,
-            rewards=rewards,
-            ends=ends,
-            last=self._seen.copy(),
-            oldest=int(versions.min()),
-        )
+        names = ("observations", "actions", "logprobs", "versions", "rewards", "ends")
+        arrays: dict[str, Any] = dict(zip(names, map(np.array, zip(*played, strict=True)), strict=True))
+        oldest = int(arrays.pop("versions").min())
+        batch = Batch(**arrays, last=self._seen.copy(), oldest=oldest)
         return Played(batch=batch, returns=returns, spans=self._recorder.take())
 
     def _ask(self, rollout: WorkerGroup) -> tuple[Any, Any, int]:

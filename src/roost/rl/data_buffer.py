@@ -58,10 +58,8 @@ class DataBuffer:
         """
         count = len(samples)
         if count > self._capacity:
-            raise ConfigError(
-                f"{plural(count, 'sample')} can never fit in a buffer for {self._capacity}",
-                hint="put fewer in one call, or make the capacity larger",
-            )
+            hint = "put fewer in one call, or make the capacity larger"
+            raise ConfigError(f"{plural(count, 'sample')} can never fit in a buffer for {self._capacity}", hint=hint)
 
         def has_room() -> bool:
             return len(self._samples) + count <= self._capacity
@@ -77,13 +75,15 @@ class DataBuffer:
         CallTimedOut if there are too few others within `timeout` seconds.
         """
         if type(count) is not int or not 1 <= count <= self._capacity:
-            raise ConfigError(
-                f"a get can never take {count!r} samples", hint=f"it takes a number from 1 to {self._capacity}"
-            )
+            hint = f"it takes a number from 1 to {self._capacity}"
+            raise ConfigError(f"a get can never take {count!r} samples", hint=hint)
 
         def has_enough() -> bool:
-            if min_version is not None:
-                self._drop_below(min_version)
+            if min_version is not None and any(version < min_version for _, version in self._samples):
+                before = len(self._samples)
+                self._samples = deque(entry for entry in self._samples if entry[1] >= min_version)
+                self._dropped += before - len(self._samples)
+                self._changed.notify_all()
             return len(self._samples) >= count
 
         async with self._turn(self._get_turn, has_enough, timeout, f"not {plural(count, 'sample')}"):
@@ -115,10 +115,3 @@ class DataBuffer:
         except TimeoutError:
             fullness = f"{len(self._samples)} of {self._capacity} places are taken"
             raise CallTimedOut(f"{shortage} within {timeout} s: {fullness}") from None
-
-    def _drop_below(self, min_version: int) -> None:
-        fresh = deque(entry for entry in self._samples if entry[1] >= min_version)
-        if len(fresh) < len(self._samples):
-            self._dropped += len(self._samples) - len(fresh)
-            self._samples = fresh
-            self._changed.notify_all()

@@ -84,8 +84,6 @@ def check_engine_class(cls: object) -> type:
         raise ConfigError(f"an engine is a class, and {cls!r} is not")
     missing = [name for name in _METHODS if not callable(getattr(cls, name, None))]
     if missing:
-        raise ConfigError(
-            f"{cls.__name__} is not a rollout engine: it has no {join_words(missing)}",
-            hint=f"an engine has {join_words(_METHODS)}",
-        )
+        hint = f"an engine has {join_words(_METHODS)}"
+        raise ConfigError(f"{cls.__name__} is not a rollout engine: it has no {join_words(missing)}", hint=hint)
     return cls

@@ -20,7 +20,7 @@ from roost.runtime.groups.worker import Worker
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
-from roost.text import join_words, plural
+from roost.text import error_text, join_words, plural
 
 HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
@@ -44,11 +44,14 @@ class EngineWorker(Worker):
         except Exception as error:
             with contextlib.suppress(Exception):
                 self._engine.stop()
-            taken = taken_ports([(port, 1) for port in own_ports(spec)])
+            ports = [spec.port, spec.nccl_port, *spec.dp_attention_ports]
+            if spec.node_rank == 0:
+                ports.append(int(spec.dist_init_addr.rpartition(":")[2]))
+            taken = taken_ports([(port, 1) for port in ports])
             if not taken:
                 raise
-            what = f"{type(error).__name__}: {error}"
-            self.log_warning(f"another program took port {join_words(taken)} before the engine could listen: {what}")
+            what = f"another program took port {join_words(taken)} before the engine could listen"
+            self.log_warning(f"{what}: {error_text(error)}")
             return taken
         return []
 
@@ -79,27 +82,23 @@ class EngineWorker(Worker):
         self._engine.stop()
 
 
-def own_ports(spec: EngineSpec) -> list[int]:
-    """Return the ports that a process has on its own node."""
-    ports = [spec.port, spec.nccl_port, *spec.dp_attention_ports]
-    if spec.node_rank == 0:
-        ports.append(int(spec.dist_init_addr.rpartition(":")[2]))
-    return ports
-
-
-class RolloutEngines:
+class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
 
-    def __init__(self, group: WorkerGroup, specs: Sequence[EngineSpec], leases: Mapping[int, PortLease]) -> None:
+    def __init__(self, group: WorkerGroup, nodes_per_engine: Sequence[int], dp_size: int, timeout: float) -> None:
+        """Start engines on launched workers, of which each engine has the next few."""
         self.group = group
-        self.specs: list[EngineSpec] = list(specs)
+        self._dp_size = dp_size
+        self._leases: dict[int, PortLease] = {}
+        ranks = count()
+        self._workers = [[next(ranks) for _ in range(num_nodes)] for num_nodes in nodes_per_engine]
+        self.specs: list[EngineSpec] = list(self._start(range(self.num_engines), timeout).values())
         """What each worker of the group was started with, by rank."""
-        self._leases = dict(leases)
 
     @property
     def num_engines(self) -> int:
         """How many engines there are."""
-        return self.specs[0].num_engines
+        return len(self._workers)
 
     @property
     def urls(self) -> list[str]:
@@ -142,15 +141,13 @@ class RolloutEngines:
                 self.group.restart(rank)
         with contextlib.suppress(RoostError):
             self.group.on(*ranks).stop().wait(timeout)
-        dp_size = len(self.specs[ranks[0]].dp_attention_ports)
         try:
-            started = _start(self.group, {engine_rank: ranks}, self.num_engines, dp_size, timeout, self._leases)
+            started = self._start([engine_rank], timeout)
         except BaseException:
             with contextlib.suppress(RoostError):
                 self.group.on(*ranks).stop().outcomes(_STOP_SECONDS)
             raise
-        for rank, spec in started.items():
-            self.specs[rank] = spec
+        self.specs = [started.get(rank, spec) for rank, spec in enumerate(self.specs)]
 
     def check_own(self) -> None:
         """Raise ClusterError in a process that only attached to the engines."""
@@ -159,15 +156,9 @@ class RolloutEngines:
 
     def close(self) -> None:
         """Stop every engine and end its workers; a process that only attached lets go of them."""
-        try:
+        with contextlib.closing(self.group), contextlib.suppress(Exception):
             if self.group.is_own:
-                with contextlib.suppress(Exception):
-                    self.group.stop().outcomes(_STOP_SECONDS)
-        finally:
-            self.group.close()
-
-    def __enter__(self) -> RolloutEngines:
-        return self
+                self.group.stop().outcomes(_STOP_SECONDS)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -176,10 +167,63 @@ class RolloutEngines:
         return self.num_engines
 
     def _ranks(self, engine_rank: int) -> list[int]:
-        found = [rank for rank, spec in enumerate(self.specs) if spec.engine_rank == engine_rank]
-        if not found:
+        """Return the ranks of an engine's workers, its node 0 first."""
+        if engine_rank not in range(self.num_engines):
             raise ClusterError(f"there is no engine {engine_rank!r}: there are 0-{self.num_engines - 1}")
-        return found
+        return self._workers[engine_rank]
+
+    def _start(self, engine_ranks: Sequence[int], timeout: float) -> dict[int, EngineSpec]:
+        """Lease ports for these engines and start them; where another program was quicker, again with other ports."""
+        deadline = time.monotonic() + timeout
+        specs: dict[int, EngineSpec] = {}
+        for _ in range(_MAX_TRIES):
+            for engine_rank in engine_ranks:
+                specs |= self._lease_specs(engine_rank)
+            started = [rank for engine_rank in engine_ranks for rank in self._workers[engine_rank]]
+            seconds = max(0.1, deadline - time.monotonic())
+            taken = self.group.on(*started).map("start_engine", [specs[rank] for rank in started]).wait(seconds)
+            engine_ranks = sorted({specs[rank].engine_rank for rank, lost in zip(started, taken, strict=True) if lost})
+            if not engine_ranks:
+                _wait_until_healthy(self.group, specs, deadline, timeout)
+                return specs
+            # All processes of such an engine start again: they have to agree on its ports.
+            half_started = [rank for engine_rank in engine_ranks for rank in self._workers[engine_rank]]
+            self.group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
+        raise ClusterError(
+            f"other programs took the ports of engine {join_words(engine_ranks)} {_MAX_TRIES} times before it could "
+            f"listen, last port {join_words([port for lost in taken for port in lost])}",
+            hint="give Cluster a port_range that no other program uses",
+        )
+
+    def _lease_specs(self, engine_rank: int) -> dict[int, EngineSpec]:
+        """Lease consecutive ports for each worker of an engine on its own node; node 0 has more than the others."""
+        group, leases = self.group, self._leases
+        placements = {rank: group.placements[rank] for rank in self._workers[engine_rank]}
+        for node_rank, (rank, placement) in enumerate(placements.items()):
+            before = leases.get(rank)
+            size = _DIST_INIT if node_rank else _DP_ATTENTION + self._dp_size
+            leases[rank] = group.cluster.lease_ports(placement.cluster_node_rank, size, holder=f"{group.name}:{rank}")
+            if before is not None:
+                group.cluster.release_ports(before)
+        first = leases[next(iter(placements))]
+        dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
+        return {
+            rank: EngineSpec(
+                engine_rank=engine_rank,
+                num_engines=self.num_engines,
+                node_rank=node_rank,
+                num_nodes=len(placements),
+                cluster_node_rank=placement.cluster_node_rank,
+                address=leases[rank].address,
+                devices=placement.visible_accelerators,
+                num_devices=sum(len(one.visible_accelerators) for one in placements.values()),
+                port=leases[rank].ports[_SERVER],
+                nccl_port=leases[rank].ports[_NCCL],
+                dist_init_addr=dist_init_addr,
+                dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
+            )
+            for node_rank, (rank, placement) in enumerate(placements.items())
+        }
 
 
 def create_rollout_engines(
@@ -209,101 +253,21 @@ def create_rollout_engines(
     slots = slots_of(cluster, pg, flags.engines_num_gpus)
     nodes = [slot.piece.node_rank for slot in slots]
     parts = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)
+    processes = [[slots[place] for place in places] for engine in parts for places in engine]
     group = EngineWorker.create_group(engine_cls, tuple(engine_args), dict(engine_kwargs or {})).launch(
         cluster,
-        placement_strategy=strategy_of(
-            cluster, [[slots[place] for place in places] for engine in parts for places in engine]
-        ),
+        placement_strategy=strategy_of(cluster, processes),
         name=name,
         share=flags.num_gpus_per_engine if num_gpus_per_engine is None else num_gpus_per_engine,
         env_vars=env_vars,
         max_concurrency=_MAX_CALLS,
         timeout=timeout,
     )
-    ranks = count()
-    engines = {rank: [next(ranks) for _ in engine] for rank, engine in enumerate(parts)}
-    leases: dict[int, PortLease] = {}
     try:
-        specs = _start(group, engines, len(engines), flags.dp_attention_size, health_timeout, leases)
+        return RolloutEngines(group, [len(engine) for engine in parts], flags.dp_attention_size, health_timeout)
     except BaseException:
         group.close()
         raise
-    return RolloutEngines(group, [specs[rank] for rank in sorted(specs)], leases)
-
-
-def _start(
-    group: WorkerGroup,
-    engines: Mapping[int, Sequence[int]],
-    num_engines: int,
-    dp_size: int,
-    timeout: float,
-    leases: dict[int, PortLease],
-) -> dict[int, EngineSpec]:
-    """Lease ports for these engines and start them; where another program was quicker, again with other ports.
-
-    `engines` has the ranks of each engine's workers, node 0 first. `leases` has each worker's ports and is updated.
-    """
-    deadline = time.monotonic() + timeout
-    specs: dict[int, EngineSpec] = {}
-    waiting = dict(engines)
-    lost: list[int] = []
-    for _ in range(_MAX_TRIES):
-        for engine_rank, ranks in waiting.items():
-            _lease(group, ranks, dp_size, leases)
-            specs |= _specs(group, engine_rank, num_engines, ranks, leases)
-        started = [rank for ranks in waiting.values() for rank in ranks]
-        seconds = max(0.1, deadline - time.monotonic())
-        taken = group.on(*started).map("start_engine", [specs[rank] for rank in started]).wait(seconds)
-        lost = [port for ports in taken for port in ports]
-        failed = {specs[rank].engine_rank for rank, ports in zip(started, taken, strict=True) if ports}
-        if not failed:
-            _wait_until_healthy(group, specs, deadline, timeout)
-            return specs
-        # All processes of such an engine start again: they have to agree on its ports.
-        waiting = {engine_rank: engines[engine_rank] for engine_rank in sorted(failed)}
-        half_started = [rank for ranks in waiting.values() for rank in ranks]
-        group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
-    raise ClusterError(
-        f"other programs took the ports of engine {join_words(list(waiting))} {_MAX_TRIES} times before it could "
-        f"listen, last port {join_words(lost)}",
-        hint="give Cluster a port_range that no other program uses",
-    )
-
-
-def _lease(group: WorkerGroup, ranks: Sequence[int], dp_size: int, leases: dict[int, PortLease]) -> None:
-    """Lease consecutive ports for each worker of an engine on its own node; node 0 has more than the others."""
-    for rank in ranks:
-        before = leases.get(rank)
-        size = _DP_ATTENTION + dp_size if rank == ranks[0] else _DIST_INIT
-        node_rank = group.placements[rank].cluster_node_rank
-        leases[rank] = group.cluster.lease_ports(node_rank, size, holder=f"{group.name}:{rank}")
-        if before is not None:
-            group.cluster.release_ports(before)
-
-
-def _specs(
-    group: WorkerGroup, engine_rank: int, num_engines: int, ranks: Sequence[int], leases: Mapping[int, PortLease]
-) -> dict[int, EngineSpec]:
-    placements = {rank: group.placements[rank] for rank in ranks}
-    first = leases[ranks[0]]
-    dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
-    return {
-        rank: EngineSpec(
-            engine_rank=engine_rank,
-            num_engines=num_engines,
-            node_rank=node_rank,
-            num_nodes=len(ranks),
-            cluster_node_rank=placement.cluster_node_rank,
-            address=leases[rank].address,
-            devices=placement.visible_accelerators,
-            num_devices=sum(len(one.visible_accelerators) for one in placements.values()),
-            port=leases[rank].ports[_SERVER],
-            nccl_port=leases[rank].ports[_NCCL],
-            dist_init_addr=dist_init_addr,
-            dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
-        )
-        for node_rank, (rank, placement) in enumerate(placements.items())
-    }
 
 
 def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], deadline: float, timeout: float) -> None:
@@ -332,11 +296,9 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
         state = "" if rank in group.alive else ", its process is dead"
         node = cluster.nodes[spec.cluster_node_rank]
         lines.append(f"  engine {spec.engine_rank} ({group.name}:{rank} on {node}, {spec.url}){state}, log {path}{end}")
-    more = [f"  and {len(ill) - 4} more"] if len(ill) > 4 else []
+    details = "\n".join(lines + ([f"  and {len(ill) - 4} more"] if len(ill) > 4 else []))
     who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
-        return WorkerDied("\n".join([f"{who} died or was not healthy before all could serve:", *lines, *more]))
-    return LaunchTimedOut(
-        "\n".join([f"{who} did not become healthy in {timeout:g} s:", *lines, *more]),
-        hint="see its log, or give it longer with health_timeout",
-    )
+        return WorkerDied(f"{who} died or was not healthy before all could serve:\n{details}")
+    hint = "see its log, or give it longer with health_timeout"
+    return LaunchTimedOut(f"{who} did not become healthy in {timeout:g} s:\n{details}", hint=hint)

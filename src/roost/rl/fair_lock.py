@@ -53,9 +53,8 @@ class FairLock(Generic[Holder]):
     def release(self, holder: Holder) -> None:
         """Hand the lock to the next in line; ConfigError if another one holds it."""
         if self.holder != holder:
-            raise ConfigError(
-                f"{holder} cannot release the lock: it is {self}", hint="only its holder can release a lock"
-            )
+            hint = "only its holder can release a lock"
+            raise ConfigError(f"{holder} cannot release the lock: it is {self}", hint=hint)
         self.leave(holder)
 
     def leave(self, holder: Holder) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from typing import Any
 
 from roost.config.ranks import format_ranks
@@ -37,7 +38,7 @@ _SHARES = ("num_gpus_per_actor", "num_gpus_per_engine")
 
 
 class Mode(StrEnum):
-    """How training and rollout share the accelerators."""
+    """How training and rollout share the accelerators: the flag that asks for it, or `dis-agg`."""
 
     TRAIN_ONLY = "debug_train_only"
     ROLLOUT_ONLY = "debug_rollout_only"
@@ -68,22 +69,18 @@ class TrainRolloutFlags:
 
     def __post_init__(self) -> None:
         wrong = _wrong_values(self)
-        problems = [Problem(message=message) for message in wrong.values()]
+        problems = [(message, "") for message in wrong.values()]
         if not wrong.keys() & set(_SHARES):
-            problems += _check_sum_of_shares(self)
+            problems += _share_conflicts(self)
         if not wrong.keys() - set(_SHARES):
-            problems += [Problem(message=message, hint=hint) for message, hint in _conflicts(self)]
+            problems += _conflicts(self)
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError([Problem(message=message, hint=hint) for message, hint in problems])
 
     @property
     def mode(self) -> Mode:
         """How training and rollout share; the first flag that is set decides, in the documents' order."""
-        if self.debug_train_only:
-            return Mode.TRAIN_ONLY
-        if self.debug_rollout_only:
-            return Mode.ROLLOUT_ONLY
-        return Mode.COLOCATE if self.colocate else Mode.DISAGGREGATED
+        return next((mode for mode in Mode if getattr(self, mode, False)), Mode.DISAGGREGATED)
 
     @property
     def train_num_gpus(self) -> int:
@@ -102,9 +99,7 @@ class TrainRolloutFlags:
     @property
     def num_gpus(self) -> int:
         """How many accelerators the job needs in all."""
-        if self.mode is Mode.DISAGGREGATED:
-            return self.train_num_gpus + self.engines_num_gpus
-        return max(self.train_num_gpus, self.engines_num_gpus)
+        return max(self.train_num_gpus, self.rollout_offset + self.engines_num_gpus)
 
     @property
     def rollout_offset(self) -> int:
@@ -124,15 +119,11 @@ def read_flags(args: object) -> TrainRolloutFlags:
     """
     if isinstance(args, TrainRolloutFlags):
         return args
-    names = [field.name for field in fields(TrainRolloutFlags)]
-    if isinstance(args, Mapping):
-        found = {name: args[name] for name in names if name in args}
-    elif args is None or isinstance(args, str | bytes | int | float):
+    if args is None or isinstance(args, str | bytes | int | float):
         raise ConfigError(f"{args!r} has no flags", hint="give the parsed arguments, or a dict")
-    else:
-        found = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    given = {name: value for name, value in found.items() if value is not None}
-    return TrainRolloutFlags(**given)
+    read = args.get if isinstance(args, Mapping) else partial(getattr, args)
+    found = {field.name: read(field.name, None) for field in fields(TrainRolloutFlags)}
+    return TrainRolloutFlags(**{name: value for name, value in found.items() if value is not None})
 
 
 def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[list[list[int]]]:
@@ -145,11 +136,10 @@ def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[l
     >>> engine_parts(6, 2, [0, 1, 1, 1, 1, 1])
     [[[0], [1]], [[2, 3]], [[4, 5]]]
     """
-    engines = []
-    for first in range(0, num_gpus - per_engine + 1, per_engine):
-        own = range(first, first + per_engine)
-        engines.append([list(run) for _, run in groupby(own, key=lambda place: nodes[place])])
-    return engines
+    return [
+        [list(run) for _, run in groupby(range(first, first + per_engine), key=nodes.__getitem__)]
+        for first in range(0, num_gpus - per_engine + 1, per_engine)
+    ]
 
 
 def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
@@ -157,9 +147,12 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
     flags = read_flags(args)
     nodes = [rank for rank, node in enumerate(topology.nodes) for _ in node.accelerators]
     if flags.num_gpus > len(nodes):
+        train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
+        rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
+        asked = {Mode.DISAGGREGATED: f"{train} + {rollout}", Mode.ROLLOUT_ONLY: rollout}.get(flags.mode, train)
         raise ConfigError(
             f"the flags ask for {plural(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
-            hint=f"{_sum_of(flags)}: lower one of them, or plan on more nodes",
+            hint=f"{asked}: lower one of them, or plan on more nodes",
         )
     placement: dict[str, str] = {}
     if flags.train_num_gpus:
@@ -167,14 +160,13 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
         placement[TRAIN] = f"{ranks}:{ranks}"
     if flags.engines_num_gpus:
         offset = flags.rollout_offset
-        parts = [
-            [place + offset for place in part]
-            for engine in engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
-            for part in engine
-        ]
-        placement[ROLLOUT] = _segments(parts)
+        engines = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
+        placement[ROLLOUT] = _segments([[place + offset for place in part] for engine in engines for part in engine])
     cluster = {"num_nodes": len(topology.nodes), "component_placement": placement}
-    return {"cluster": cluster, _SECTION: _extra(flags)}
+    names = ["rollout_num_gpus_per_engine", *_SHARES, "dp_attention_size"]
+    if flags.mode is not Mode.ROLLOUT_ONLY:
+        names += ["actor_num_nodes", "actor_num_gpus_per_node"]
+    return {"cluster": cluster, _SECTION: {name: getattr(flags, name) for name in names}}
 
 
 def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
@@ -191,17 +183,15 @@ def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRollo
     for name in section:
         if name not in known:
             close = did_you_mean(str(name), known)
-            raise ConfigError(
-                f"{_SECTION}: there is no flag {name!r}", hint=f"did you mean {close!r}?" if close else ""
-            )
+            hint = f"did you mean {close!r}?" if close else ""
+            raise ConfigError(f"{_SECTION}: there is no flag {name!r}", hint=hint)
     flags = TrainRolloutFlags(**{**_counts(plan), **section})
-    again = make_plan(flags_to_config(flags, topology), topology)
+    expected = flags_to_config(flags, topology)
+    again = make_plan(expected, topology)
     for name in plan.names:
         if name not in again.names or plan.component(name).placements != again.component(name).placements:
-            raise ConfigError(
-                f"component {name!r} is not placed as flags would place it",
-                hint=f"flags would say {flags_to_config(flags, topology)['cluster']['component_placement']}",
-            )
+            hint = f"flags would say {expected['cluster']['component_placement']}"
+            raise ConfigError(f"component {name!r} is not placed as flags would place it", hint=hint)
     return flags
 
 
@@ -231,24 +221,13 @@ def _counts(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _extra(flags: TrainRolloutFlags) -> dict[str, Any]:
-    """Return the flags that cannot be read back from a placement."""
-    names = ["rollout_num_gpus_per_engine", "num_gpus_per_actor", "num_gpus_per_engine", "dp_attention_size"]
-    if flags.mode is not Mode.ROLLOUT_ONLY:
-        names += ["actor_num_nodes", "actor_num_gpus_per_node"]
-    return {name: getattr(flags, name) for name in names}
-
-
 def _segments(parts: Sequence[Sequence[int]]) -> str:
     """Write processes with consecutive ranks as a placement: one segment for each run of processes of the same size."""
-    out: list[str] = []
-    process = 0
-    for _, run in groupby(parts, key=len):
-        found = list(run)
-        ranks = [rank for part in found for rank in part]
-        out.append(f"{format_ranks(ranks)}:{format_ranks(range(process, process + len(found)))}")
-        process += len(found)
-    return ",".join(out)
+    segments = []
+    for _, run in groupby(enumerate(parts), key=lambda numbered: len(numbered[1])):
+        processes, ranks = zip(*run, strict=True)
+        segments.append(f"{format_ranks(list(chain(*ranks)))}:{format_ranks(processes)}")
+    return ",".join(segments)
 
 
 def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
@@ -268,15 +247,14 @@ def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
     return wrong
 
 
-def _check_sum_of_shares(flags: TrainRolloutFlags) -> list[Problem]:
+def _share_conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
     total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
-    if flags.mode is not Mode.COLOCATE or total <= 1 + 1e-6:
-        return []
-    message = (
-        f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
-        f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
-    )
-    return [Problem(message=message, hint="they add up to 1 at most: 0.8 and 0.2 are the defaults")]
+    if flags.mode is Mode.COLOCATE and total > 1 + 1e-6:
+        message = (
+            f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
+            f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
+        )
+        yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults"
 
 
 def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
@@ -297,11 +275,3 @@ def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
             engines = plural(flags.engines_num_gpus, "accelerator")
             message = f"{engines} cannot be divided among engines of {flags.rollout_num_gpus_per_engine}"
             yield message, "rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"
-
-
-def _sum_of(flags: TrainRolloutFlags) -> str:
-    train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
-    rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
-    if flags.mode is Mode.DISAGGREGATED:
-        return f"{train} + {rollout}"
-    return rollout if flags.mode is Mode.ROLLOUT_ONLY else train

@@ -8,15 +8,10 @@ import ray
 
 from roost.runtime.nodes.order import AddressKey, address_key
 
-GpuKey = tuple[int, int, str]
-
 
 @ray.remote(num_gpus=1, num_cpus=0)
 class InfoActor:
-    """The documents' probe: an actor in a bundle that reports where it runs, at the cost of a process per bundle.
-
-    `create_placement_groups` measures the same with one process per node.
-    """
+    """The documents' probe, one process per bundle; `create_placement_groups` needs only one per node."""
 
     def get_ip_and_gpu_id(self) -> tuple[str, str]:
         """Return the node's address, as Ray knows it, and the id of the bundle's accelerator."""
@@ -24,7 +19,7 @@ class InfoActor:
         return address, str(ray.get_gpu_ids()[0])
 
 
-def sort_key(x: tuple[Any, ...]) -> tuple[AddressKey, str, GpuKey]:
+def sort_key(x: tuple[Any, ...]) -> tuple[AddressKey, str, tuple[int, int, str]]:
     """Return the key to sort `(index, node, gpu_id)` by: the node's address as a number, then the id as a number.
 
     A host name sorts by the address that it resolves to, or else by its characters. A fourth entry, such as Ray's id
@@ -35,9 +30,6 @@ def sort_key(x: tuple[Any, ...]) -> tuple[AddressKey, str, GpuKey]:
     [2, 1, 0, 3]
     """
     _, node, gpu_id, *which = x
-    return address_key(str(node)), str(which[0]) if which else "", _gpu_key(gpu_id)
-
-
-def _gpu_key(gpu_id: object) -> GpuKey:
     text = str(gpu_id)
-    return (0, int(text), "") if text.isascii() and text.isdigit() else (1, 0, text)
+    gpu_key = (0, int(text), "") if text.isascii() and text.isdigit() else (1, 0, text)
+    return address_key(str(node)), str(which[0]) if which else "", gpu_key

@@ -11,8 +11,6 @@ import os
 import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +31,7 @@ from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.worker import Worker
 from roost.runtime.nodes.ray_state import living, name_of_job
 from roost.runtime.process.identity import current_identity
+from roost.text import error_text
 
 MANAGER = "rollout_manager"
 CALL_SECONDS = 60.0
@@ -58,11 +57,10 @@ class LockHolder:
     @classmethod
     def here(cls) -> LockHolder:
         """Describe the current thread."""
-        identity, pid = current_identity(), os.getpid()
-        if identity is not None:
-            return cls(name=identity.address, pid=pid, thread=threading.get_ident(), ray_job="")
-        job = ray.get_runtime_context().get_job_id()
-        name = f"driver {socket.gethostname()}:{pid}"
+        pid, job = os.getpid(), ""
+        if (identity := current_identity()) is None:
+            job = ray.get_runtime_context().get_job_id()
+        name = f"driver {socket.gethostname()}:{pid}" if identity is None else identity.address
         return cls(name=name, pid=pid, thread=threading.get_ident(), ray_job=job)
 
     def __str__(self) -> str:
@@ -154,7 +152,7 @@ class ManagerWorker(Worker):
                 dead = await asyncio.to_thread(self._find_dead, self._lock.line)
             except Exception as error:
                 # Those that wait have a deadline: Ray may answer before it.
-                self.log_warning(f"Ray did not say who is alive: {type(error).__name__}: {error}")
+                self.log_warning(f"Ray did not say who is alive: {error_text(error)}")
                 dead = []
             for holder in dead:
                 self.log_warning(f"{holder} died and no longer has the lock, or its place in line")
@@ -166,14 +164,10 @@ class ManagerWorker(Worker):
         names = {holder: name_of_job(holder.ray_job) if holder.ray_job else holder.name for holder in holders}
         alive = living(set(names.values()))
         pids = {record.address: record.pid for record in self.cluster.worker_manager.get_workers()}
-
-        def is_dead(holder: LockHolder) -> bool:
-            return names[holder] not in alive or pids.get(holder.name) not in (None, holder.pid)
-
-        return [holder for holder in holders if is_dead(holder)]
+        return [one for one in holders if names[one] not in alive or pids.get(one.name) not in (None, one.pid)]
 
 
-class RolloutManager:
+class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
     """The rollout side of a job. It can be sent to workers: there it reaches the same engines, buffer and lock.
 
     - `args`, `engine_cls`, `pg` and the rest: as in `create_rollout_engines`.
@@ -230,23 +224,21 @@ class RolloutManager:
 
     def generate(self, request: Mapping[str, Any], timeout: float = 600.0) -> Any:
         """Send a request through the router, to the least busy engine."""
-        sent = urllib.request.Request(  # noqa: S310 - our own router's address
-            f"{self.router_url}/generate",
-            data=json.dumps(dict(request)).encode(),
-            headers={"Content-Type": "application/json"},
-        )
+        connection = http.client.HTTPConnection(self.router_url.removeprefix("http://"), timeout=timeout)
+        sent = json.dumps(dict(request))
         try:
-            # Never through a proxy: the router is in the cluster.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(sent, timeout=timeout) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            text = error.read().decode(errors="replace")[:2000]
-            raise ClusterError(f"the router at {self.router_url} answered {error.code}: {text}") from None
+            with contextlib.closing(connection):
+                connection.request("POST", "/generate", sent, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                body = answer.read()
+            if 200 <= answer.status < 300:
+                return json.loads(body)
         except (OSError, http.client.HTTPException) as error:
             raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}") from None
         except ValueError as error:
             raise ClusterError(f"the engine's answer is not JSON: {error}") from None
+        text = body.decode(errors="replace")[:2000]
+        raise ClusterError(f"the router at {self.router_url} answered {answer.status}: {text}")
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
@@ -323,13 +315,8 @@ class RolloutManager:
 
     def close(self) -> None:
         """Stop the engines, the router and the rest; a process that the manager was sent to only lets go of them."""
-        try:
+        with contextlib.closing(self._group):
             self.engines.close()
-        finally:
-            self._group.close()
-
-    def __enter__(self) -> RolloutManager:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ray.util.placement_group import PlacementGroup
 
@@ -19,7 +20,7 @@ from roost.text import plural, shorten
 BundleGroup = tuple[PlacementGroup, list[int]]
 
 
-class PlacementGroups(dict[str, BundleGroup]):
+class PlacementGroups(dict[str, BundleGroup], AbstractContextManager["PlacementGroups"]):
     """`actor` and `rollout`: each a placement group and its bundle indices in order. `close()` releases them."""
 
     def __init__(self, reservation: Reservation, groups: dict[str, BundleGroup]) -> None:
@@ -29,9 +30,6 @@ class PlacementGroups(dict[str, BundleGroup]):
     def close(self) -> None:
         """Release the accelerators, unless a group still uses them."""
         self.reservation.close()
-
-    def __enter__(self) -> PlacementGroups:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -66,28 +64,23 @@ def create_placement_groups(
 def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
     """Return the first slots of a bundle group, as measured; ConfigError if this job has not reserved them."""
     if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup)):
-        raise ConfigError(
-            f"pg is {shorten(repr(bundles))}",
-            hint='it is what create_placement_groups(args)["actor"] or ["rollout"] is',
-        )
+        hint = 'it is what create_placement_groups(args)["actor"] or ["rollout"] is'
+        raise ConfigError(f"pg is {shorten(repr(bundles))}", hint=hint)
     group, indices = bundles
     if not count:
-        raise ConfigError(
-            "the flags ask for no accelerators on this side",
-            hint="debug_train_only has no engines, debug_rollout_only no training",
-        )
+        hint = "debug_train_only has no engines, debug_rollout_only no training"
+        raise ConfigError("the flags ask for no accelerators on this side", hint=hint)
     if count > len(indices):
         raise ConfigError(
             f"the flags ask for {plural(count, 'accelerator')}, and the bundle group has {len(indices)}",
             hint="make it from the same flags: create_placement_groups(args)",
         )
     known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
-    found = [known.get((group, index)) for index in indices[:count]]
-    if not all(found):
-        raise ConfigError(
-            "this job has not reserved the placement group", hint="make it with create_placement_groups(args)"
-        )
-    return [slot for slot in found if slot is not None]
+    try:
+        return [known[group, index] for index in indices[:count]]
+    except KeyError:
+        hint = "make it with create_placement_groups(args)"
+        raise ConfigError("this job has not reserved the placement group", hint=hint) from None
 
 
 def strategy_of(cluster: Cluster, processes: Sequence[Sequence[Slot]]) -> FlexiblePlacementStrategy:

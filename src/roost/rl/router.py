@@ -13,26 +13,17 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
-from roost.rl.web import (
-    MOST_BODY_BYTES,
-    EngineBroken,
-    EngineClient,
-    EngineLate,
-    HttpServer,
-    error_response,
-    read_json,
-    web,
-)
+from roost.rl.web import MOST_BODY_BYTES, EngineBroken, EngineClient, EngineLate, HttpServer, read_json, web
 from roost.text import plural, shorten
 
 _ENGINE_HEADER = "X-Roost-Engine"
 _NOT_CHECKED = "not checked yet"
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
-_LAST_PORT = 65535
 _MOST_BROKEN = 3
 Value = TypeVar("Value")
 
@@ -86,11 +77,8 @@ class EnginePool:
 
         The engine counts as serving one more request until `done`.
         """
-        able = [
-            engine
-            for engine in self._engines.values()
-            if engine.healthy and not engine.is_leaving and engine.url not in excluding
-        ]
+        engines = self._engines.values()
+        able = [one for one in engines if one.healthy and not one.is_leaving and one.url not in excluding]
         if not able:
             return None
         engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
@@ -103,9 +91,8 @@ class EnginePool:
         engine = self._engines.get(url)
         if engine is None or engine.busy == 0:
             raise ConfigError(f"{url} is serving no request that could be done")
-        self._update(
-            replace(engine, busy=engine.busy - 1, served=engine.served + served, failed=engine.failed + (not served))
-        )
+        failed = engine.failed + (not served)
+        self._update(replace(engine, busy=engine.busy - 1, served=engine.served + served, failed=failed))
 
     def mark(self, url: str, healthy: bool, why: str = "") -> None:
         """Record whether an engine can serve, and why not; an engine that has left is ignored."""
@@ -141,11 +128,10 @@ def check_engine_url(url: object) -> str:
     >>> check_engine_url("http://10.0.0.7:20300")
     'http://10.0.0.7:20300'
     """
-    if isinstance(url, str) and (match := _URL.fullmatch(url)) and 1 <= int(match[2]) <= _LAST_PORT:
+    if isinstance(url, str) and (match := _URL.fullmatch(url)) and 1 <= int(match[2]) <= 65535:
         return url
-    raise ConfigError(
-        f"the url of an engine is {shorten(repr(url))}", hint="it is http://host:port, as in http://10.0.0.7:20300"
-    )
+    hint = "it is http://host:port, as in http://10.0.0.7:20300"
+    raise ConfigError(f"the url of an engine is {shorten(repr(url))}", hint=hint)
 
 
 class Router:
@@ -166,13 +152,20 @@ class Router:
         wait_seconds: float = 5.0,
         most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
-        self._host = host
-        self._port = port
+        self.url = url_of(host, port)
+        """Where it listens: `http://10.0.0.7:20300`."""
+        routes = {
+            ("POST", "/generate"): self._generate,
+            ("GET", "/health"): self._health,
+            ("GET", "/engines"): self._engines,
+            ("POST", "/engines"): self._change_engines,
+            ("DELETE", "/engines"): self._change_engines,
+        }
+        self._serve = partial(HttpServer, host, port, routes, name="roost router", most_body_bytes=most_body_bytes)
         self._check_seconds = check_seconds
         self._health_timeout = health_timeout
         self._request_timeout = request_timeout
         self._wait_seconds = wait_seconds
-        self._most_body_bytes = most_body_bytes
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
         self._is_stopping = False
@@ -182,31 +175,13 @@ class Router:
         self._client = EngineClient()
         self._is_running = False
 
-    @property
-    def url(self) -> str:
-        """Where it listens: `http://10.0.0.7:20300`."""
-        return url_of(self._host, self._port) if self._server is None else self._server.url
-
     def start(self) -> None:
         """Listen, and check the engines' health; OSError with EADDRINUSE if the port is taken."""
         with self._lock:
             if self._server is not None or self._is_stopping:
                 raise ClusterError("a router starts only once", hint="make another one")
-            routes = {
-                ("POST", "/generate"): self._generate,
-                ("GET", "/health"): self._health,
-                ("GET", "/engines"): self._engines,
-                ("POST", "/engines"): self._join_engine,
-                ("DELETE", "/engines"): self._leave_engine,
-            }
-            self._server = HttpServer(
-                self._host,
-                self._port,
-                routes,
-                name="roost router",
-                most_body_bytes=self._most_body_bytes,
-                context=self._running(),
-            )
+            self._server = self._serve(context=self._running())
+            self.url = self._server.url
 
     def stop(self, seconds: float = 5.0) -> None:
         """Give requests at an engine `seconds` to finish, then answer 503 and end. Safe to call again."""
@@ -237,7 +212,7 @@ class Router:
     async def _running(self) -> AsyncIterator[None]:
         self._is_running = True
         for state in self._pool.states():
-            self._start_checks(state.url)
+            self._join(state.url)
         try:
             yield
         finally:
@@ -252,27 +227,22 @@ class Router:
 
     def _join(self, url: str) -> None:
         self._pool.join(url)
-        if self._is_running:
-            self._start_checks(url)
+        if self._is_running and url not in self._checks:
+            self._checks[url] = asyncio.create_task(self._keep_checking(url))
 
     def _leave(self, url: str) -> bool:
         if (task := self._checks.pop(url, None)) is not None:
             task.cancel()
         return self._pool.leave(url)
 
-    def _start_checks(self, url: str) -> None:
-        if url not in self._checks:
-            self._checks[url] = asyncio.create_task(self._keep_checking(url))
-
     async def _keep_checking(self, url: str) -> None:
+        seconds = self._health_timeout
         while True:
             try:
-                reply = await self._client.ask(
-                    "GET", f"{url}/health", connect=self._health_timeout, seconds=self._health_timeout
-                )
+                reply = await self._client.ask("GET", f"{url}/health", connect=seconds, seconds=seconds)
                 why = "" if reply.status == 200 else f"/health answered {reply.status}"
             except EngineLate:
-                why = f"/health had not answered after {self._health_timeout:g} s"
+                why = f"/health had not answered after {seconds:g} s"
             except EngineBroken as error:
                 why = str(error)
             self._pool.mark(url, not why, why)
@@ -281,20 +251,31 @@ class Router:
     async def _generate(self, request: web.Request) -> web.Response:
         tried: dict[str, str] = {}
         num_broken = 0
+        body, content_type = await request.read(), request.headers.get("Content-Type", "application/json")
+        limits = {"connect": self._health_timeout, "seconds": self._request_timeout}
         # A request that breaks one engine after another must not break them all.
         while num_broken < _MOST_BROKEN and (url := await self._pick(tried)) is not None:
-            answer: web.Response | None = None
+            is_served = False
             try:
-                answer = await self._forward(url, request, tried)
-            except EngineBroken as error:
+                reply = await self._client.ask("POST", f"{url}/generate", body, content_type, **limits)
+                if reply.status != 503:
+                    is_served = True
+                    reply.headers[_ENGINE_HEADER] = url
+                    return reply
+                text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
+                tried[url] = f"answered 503: {shorten(text, 200)}"
+            except EngineLate:
+                # It may still be working on it: asking another one would only double the work.
+                error = f"engine {url} had not answered after {self._request_timeout:g} s"
+                headers = {_ENGINE_HEADER: url}
+                return web.json_response({"error": error, "engine": url}, status=504, headers=headers)
+            except EngineBroken as broken:
                 num_broken += 1
-                tried[url] = str(error)
+                tried[url] = str(broken)
                 if not self._is_stopping:
-                    self._pool.mark(url, False, str(error))
+                    self._pool.mark(url, False, str(broken))
             finally:
-                self._pool.done(url, served=answer is not None and url not in tried)
-            if answer is not None:
-                return answer
+                self._pool.done(url, served=is_served)
         return self._refusal(tried)
 
     async def _pick(self, tried: Mapping[str, str]) -> str | None:
@@ -309,28 +290,6 @@ class Router:
                         return None
                     await changed.wait()
         return None
-
-    async def _forward(self, url: str, request: web.Request, tried: dict[str, str]) -> web.Response | None:
-        """Return the answer for the client, or None to ask another engine; if this one failed, `tried` says why."""
-        try:
-            reply = await self._client.ask(
-                "POST",
-                f"{url}/generate",
-                await request.read(),
-                request.headers.get("Content-Type", "application/json"),
-                connect=self._health_timeout,
-                seconds=self._request_timeout,
-            )
-        except EngineLate:
-            # It may still be working on it: asking another one would only double the work.
-            tried[url] = f"had not answered after {self._request_timeout:g} s"
-            reply = web.json_response({"error": f"engine {url} {tried[url]}", "engine": url}, status=504)
-        if reply.status == 503:
-            text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
-            tried[url] = f"answered 503: {shorten(text, 200)}"
-            return None
-        reply.headers[_ENGINE_HEADER] = url
-        return reply
 
     def _refusal(self, tried: Mapping[str, str]) -> web.Response:
         reasons = {state.url: "is leaving" if state.is_leaving else state.why for state in self._pool.states()}
@@ -352,20 +311,13 @@ class Router:
     async def _engines(self, _request: web.Request) -> web.Response:
         return web.json_response([asdict(state) for state in self._pool.states()])
 
-    async def _join_engine(self, request: web.Request) -> web.Response:
-        url = await _read_url(request)
-        self._join(url)
+    async def _change_engines(self, request: web.Request) -> web.Response:
+        asked = await read_json(request)
+        if not (isinstance(asked, dict) and "url" in asked):
+            raise ConfigError('the body is {"url": "http://host:port"}')
+        url = check_engine_url(asked["url"])
+        if request.method == "POST":
+            self._join(url)
+        elif not self._leave(url):
+            return web.json_response({"error": f"engine {url} is not known"}, status=404)
         return web.json_response({"url": url})
-
-    async def _leave_engine(self, request: web.Request) -> web.Response:
-        url = await _read_url(request)
-        if not self._leave(url):
-            return error_response(404, f"engine {url} is not known")
-        return web.json_response({"url": url})
-
-
-async def _read_url(request: web.Request) -> str:
-    asked = await read_json(request)
-    if not (isinstance(asked, dict) and "url" in asked):
-        raise ConfigError('the body is {"url": "http://host:port"}')
-    return check_engine_url(asked["url"])

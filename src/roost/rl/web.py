@@ -40,7 +40,6 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCN
 log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 """Answers a request. The client gets status 400 for a ConfigError, 503 for a ClusterError, 500 for anything else."""
 
@@ -231,8 +230,7 @@ async def _in_one_piece(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _open_socket(address: Any) -> socket.socket:
-    family, kind, protocol, *_ = address
-    line = socket.socket(family, kind, protocol)
+    line = socket.socket(*address[:3])
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         line.setsockopt(socket.IPPROTO_TCP, option, value)

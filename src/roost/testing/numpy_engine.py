@@ -1,7 +1,6 @@
 """A rollout engine without an accelerator: a tiny softmax policy in numpy behind a real HTTP server.
 
-It has everything that an engine has: ports, health, weights with versions, memory that it frees and takes back. So a
-whole training loop runs on a laptop and in tests as it does with large engines.
+With it a whole training loop runs on a laptop and in tests as it does with large engines.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from roost.rl.web import HttpServer, read_json, web
 from roost.text import join_words, shorten
 
 Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _WEIGHTS = ("w", "b")
 _MAX_REQUESTS = 64
@@ -76,7 +74,7 @@ class TinyPolicy:
         result: Floats = np.exp(_log_softmax(self.logits(observations)))
         return result
 
-    def sample(self, observations: object, rng: np.random.Generator) -> tuple[Integers, Floats]:
+    def sample(self, observations: object, rng: np.random.Generator) -> tuple[NDArray[np.int64], Floats]:
         """Draw an action for each observation; return the actions and their log probabilities."""
         logprobs = _log_softmax(self.logits(observations))
         # The largest logit after adding Gumbel noise is a draw from the softmax.
@@ -108,10 +106,8 @@ class TinyPolicy:
     def _rows(self, observations: object) -> Floats:
         rows = _numbers("observations", observations)
         if rows.ndim != 2 or len(rows) == 0 or rows.shape[1] != self.features:
-            raise ConfigError(
-                f"observations have shape {rows.shape}",
-                hint=f"they are one or more rows of {self.features} numbers",
-            )
+            hint = f"they are one or more rows of {self.features} numbers"
+            raise ConfigError(f"observations have shape {rows.shape}", hint=hint)
         return rows
 
 
@@ -162,30 +158,23 @@ class NumpyEngine:
 
     def __init__(self, features: int = 4, actions: int = 2, seed: int = 0, start_seconds: float = 0.0) -> None:
         self._lock = threading.Lock()
-        self._policy, self._version = TinyPolicy.random(features, actions, seed), 0
+        self._policy = TinyPolicy.random(features, actions, seed)
+        self.version = 0
+        """The version of the weights."""
         self._seed = seed
         self._seeds = np.random.SeedSequence(seed)
         self._start_seconds = start_seconds
-        self._spec: EngineSpec | None = None
+        self.spec: EngineSpec | None = None
+        """What it was started with; None if it is not running."""
         self._server: HttpServer | None = None
         self._ready_at = 0.0
         self._is_offloaded = False
 
-    @property
-    def spec(self) -> EngineSpec | None:
-        """What it was started with; None if it is not running."""
-        return self._spec
-
-    @property
-    def version(self) -> int:
-        """The version of the weights."""
-        return self._version
-
     def start(self, spec: EngineSpec) -> None:
         """Listen at exactly the address and port of the spec, on the engine's node 0; OSError if they are in use."""
         with self._lock:
-            if self._spec is not None:
-                raise ClusterError(f"engine {self._spec.engine_rank} is running already", hint="stop it first")
+            if self.spec is not None:
+                raise ClusterError(f"engine {self.spec.engine_rank} is running already", hint="stop it first")
             if spec.node_rank == 0:
                 routes = {
                     ("POST", "/generate"): self._answer_generate,
@@ -200,25 +189,27 @@ class NumpyEngine:
             self._seeds = np.random.SeedSequence([self._seed, spec.engine_rank])
             self._ready_at = time.monotonic() + self._start_seconds
             self._is_offloaded = False
-            self._spec = spec
+            self.spec = spec
 
     def health(self) -> bool:
         """Return whether it is up; an offloaded engine is."""
-        return self._spec is not None and time.monotonic() >= self._ready_at
+        return self.spec is not None and time.monotonic() >= self._ready_at
 
     def generate(self, request: Any) -> dict[str, Any]:
         """Draw an action for each of `{"observations": [[...], ...]}`; with a "seed", the same ones each time."""
         with self._lock:
-            spec, policy, version = self._serving_spec(), self._policy, self._version
+            spec, policy, version = self._serving_spec(), self._policy, self.version
             drawn_seed = self._seeds.spawn(1)[0]
-        observations, seed = _checked_request(request)
-        actions, logprobs = policy.sample(observations, np.random.default_rng(drawn_seed if seed is None else seed))
-        return {
-            "actions": actions.tolist(),
-            "logprobs": logprobs.tolist(),
-            "version": version,
-            "engine": spec.engine_rank,
-        }
+        if not isinstance(request, Mapping) or "observations" not in request:
+            raise ConfigError(f"there are no observations in {shorten(repr(request))}", hint=_REQUEST_HINT)
+        if unknown := sorted(map(str, set(request) - {"observations", "seed"})):
+            raise ConfigError(f"a request has no {join_words(unknown, last='or')}", hint=_REQUEST_HINT)
+        seed = request.get("seed")
+        if seed is not None and not _is_count(seed, 0):
+            raise ConfigError(f"a seed is a whole number from 0 on, not {seed!r}")
+        rng = np.random.default_rng(drawn_seed if seed is None else seed)
+        actions, logprobs = (array.tolist() for array in policy.sample(request["observations"], rng))
+        return {"actions": actions, "logprobs": logprobs, "version": version, "engine": spec.engine_rank}
 
     def update_weights(self, weights: Any, version: int) -> None:
         """Replace the weights with others of the same shapes; each request gets the old ones or the new ones."""
@@ -227,7 +218,7 @@ class NumpyEngine:
         with self._lock:
             policy = TinyPolicy(self._policy.weights)
             policy.weights = weights
-            self._policy, self._version = policy, version
+            self._policy, self.version = policy, version
 
     def offload(self) -> None:
         """Stay up, and answer no requests: a large engine frees its memory."""
@@ -240,13 +231,13 @@ class NumpyEngine:
     def stop(self, seconds: float = 2.0) -> None:
         """Stop the server; requests have `seconds` to finish before they are cut off. Safe to call again."""
         with self._lock:
-            server, self._server, self._spec = self._server, None, None
+            server, self._server, self.spec = self._server, None, None
         if server is not None:
             server.close(seconds)
             self._threads.shutdown(wait=False)
 
     def _serving_spec(self) -> EngineSpec:
-        spec, why = self._spec, ""
+        spec = self.spec
         if spec is None:
             why = "it is not running"
         elif spec.node_rank != 0:
@@ -255,9 +246,9 @@ class NumpyEngine:
             why = "it is starting"
         elif self._is_offloaded:
             why = "it is offloaded"
-        if spec is None or why:
-            raise ClusterError(f"the engine does not serve: {why}")
-        return spec
+        else:
+            return spec
+        raise ClusterError(f"the engine does not serve: {why}")
 
     async def _answer_generate(self, request: web.Request) -> web.Response:
         asked = await read_json(request)
@@ -278,14 +269,3 @@ class NumpyEngine:
             raise ConfigError('the body is {"weights": {"w": ..., "b": ...}, "version": 7}')
         self.update_weights(asked["weights"], asked["version"])
         return web.json_response({"version": asked["version"]})
-
-
-def _checked_request(request: object) -> tuple[object, int | None]:
-    if not isinstance(request, Mapping) or "observations" not in request:
-        raise ConfigError(f"there are no observations in {shorten(repr(request))}", hint=_REQUEST_HINT)
-    if unknown := sorted(map(str, set(request) - {"observations", "seed"})):
-        raise ConfigError(f"a request has no {join_words(unknown, last='or')}", hint=_REQUEST_HINT)
-    seed = request.get("seed")
-    if seed is not None and not _is_count(seed, 0):
-        raise ConfigError(f"a seed is a whole number from 0 on, not {seed!r}")
-    return request["observations"], seed
