@@ -21,7 +21,7 @@ from roost import (
     make_plan,
 )
 from roost.runtime.failures.carry import carry
-from roost.runtime.failures.failure import Failure, FailureKind, in_order_of_cause, make_error
+from roost.runtime.failures.failure import Failure, FailureKind, make_error
 from roost.runtime.launch.progress import LaunchBoard, Phase, show_launch
 from roost.runtime.launch.worker_spec import WorkerSpec, make_worker_specs, place_group
 from roost.runtime.process.actor import Report
@@ -287,8 +287,8 @@ def failure(rank: int, kind: FailureKind = FailureKind.EXCEPTION, when: float = 
 
 def test_deaths_come_before_exceptions_and_earlier_ones_before_later():
     died = failure(2, FailureKind.DEATH, when=9.0)
-    order = in_order_of_cause([failure(0, when=3.0), failure(1, when=2.0), died])
-    assert [item.rank for item in order] == [2, 1, 0]
+    error = make_error([failure(0, when=3.0), failure(1, when=2.0), died], "in 'f'")
+    assert [item.rank for item in error.worker_failures] == [2, 1, 0]
     error = make_error([failure(0, when=3.0), died], "in 'f'", unfinished=[3, 4])
     assert isinstance(error, WorkerDied)
     assert str(error).startswith("a:2 on node 0 died in 'f': what")
@@ -314,13 +314,13 @@ def raised(error: Exception) -> Exception:
 
 def test_an_exception_travels_pickled_or_at_least_described():
     sent = pickle.loads(pickle.dumps(carry(raised(KeyError("k")), "the tail")))  # noqa: S301 - our own bytes
-    assert sent.description.type_name == "KeyError"
-    assert "test_launch_parts.py" in sent.description.traceback
-    assert isinstance(make_error([failure(0, pickled=sent.pickled)], "in 'f'"), KeyError)
-    assert carry(raised(NoText()), "").description.message == "(its str() raises)"
+    assert sent.description["what"] == "KeyError: 'k'"
+    assert "test_launch_parts.py" in sent.description["traceback"]
+    assert isinstance(make_error([failure(0, pickled=sent.description["pickled"])], "in 'f'"), KeyError)
+    assert carry(raised(NoText()), "").description["what"].endswith("NoText: (its str() raises)")
     huge = carry(raised(Huge("x" * 5_000_000)), "")
-    assert huge.pickled is None
-    assert len(huge.description.message) + len(huge.description.traceback) < 100_000
+    assert huge.description["pickled"] is None
+    assert len(huge.description["what"]) + len(huge.description["traceback"]) < 100_000
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
 
 

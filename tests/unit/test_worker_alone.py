@@ -128,12 +128,12 @@ def test_it_logs_through_logging(caplog):
 def test_durations_are_collected_in_a_call_and_dropped_outside():
     actor = Actor(0)
     assert actor.whole() == 1
-    with measured_call() as durations:
+    with measured_call("call") as durations:
         actor.step(1)
         actor.step(1)
         actor.whole()
         assert asyncio.run(actor.later()) == 2
-    assert set(durations) == {"step", "whole", "named", "later"}
+    assert set(durations) == {"step", "whole", "named", "later", "call"}
     assert all(seconds >= 0 for seconds in durations.values())
     with pytest.raises(TypeError, match="is a generator"):
 

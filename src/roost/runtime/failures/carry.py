@@ -6,7 +6,7 @@ import os
 import pickle
 import time
 import traceback
-from dataclasses import dataclass
+from typing import TypedDict
 
 from ray import cloudpickle
 
@@ -20,25 +20,23 @@ _MAX_TEXT = 12_000
 class RemoteFailure(Exception):  # noqa: N818 - what happened
     """An exception on its way from a worker to its caller. `description` survives whatever the exception is like."""
 
-    def __init__(self, description: Description, pickled: bytes | None) -> None:
-        super().__init__(description, pickled)
+    def __init__(self, description: Description) -> None:
+        super().__init__(description)
         self.description = description
-        self.pickled = pickled
 
     def __str__(self) -> str:
-        return self.description.traceback
+        return self.description["traceback"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """An exception as text."""
+class Description(TypedDict):
+    """An exception as text, and pickled if it survives that; the fields are those of `Failure`."""
 
-    type_name: str
-    message: str
+    what: str
     traceback: str
     log_tail: str
     when: float
     pid: int
+    pickled: bytes | None
 
 
 def carry(error: BaseException, log_tail: str) -> RemoteFailure:
@@ -53,16 +51,16 @@ def carry(error: BaseException, log_tail: str) -> RemoteFailure:
     except Exception:
         message = "(its str() raises)"
     kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return RemoteFailure(
-        Description(
-            type_name=kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-            message=shorten(message, _MAX_TEXT),
-            traceback=_cut_middle("".join(found.format())),
-            log_tail=_cut_middle(log_tail),
-            when=time.time(),
-            pid=os.getpid(),
-        ),
-        _pickled(error),
+        {
+            "what": f"{name}: {shorten(message, _MAX_TEXT)}" if message else name,
+            "traceback": _cut_middle("".join(found.format())),
+            "log_tail": _cut_middle(log_tail),
+            "when": time.time(),
+            "pid": os.getpid(),
+            "pickled": _pickled(error),
+        }
     )
 
 

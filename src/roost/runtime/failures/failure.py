@@ -7,8 +7,10 @@ that say which worker raised it, where, with what traceback and log.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,16 +70,11 @@ class Failure:
         """Traceback and log of the worker, indented."""
         parts = []
         if self.traceback:
-            parts.append(f"  traceback of {self.address}:\n{_indented(self.traceback)}")
+            parts.append(f"  traceback of {self.address}:\n{textwrap.indent(self.traceback.rstrip(), ' ' * 4)}")
         if self.log_tail:
             where = f" ({self.log_path})" if self.log_path else ""
-            parts.append(f"  the end of its log{where}:\n{_indented(self.log_tail)}")
+            parts.append(f"  the end of its log{where}:\n{textwrap.indent(self.log_tail.rstrip(), ' ' * 4)}")
         return "\n".join(parts)
-
-
-def is_death(error: BaseException) -> bool:
-    """Whether an error of Ray means that the worker is gone."""
-    return isinstance(error, _DEATHS) and not isinstance(error, RayTaskError)
 
 
 def describe_death(error: BaseException, log_tail: str = "") -> str:
@@ -104,19 +101,9 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     cause: Exception | None = getattr(error, "cause", None)
     base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
     if isinstance(cause, RemoteFailure):
-        found = cause.description
-        return Failure(
-            kind=FailureKind.EXCEPTION,
-            what=f"{found.type_name}: {found.message}" if found.message else found.type_name,
-            traceback=found.traceback,
-            log_tail=found.log_tail,
-            pid=found.pid,
-            when=found.when,
-            pickled=cause.pickled,
-            **base,
-        )
+        return Failure(kind=FailureKind.EXCEPTION, **base, **cause.description)
     base |= {"when": time.time(), "kind": FailureKind.EXCEPTION}
-    if is_death(error):
+    if isinstance(error, _DEATHS) and not isinstance(error, RayTaskError):
         return Failure(**base | {"kind": FailureKind.DEATH, "what": describe_death(error)})
     if isinstance(error, RayTaskError):
         # Raised outside the user's method, most likely after it.
@@ -129,17 +116,10 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     return Failure(what=f"{type(error).__name__}: {error}", **base)
 
 
-def in_order_of_cause(failures: Sequence[Failure]) -> list[Failure]:
-    """Sort the failures of one call, first cause first.
-
-    When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
-    """
-    return sorted(failures, key=lambda failure: (failure.kind is not FailureKind.DEATH, failure.when, failure.rank))
-
-
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
     """Make the exception for the caller: the first cause as it was raised, or in our words, with all that is known."""
-    first, *others = in_order_of_cause(failures)
+    # When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
+    first, *others = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
     rest = []
     if others:
         rest.append(f"  also failed ({len(others)}):")
@@ -162,11 +142,9 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
 
 def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
     """Give the caller's code in `error.worker_failures` what the notes give people."""
-    try:
+    # A class with slots has no room for it.
+    with contextlib.suppress(AttributeError):
         error.worker_failures = failures  # type: ignore[attr-defined]
-    except AttributeError:
-        # A class with slots has no room for it.
-        return
 
 
 def _original(failure: Failure) -> Exception | None:
@@ -192,7 +170,3 @@ def _useful_lines(text: str) -> list[str]:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return shorten(lines[-1], 500) if lines else ""
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())

@@ -8,7 +8,7 @@ with MyWorker.create_group(lr=0.1).launch(cluster, name="actor") as actor:
 from __future__ import annotations
 
 import contextlib
-import difflib
+import functools
 import inspect
 import logging
 import math
@@ -17,7 +17,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, SupportsIndex
 
 import ray
@@ -36,11 +35,11 @@ from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord
 from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.identity import current_identity
-from roost.runtime.process.packing import pack, ship
+from roost.runtime.process.packing import pack_call, ship
 from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
-from roost.text import plural, shorten
+from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -92,7 +91,11 @@ class GroupDraft:
         - `reserve`: reserve the accelerators on Ray; without it other jobs may get them too.
         - `share`: the part of each of its accelerators that a worker uses; on one accelerator they add up to 1 at most.
         """
-        context = _checked_context(cluster)
+        if not isinstance(cluster, Cluster):
+            kind = type(cluster).__name__
+            raise ConfigError(f"launch takes a Cluster, not a {kind}", hint="for example launch(Cluster(num_nodes=2))")
+        context = cluster.context
+        context.check_open()
         _check_options(max_concurrency, timeout, restarts, reserve, share)
         full_name = _full_name(name, self._cls)
         placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
@@ -100,12 +103,18 @@ class GroupDraft:
         check_caller_variables(placements, variables)
         recipe = Recipe(
             remote=ray.remote(make_actor_class(self._cls.__name__, self._methods)),
-            constructor=self._pack(),
+            constructor=ship(
+                ((self._cls, *self._args), self._kwargs),
+                lambda: f"{self._cls.__name__} or an argument of create_group",
+            ),
             options={} if max_concurrency is None else {"max_concurrency": max_concurrency},
             timeout=timeout,
             restarts=restarts,
         )
-        _warn_of_shadows(self._cls, self._methods)
+        for method in self._methods:
+            if hasattr(WorkerGroup, method):
+                label = f"{self._cls.__name__}.{method}"
+                log.warning("%s is called with group.call(%r): group.%s is the group's own", label, method, method)
         with (
             context.recorder.launching(full_name, self._cls, placement_strategy, placements) as note,
             contextlib.ExitStack() as undo,
@@ -139,17 +148,6 @@ class GroupDraft:
             undo.pop_all()
             note({phase: when - began for phase, when in reached.items()})
         return WorkerGroup(members, range(members.size))
-
-    def _pack(self) -> Any:
-        try:
-            packed = pack((self._cls, self._args, self._kwargs))
-        except Exception as error:
-            raise ConfigError(
-                f"{self._cls.__name__} or an argument of create_group cannot be sent to a worker: "
-                f"{shorten(str(error), 300)}",
-                hint="arguments must be picklable: send what it is made from, and make it in the worker",
-            ) from None
-        return ship(packed)
 
     def __repr__(self) -> str:
         return f"<GroupDraft of {self._cls.__name__}: launch() starts it>"
@@ -243,8 +241,7 @@ class WorkerGroup:
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
         """Call a method by its name, for one whose name the group itself uses."""
         self._check_method(method)
-        sent = self._members.pack(method, args, kwargs)
-        return self._members.call(method, self._ranks, [sent] * len(self._ranks))
+        return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
     def map(self, method: str, arguments: Sequence[Any]) -> CallResult:
         """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple."""
@@ -255,7 +252,7 @@ class WorkerGroup:
                 f"{plural(len(self._ranks), 'worker')}",
                 hint="give one tuple of arguments for each rank, in rank order",
             )
-        sent = [self._members.pack(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
+        sent = [pack_call(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
         return self._members.call(method, self._ranks, sent)
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
@@ -263,7 +260,7 @@ class WorkerGroup:
         self._check_method(method)
         if not self._members.methods[method].is_generator:
             raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
-        return self._members.stream(method, self._ranks, self._members.pack(method, args, kwargs))
+        return ItemStream(self._members, method, self._ranks, pack_call(method, args, kwargs))
 
     def restart(self, rank: int) -> None:
         """Start a dead rank again in its place: same node, accelerators and ports; its constructor runs again."""
@@ -277,21 +274,14 @@ class WorkerGroup:
     def __enter__(self) -> WorkerGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def __getattr__(self, method: str) -> Callable[..., CallResult]:
         if method.startswith("_"):
             raise AttributeError(f"a group has no attribute {method!r}")
         self._check_method(method)
-
-        def call(*args: Any, **kwargs: Any) -> CallResult:
-            return self.call(method, *args, **kwargs)
-
-        call.__name__ = method
-        return call
+        return functools.partial(self.call, method)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._members.methods})
@@ -306,23 +296,14 @@ class WorkerGroup:
     def _check_method(self, method: str) -> None:
         if method in self._members.methods:
             return
-        close = difflib.get_close_matches(method, self._members.methods, n=1)
-        has = f"did you mean {close[0]!r}?" if close else f"it has {shorten(', '.join(self._members.methods), 200)}"
+        close = did_you_mean(method, self._members.methods)
+        has = f"did you mean {close!r}?" if close else f"it has {shorten(', '.join(self._members.methods), 200)}"
         raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
 
 
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
     """Return a group that was sent to another process of the job."""
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
-
-
-def _checked_context(cluster: object) -> JobContext:
-    if not isinstance(cluster, Cluster):
-        raise ConfigError(
-            f"launch takes a Cluster, not a {type(cluster).__name__}", hint="for example launch(Cluster(num_nodes=2))"
-        )
-    cluster.context.check_open()
-    return cluster.context
 
 
 def _reserve(
@@ -332,14 +313,6 @@ def _reserve(
     workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
     shares = {piece: None if share is None else share * count for piece, count in workers.items()}
     return reserve_accelerators(context, name, shares, {name: placements}, timeout=min(timeout, RESERVE_SECONDS))
-
-
-def _warn_of_shadows(cls: type, methods: Iterable[str]) -> None:
-    for method in methods:
-        if hasattr(WorkerGroup, method):
-            log.warning(
-                "%s.%s is called with group.call(%r): group.%s is the group's own", cls.__name__, method, method, method
-            )
 
 
 def _full_name(name: str | None, cls: type) -> str:

@@ -17,10 +17,9 @@ from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied
 from roost.runtime.connect.connection import wait_for_names_to_go
 from roost.runtime.failures.failure import Failure, FailureKind
 from roost.runtime.groups.result import CallResult
-from roost.runtime.groups.stream import ItemStream
 from roost.runtime.launch.group_port import GroupPort
-from roost.runtime.launch.launch import Launch, Member
-from roost.runtime.launch.progress import LaunchBoard, show_launch
+from roost.runtime.launch.launch import Launch
+from roost.runtime.launch.progress import Phase, show_launch
 from roost.runtime.launch.worker_spec import WorkerSpec
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
@@ -28,10 +27,9 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
-from roost.runtime.process.packing import pack, pack_call
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
-from roost.text import plural, shorten
+from roost.text import plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -50,22 +48,13 @@ class Members:
         # By rank; the handles of the ranks in `_lost` are looked up when they are needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
         self._lost = set(range(len(record.identities)))
-        self._is_closed = False
-
-    @property
-    def size(self) -> int:
-        """How many workers the group has."""
-        return len(self._record.identities)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the group was closed."""
-        return self._is_closed
+        self.size = len(record.identities)
+        self.is_closed = False
 
     @property
     def is_reachable(self) -> bool:
         """Whether the group and its Cluster are open, and Ray answers."""
-        return not self._is_closed and self.context.is_reachable
+        return not self.is_closed and self.context.is_reachable
 
     def identity(self, rank: int) -> WorkerIdentity:
         """Return the identity of a rank."""
@@ -90,20 +79,6 @@ class Members:
         refs = [getattr(handle, method).remote(*args) for handle, args in zip(handles, sent, strict=True)]
         return CallResult(self, method, ranks, refs)
 
-    def stream(self, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> ItemStream:
-        """Return the items that a generator method yields on some ranks, with the rank, as they come."""
-        return ItemStream(self, method, ranks, self.handles(ranks), sent)
-
-    def pack(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Pack the arguments of a call."""
-        try:
-            return pack_call(args, kwargs)
-        except Exception as error:
-            raise ConfigError(
-                f"{_culprit(args, kwargs)} of {method!r} cannot be sent to a worker: {shorten(str(error), 300)}",
-                hint="arguments must be picklable: send what it is made from, and make it in the worker",
-            ) from None
-
     def describe(self, error: BaseException, rank: int) -> Failure:
         """Turn what Ray raised for a call into the worker's failure."""
         failure = self.context.describe(self.identity(rank), error)
@@ -113,19 +88,18 @@ class Members:
 
     def check_open(self) -> None:
         """Raise ClusterError if the group or its Cluster was closed."""
-        if self._is_closed:
+        if self.is_closed:
             raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
         self.context.check_open()
 
     def close(self) -> None:
         """Let go of the group; its workers belong to the process that launched it."""
-        self._is_closed = True
+        self.is_closed = True
 
     def restart(self, rank: int) -> None:
         """Refuse: only the process that launched the group can restart a worker."""
-        raise ClusterError(
-            f"{self.identity(rank).address} can only be restarted by the process that launched the group"
-        )
+        address = self.identity(rank).address
+        raise ClusterError(f"{address} can only be restarted by the process that launched the group")
 
     def _is_current(self) -> bool:
         """Whether the name still belongs to this launch."""
@@ -189,14 +163,13 @@ class OwnMembers(Members):
     def launch(self) -> Mapping[str, float]:
         """Start all workers, and return when the last of them reached each phase; if it fails, end them."""
         try:
-            members, board = self._start(self._specs, is_restart=False)
+            reached = self._start(self._specs, is_restart=False)
         except BaseException:
             self.close()
             raise
-        self._handles = {spec.identity.rank: members[spec.address].handle for spec in self._specs}
         if self._recipe.restarts:
-            self.context.watch.add_workers(self, members, self._revive_soon)
-        return {str(phase): when for phase, when in board.reached.items()}
+            self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._revive_soon)
+        return {str(phase): when for phase, when in reached.items()}
 
     def restart(self, rank: int) -> None:
         """Start a rank whose worker is dead again, in its place."""
@@ -214,8 +187,7 @@ class OwnMembers(Members):
             try:
                 # Ray keeps the name of an actor that died until it is killed.
                 self._end({spec.address: self._handles[rank]})
-                members, _ = self._start([spec], is_restart=True)
-                self._handles[rank] = members[spec.address].handle
+                self._start([spec], is_restart=True)
             except BaseException as error:
                 failure = error
                 raise
@@ -240,7 +212,7 @@ class OwnMembers(Members):
         with self._lock:
             if self._is_ended:
                 return
-            self._is_closed = True
+            self.is_closed = True
             if self.context.is_connected():
                 try:
                     self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
@@ -258,7 +230,8 @@ class OwnMembers(Members):
             # Set last, so that a close that was interrupted can be repeated.
             self._is_ended = True
 
-    def _start(self, specs: Sequence[WorkerSpec], *, is_restart: bool) -> tuple[dict[str, Member], LaunchBoard]:
+    def _start(self, specs: Sequence[WorkerSpec], *, is_restart: bool) -> Mapping[Phase, float]:
+        """Start these workers, and return when the last of them reached each phase."""
         context, recipe = self.context, self._recipe
         launch = Launch(context, specs, self._port, self._stopped, seconds=recipe.timeout, is_restart=is_restart)
         nodes = len({spec.node.rank for spec in specs})
@@ -267,9 +240,12 @@ class OwnMembers(Members):
                 launch.request(recipe.remote, recipe.options)
                 context.worker_manager.register_actors([_record(spec) for spec in specs])
                 if not is_restart:
-                    self._keep()
-                members = launch.run(recipe.constructor, view)
-            reports = {address: member.report for address, member in members.items()}
+                    # The name is ours now. What the group needs is taken while the processes start.
+                    self._is_kept = True
+                    context.keep_group(self.name, self.close)
+                    put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
+                    self._port.propose()
+                reports = launch.run(recipe.constructor, view)
             context.worker_manager.add_group(
                 self._record,
                 {address: report.pid for address, report in reports.items()},
@@ -278,14 +254,8 @@ class OwnMembers(Members):
         except BaseException:
             self._end(launch.handles)
             raise
-        return members, launch.board
-
-    def _keep(self) -> None:
-        """Take what the group needs now that the name is ours, while the processes start."""
-        self._is_kept = True
-        self.context.keep_group(self.name, self.close)
-        put_aside(self.context.run_dir.logs.joinpath(*self.name.split(":")))
-        self._port.propose()
+        self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
+        return launch.board.reached
 
     def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
         for handle in handles.values():
@@ -330,14 +300,3 @@ def _record(spec: WorkerSpec) -> WorkerRecord:
         accelerators=placement.local_hardware_ranks if placement.hardware_type == "accelerator" else (),
         since=time.time(),
     )
-
-
-def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Say which argument cannot be pickled."""
-    named = [(f"argument {place}", value) for place, value in enumerate(args)]
-    for what, value in [*named, *((f"argument {name!r}", value) for name, value in kwargs.items())]:
-        try:
-            pack(value)
-        except Exception:
-            return f"{what} ({type(value).__name__})"
-    return "an argument"

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from roost.config.ranks import format_ranks
 from roost.errors import CallTimedOut, ConfigError
-from roost.runtime.failures.failure import Failure, FailureKind, make_error
+from roost.runtime.failures.failure import make_error
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class CallResult:
     def __init__(self, members: Members, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
         self._members = members
         self._method = method
+        self._doing = f"in {method!r}"
         self._ranks = tuple(ranks)
         self._refs = list(refs)
         self._durations: dict[int, dict[str, float]] = {}
@@ -69,7 +70,7 @@ class CallResult:
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = time.monotonic() + (math.inf if seconds is None else seconds)
         try:
             replies = ray.get(self._refs, timeout=seconds)
         except GetTimeoutError:
@@ -93,7 +94,7 @@ class CallResult:
             try:
                 reply = ray.get(ready[0])
             except RayError:
-                raise self._failed(None) from None
+                raise self._failed() from None
             rank = pending.pop(ready[0])
             yield rank, self._open(rank, reply)
 
@@ -115,7 +116,7 @@ class CallResult:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
             except RayError as error:
                 failure = self._members.describe(error, rank)
-                kind = OutcomeKind.DEATH if failure.kind is FailureKind.DEATH else OutcomeKind.EXCEPTION
+                kind = OutcomeKind(failure.kind.value)
                 out.append(Outcome(rank=rank, kind=kind, error=make_error([failure], self._doing)))
         return out
 
@@ -134,15 +135,11 @@ class CallResult:
                 by_tag.setdefault(tag, {})[rank] = seconds
         self._durations = {rank: {} for rank in self._ranks}
         if reduction is None:
-            return dict(by_tag)
+            return by_tag
         return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
 
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
-
-    @property
-    def _doing(self) -> str:
-        return f"in {self._method!r}"
 
     def _open(self, rank: int, reply: list[Any]) -> Any:
         value, durations = reply
@@ -162,9 +159,8 @@ class CallResult:
         """Wait at most some seconds, and return the ranks that have not answered."""
         if not self._refs:
             return []
-        _, late = ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)
-        waited_for = set(late)
-        return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in waited_for]
+        done = set(ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)[0])
+        return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref not in done]
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
         places = join_words(list(dict.fromkeys(self._members.identity(rank).node for rank in late)), most=4)
@@ -174,23 +170,17 @@ class CallResult:
             hint="the call goes on: wait() for it again, or look at their logs",
         )
 
-    def _failed(self, deadline: float | None) -> Exception:
+    def _failed(self, deadline: float = math.inf) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
-        grace = _GRACE_SECONDS
-        if deadline is not None:
-            grace = min(grace, max(0.0, deadline - time.monotonic()))
-        ready, unfinished = ray.wait(self._refs, num_returns=len(self._refs), timeout=grace)
-        return self._error(set(ready), set(unfinished))
-
-    def _error(self, ready: set[Any], unfinished: set[Any]) -> Exception:
-        failures: list[Failure] = []
-        for rank, ref in zip(self._ranks, self._refs, strict=True):
-            if ref in ready:
-                try:
-                    ray.get(ref)
-                except RayError as error:
-                    failures.append(self._members.describe(error, rank))
-        late = [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref in unfinished]
+        grace = min(_GRACE_SECONDS, max(0.0, deadline - time.monotonic()))
+        late = self._late(grace)
+        ended = dict(zip(self._ranks, self._refs, strict=True))
+        failures = []
+        for rank in ended.keys() - late:
+            try:
+                ray.get(ended[rank])
+            except RayError as error:
+                failures.append(self._members.describe(error, rank))
         return make_error(failures, self._doing, late)
 
     async def _wait_async(self) -> list[Any]:
@@ -202,7 +192,5 @@ class CallResult:
         if answers:
             await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
-            await asyncio.wait(answers, timeout=_GRACE_SECONDS)
-            ready = {ref for ref, answer in zip(self._refs, answers, strict=True) if answer.done()}
-            raise await asyncio.to_thread(self._error, ready, set(self._refs) - ready)
+            raise await asyncio.to_thread(self._failed)
         return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]

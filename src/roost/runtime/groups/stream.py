@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from roost.runtime.failures.failure import make_error
@@ -27,20 +26,13 @@ class ItemStream:
     Leaving the loop early frees the workers: they drop what they were preparing.
     """
 
-    def __init__(
-        self,
-        members: Members,
-        method: str,
-        ranks: Sequence[int],
-        handles: Sequence[ActorHandle[Any]],
-        sent: tuple[Any, ...],
-    ) -> None:
+    def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> None:
         self._members = members
         self._method = method
         self._key = f"{os.getpid()}-{next(_numbers)}"
         is_async = members.methods[method] is MethodKind.ASYNC_GENERATOR
         self._step = "_roost_stream_async" if is_async else "_roost_stream"
-        self._handles = dict(zip(ranks, handles, strict=True))
+        self._handles = dict(zip(ranks, members.handles(ranks), strict=True))
         self._running = {self._ask(rank, method, *sent): rank for rank in ranks}
 
     def __iter__(self) -> ItemStream:

@@ -11,12 +11,12 @@ import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
-from roost.runtime.process.output import worker_logger
+from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
@@ -33,12 +33,9 @@ class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
         self._function = function
         self.__doc__ = function.__doc__
 
-    @overload
-    def __get__(self, worker: None, owner: type) -> fact[Value]: ...
-    @overload
-    def __get__(self, worker: object, owner: type) -> Value: ...
-    def __get__(self, worker: object | None, owner: type) -> fact[Value] | Value:
-        return self if worker is None else self._function(worker)
+    def __get__(self, worker: object | None, owner: type) -> Value:
+        # As with a property, the class gives the descriptor itself.
+        return self._function(worker) if worker is not None else self  # type: ignore[return-value]
 
 
 class Worker:
@@ -163,7 +160,7 @@ class Worker:
 
     @property
     def _roost_logger(self) -> logging.Logger:
-        return worker_logger(self._identity.address)
+        return logging.getLogger(f"{WORKER_LOG}.{self._identity.address}")
 
     def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
         """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
@@ -179,12 +176,10 @@ class Worker:
 
 def own_methods(cls: type) -> dict[str, Any]:
     """Return the public methods that a class adds to `Worker` or overrides, by name: what a group can call."""
+    # A class may reuse the name of a fact. It may override a method of Worker too, but only for itself to call.
+    own = [name for name in vars(Worker) if not isinstance(getattr(Worker, name), fact)]
     return {
         name: member
         for name, member in inspect.getmembers(cls, inspect.isroutine)
-        if not name.startswith("_") and getattr(Worker, name, None) is not member and name not in _INHERITED
+        if not name.startswith("_") and name not in own and not isinstance(member, fact)
     }
-
-
-_INHERITED = {"create_group", "log_debug", "log_info", "log_warning", "log_error", "worker_timer", "timer"}
-"""Methods that a worker calls on itself; a group cannot call them, even if a class overrides them."""

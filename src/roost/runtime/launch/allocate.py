@@ -48,7 +48,7 @@ def allocate(
         ray.remote(make_plain_actor_class(cls)),
         worker_name,
         context.job.namespace,
-        pack((cls, tuple(arguments), dict(keywords))),
+        pack(((cls, *arguments), dict(keywords))),
         late,
         scheduling_strategy=on_node(node),
         **({"runtime_env": {"env_vars": early}} if early else {}),

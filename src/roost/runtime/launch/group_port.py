@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roost.errors import ClusterError
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.process.identity import Master
@@ -18,37 +17,33 @@ class GroupPort:
         self._node_manager = node_manager
         self._node_rank = node_rank
         self._holder = holder
-        self._proposed: list[PortLease] = []
-        self._chosen: PortLease | None = None
+        self._leases: list[PortLease] = []
 
     def propose(self) -> None:
         """Lease candidates."""
-        self._proposed = self._node_manager.propose_ports(self._node_rank, _CANDIDATES, self._holder)
+        self._leases = self._node_manager.propose_ports(self._node_rank, _CANDIDATES, self._holder)
 
     @property
     def candidates(self) -> tuple[int, ...]:
         """The ports for rank 0 to try."""
-        return tuple(lease.port for lease in self._proposed)
+        return tuple(lease.port for lease in self._leases)
 
     def choose(self, free_port: int | None) -> Master:
         """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
-        proposed, self._proposed = self._proposed, []
-        self._chosen = next((lease for lease in proposed if lease.port == free_port), None)
-        self._node_manager.release_ports([lease for lease in proposed if lease is not self._chosen])
-        if self._chosen is None:
-            self._chosen = self._node_manager.lease_ports(self._node_rank, 1, self._holder)[0]
+        proposed = self._leases
+        self._leases = [lease for lease in proposed if lease.port == free_port]
+        self._node_manager.release_ports([lease for lease in proposed if lease.port != free_port])
+        if not self._leases:
+            self._leases = self._node_manager.lease_ports(self._node_rank, 1, self._holder)
         return self.master
 
     @property
     def master(self) -> Master:
         """Where rank 0 listens, once the port is chosen."""
-        if self._chosen is None:
-            raise ClusterError("the group has no port")
-        return Master(address=self._chosen.address, port=self._chosen.port)
+        return Master(address=self._leases[0].address, port=self._leases[0].port)
 
     def release(self) -> None:
         """Release everything."""
-        held = [*self._proposed, *([self._chosen] if self._chosen else [])]
-        self._proposed, self._chosen = [], None
+        held, self._leases = self._leases, []
         if held:
             self._node_manager.release_ports(held)

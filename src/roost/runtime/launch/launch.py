@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -29,14 +28,6 @@ _GRACE_SECONDS = 1.0
 _LOOK_EVERY_SECONDS = 1.0
 _OVERDUE = 0.8
 """The part of the timeout after which a worker that is not ready is asked where it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A worker that is ready: its actor, and what it reported."""
-
-    handle: ActorHandle[Any]
-    report: Report
 
 
 def start_actor(remote: Any, name: str, namespace: str, *args: Any, **options: Any) -> ActorHandle[Any]:
@@ -80,26 +71,22 @@ class Launch:
         self._master: Master | None = port.master if is_restart else None
         self._began = self._looked_at = time.monotonic()
         self._deadline = self._began + seconds
-        self._handles: dict[str, ActorHandle[Any]] = {}
+        self.handles: dict[str, ActorHandle[Any]] = {}
+        """The actors started so far."""
         self._reports: dict[str, Report] = {}
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
         self.board = LaunchBoard(list(self._specs), self._began)
 
-    @property
-    def handles(self) -> dict[str, ActorHandle[Any]]:
-        """The actors started so far."""
-        return dict(self._handles)
-
     def request(self, remote: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""
         namespace = self._context.job.namespace
         for address, spec in self._specs.items():
-            self._handles[address] = start_actor(remote, address, namespace, **spec.actor_options, **options)
+            self.handles[address] = start_actor(remote, address, namespace, **spec.actor_options, **options)
 
-    def run(self, constructor: Any, view: LaunchView) -> dict[str, Member]:
-        """Take every worker to the end; raises what went wrong, and leaves the undoing to the caller."""
+    def run(self, constructor: Any, view: LaunchView) -> Mapping[str, Report]:
+        """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
         for address, spec in self._specs.items():
             is_listener = spec.identity.rank == 0 and not self._is_restart
             setup = Setup(
@@ -110,7 +97,7 @@ class Launch:
                 watched_variable=spec.watched_variable,
                 ports_to_try=self._port.candidates if is_listener else (),
             )
-            begin: Any = self._handles[address]._roost_begin.remote(setup)
+            begin: Any = self.handles[address]._roost_begin.remote(setup)
             self._pending[begin] = address
         while self._pending:
             ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
@@ -126,9 +113,7 @@ class Launch:
                 raise self._timed_out()
             if self._pending and self._stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
-        return {
-            address: Member(handle=self._handles[address], report=self._reports[address]) for address in self._specs
-        }
+        return self._reports
 
     def _advance(self, call: Any, constructor: Any) -> None:
         """Take one worker from the end of a phase to the next."""
@@ -153,19 +138,15 @@ class Launch:
         if self._master is None and self._specs[address].identity.rank == 0:
             self._master = self._port.choose(report.free_port)
         self._checked.append(address)
-        if self._master is not None:
-            self._construct_checked(self._master, constructor)
-
-    def _construct_checked(self, master: Master, constructor: Any) -> None:
-        """Let the checked workers construct their objects, now that rank 0's port is known."""
-        for address in self._checked:
+        # They construct their objects as soon as rank 0's port is known.
+        while self._master is not None and self._checked:
+            checked = self._checked.pop(0)
             now = time.monotonic()
             # Before the deadline, so that the stack is in the log when the error is made.
             overdue = max(0.05, (self._deadline - now) * _OVERDUE)
-            construct: Any = self._handles[address]._roost_construct.remote(master, constructor, overdue)
-            self._pending[construct] = address
-            self.board.advance(address, Phase.CONSTRUCTING, now)
-        self._checked.clear()
+            construct: Any = self.handles[checked]._roost_construct.remote(self._master, constructor, overdue)
+            self._pending[construct] = checked
+            self.board.advance(checked, Phase.CONSTRUCTING, now)
 
     def _check_reservation(self, *, now: bool = False) -> None:
         """Raise if a slot is lost, for which Ray would wait forever."""

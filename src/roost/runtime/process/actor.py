@@ -14,7 +14,6 @@ import inspect
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,7 +28,7 @@ from roost.runtime.failures.carry import carry
 from roost.runtime.process import output
 from roost.runtime.process.identity import Master, WorkerIdentity, assume
 from roost.runtime.process.output import LogPlace
-from roost.runtime.process.packing import Arguments, Packed, make_object
+from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
 from roost.runtime.process.timers import measured_call
 from roost.runtime.runs.folder import RunDir
 
@@ -144,12 +143,12 @@ class WorkerActor:
             faulthandler.cancel_dump_traceback_later()
         return self._roost_report()
 
-    def _roost_stream(self, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
+    def _roost_stream(self, key: str, method: str | None, *sent: Packed) -> tuple[Any, ...]:
         """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
         with _carried():
             if method is not None:
-                sent = Arguments.unpack(args).fetch()
-                self._roost_streams[key] = getattr(self._roost_object, method)(*sent.args, **sent.kwargs)
+                args, kwargs = unpack(sent)
+                self._roost_streams[key] = getattr(self._roost_object, method)(*args, **kwargs)
             stream = self._roost_streams.get(key, iter(()))
             for item in stream:
                 if key not in self._roost_streams:
@@ -170,12 +169,12 @@ class WorkerActor:
                 stream.close()
 
 
-async def _stream_async(self: Any, key: str, method: str | None, *args: Any) -> tuple[Any, ...]:
+async def _stream_async(self: Any, key: str, method: str | None, *sent: Packed) -> tuple[Any, ...]:
     """Do what `_roost_stream` does, for an asynchronous generator."""
     with _carried():
         if method is not None:
-            sent = await Arguments.unpack(args).fetch_async()
-            self._roost_streams[key] = getattr(self._roost_object, method)(*sent.args, **sent.kwargs)
+            args, kwargs = await unpack_async(sent)
+            self._roost_streams[key] = getattr(self._roost_object, method)(*args, **kwargs)
         stream = self._roost_streams.get(key)
         if stream is None:
             return ()
@@ -194,7 +193,7 @@ def _carried() -> Iterator[None]:
         # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        raise carry(error, output.own_tail()) from None
+        raise carry(error, output.read_tail(output.own_place().path)) from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
@@ -215,24 +214,20 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
     forward: Callable[..., Any]
     if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
 
-        async def forward(self: Any, *args: Any) -> Any:
-            with measured_call() as durations, _carried():
-                started = time.perf_counter()
-                sent = await Arguments.unpack(args).fetch_async()
-                value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
+        async def forward(self: Any, *sent: Packed) -> Any:
+            with measured_call(name) as durations, _carried():
+                args, kwargs = await unpack_async(sent)
+                value = getattr(self._roost_object, name)(*args, **kwargs)
                 value = [item async for item in value] if kind.is_generator else await value
-                durations.setdefault(name, time.perf_counter() - started)
             return [value, durations]
 
     else:
 
-        def forward(self: Any, *args: Any) -> Any:
-            with measured_call() as durations, _carried():
-                started = time.perf_counter()
-                sent = Arguments.unpack(args).fetch()
-                value = getattr(self._roost_object, name)(*sent.args, **sent.kwargs)
+        def forward(self: Any, *sent: Packed) -> Any:
+            with measured_call(name) as durations, _carried():
+                args, kwargs = unpack(sent)
+                value = getattr(self._roost_object, name)(*args, **kwargs)
                 value = list(value) if kind.is_generator else value
-                durations.setdefault(name, time.perf_counter() - started)
             return [value, durations]
 
     forward.__name__ = forward.__qualname__ = name

@@ -10,14 +10,8 @@ from roost.config.values import variable_problem
 from roost.errors import ConfigError
 
 SEARCH_PATHS = (
-    "PATH",
-    "PYTHONPATH",
-    "LD_LIBRARY_PATH",
-    "LD_PRELOAD",
-    "LIBRARY_PATH",
-    "CPATH",
-    "PKG_CONFIG_PATH",
-    "CMAKE_PREFIX_PATH",
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD"),
+    *("LIBRARY_PATH", "CPATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH"),
 )
 """Search paths: a value for one of them is prepended to the existing value instead of replacing it."""
 
@@ -43,11 +37,10 @@ def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str
     {'A': '2', 'PATH': '/caller:/group:/bin'}
     """
     out: dict[str, str] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            below = out.get(name, node_has.get(name, "")) if name in SEARCH_PATHS else ""
-            places = [*value.split(os.pathsep), *below.split(os.pathsep)]
-            out[name] = os.pathsep.join(dict.fromkeys(filter(None, places))) if name in SEARCH_PATHS else value
+    for name, value in (item for layer in layers for item in layer.items()):
+        below = out.get(name, node_has.get(name, "")) if name in SEARCH_PATHS else ""
+        places = [*value.split(os.pathsep), *below.split(os.pathsep)]
+        out[name] = os.pathsep.join(dict.fromkeys(filter(None, places))) if name in SEARCH_PATHS else value
     return out
 
 

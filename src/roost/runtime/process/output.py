@@ -24,7 +24,6 @@ STARTED_AGAIN = "--- started again"
 """The first words that a restarted worker writes into its log."""
 
 _TAIL_BYTES = 64 * 1024
-_TAIL_LINES = 30
 _STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _THREAD_START = re.compile(r"(?:Current t|T)hread 0x")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line \d+ in .*|  \.\.\.|  <no Python frame>')
@@ -39,7 +38,7 @@ class LogPlace:
     is_shared: bool
 
 
-_own: LogPlace | None = None
+_own = LogPlace(path="", is_shared=False)
 
 
 def choose_place(run_dir: RunDir, address: str) -> LogPlace:
@@ -81,48 +80,32 @@ def redirect_output(place: LogPlace, *, append: bool) -> None:
     logger.propagate = False
 
 
-def worker_logger(address: str) -> logging.Logger:
-    """Return the logger that a worker writes with."""
-    return logging.getLogger(f"{WORKER_LOG}.{address}")
-
-
-def own_tail() -> str:
-    """Return the last lines of this process's log."""
-    return read_tail(_own.path) if _own else ""
-
-
 def own_place() -> LogPlace:
     """Return where this process writes its log."""
-    return _own or LogPlace(path="", is_shared=False)
+    return _own
 
 
-def read_end(path: str | os.PathLike[str], most: int = _TAIL_BYTES) -> str:
+def _read_end(path: str | os.PathLike[str]) -> str:
     """Return the end of a file as text, or nothing if it cannot be read."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
-            return file.read(most).decode(errors="replace")
+            file.seek(max(0, size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
 
-def read_tail(path: str | os.PathLike[str], lines: int = _TAIL_LINES) -> str:
+def read_tail(path: str | os.PathLike[str], lines: int = 30) -> str:
     """Return the last lines of a log, safe to print."""
-    return "\n".join(printable(line) for line in read_end(path).splitlines()[-lines:])
+    return "\n".join(printable(line) for line in _read_end(path).splitlines()[-lines:])
 
 
 def read_stack(path: str | os.PathLike[str]) -> str:
-    """Return the last stack that the watchdog dumped into a log, or nothing."""
-    text = read_end(path)
-    starts = [found.end() for found in _STACK_START.finditer(text)]
-    return readable_stack(text[starts[-1] :]) if starts else ""
-
-
-def readable_stack(dumped: str) -> str:
-    """Tidy faulthandler's stacks: oldest thread first, without Ray's frames and ours."""
+    """Return the last stack that faulthandler dumped into a log: oldest thread first, without Ray's frames and ours."""
     threads: list[list[str]] = []
-    for line in dumped.splitlines()[1:]:
+    dumped = _STACK_START.split(_read_end(path))[1:]
+    for line in dumped[-1].splitlines()[1:] if dumped else ():
         if _THREAD_START.match(line):
             threads.append([])
         elif threads and (frame := _FRAME.match(line)):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import cloudpickle
 
+from roost.errors import ConfigError
+from roost.text import shorten
+
 _LARGE = 100 * 1024
 """Ray sends smaller arguments along with the call, and puts larger ones into its object store."""
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, some of which may be object references that are not fetched yet."""
 
 
 @dataclass(slots=True)
@@ -21,23 +27,19 @@ class Packed:
 
     data: bytes
     buffers: list[Any]
-    refs: list[ray.ObjectRef[Any]]
-    blobs: list[Any]
-    """Large `bytes`, which plain pickle would copy again for every worker."""
+    apart: list[Any]
+    """Object references, and large `bytes`, which plain pickle would copy again for every worker."""
 
     @property
     def size(self) -> int:
         """Its size in bytes."""
-        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *self.blobs))
-
-    def load(self) -> Any:
-        """Unpickle the value."""
-        return _Unpacker(self).load()
+        blobs = (item for item in self.apart if not isinstance(item, ray.ObjectRef))
+        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *blobs))
 
 
 def pack(thing: Any) -> Packed:
     """Pickle a value; raises what pickling raises."""
-    packed = Packed(data=b"", buffers=[], refs=[], blobs=[])
+    packed = Packed(data=b"", buffers=[], apart=[])
     out = io.BytesIO()
     packer: Any = _Packer(out, packed)
     packer.dump(thing)
@@ -45,63 +47,63 @@ def pack(thing: Any) -> Packed:
     return packed
 
 
-def pack_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pack the arguments of a call to many workers: pickled once, and stored once if large."""
-    if not args and not kwargs:
-        return ()
-    return (ship(pack((tuple(args), dict(kwargs)))),)
-
-
-def ship(packed: Packed) -> Packed | ray.ObjectRef[Packed]:
-    """Return what each worker is sent: the packed value itself, or a reference to one copy in Ray's store."""
+def ship(thing: Any, name: Callable[[], str]) -> Packed | ray.ObjectRef[Packed]:
+    """Pack a value for many workers: pickled once, and stored once if large. ConfigError if it is not picklable."""
+    try:
+        packed = pack(thing)
+    except Exception as error:
+        raise ConfigError(
+            f"{name()} cannot be sent to a worker: {shorten(str(error), 300)}",
+            hint="arguments must be picklable: send what it is made from, and make it in the worker",
+        ) from None
     return ray.put(packed) if packed.size > _LARGE else packed
 
 
-@dataclass(slots=True)
-class Arguments:
-    """The arguments of a call, some of which may be object references that are not fetched yet.
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Pack the arguments of a call to many workers; nothing is sent if there are none."""
+    if not args and not kwargs:
+        return ()
+    return (ship((tuple(args), dict(kwargs)), lambda: f"{_culprit(args, kwargs)} of {method!r}"),)
 
-    As in Ray, an argument that is a reference is fetched, and a reference inside an argument is not.
-    """
 
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Say which argument cannot be pickled."""
+    for place, value in (*enumerate(args), *kwargs.items()):
+        try:
+            pack(value)
+        except Exception:
+            return f"argument {place!r} ({type(value).__name__})"
+    return "an argument"
 
-    @classmethod
-    def unpack(cls, sent: tuple[Any, ...]) -> Arguments:
-        """Unpack what `pack_call` packed."""
-        return cls(*sent[0].load()) if sent else cls()
 
-    @property
-    def refs(self) -> list[ray.ObjectRef[Any]]:
-        """The arguments that are references."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, ray.ObjectRef)]
+def unpack(sent: Sequence[Packed]) -> Call:
+    """Unpack the arguments of a call and fetch those that are references. As in Ray, references inside them stay."""
+    call, refs = _load(sent)
+    return _fill(call, ray.get(refs)) if refs else call
 
-    def fetch(self) -> Arguments:
-        """Return the same arguments with every reference fetched."""
-        refs = self.refs
-        return self._with(dict(zip(refs, ray.get(refs), strict=True))) if refs else self
 
-    async def fetch_async(self) -> Arguments:
-        """Do the same without blocking the event loop, as a plain ray.get would."""
-        refs = self.refs
-        return self._with({ref: await ref for ref in refs}) if refs else self
-
-    def _with(self, values: Mapping[Any, Any]) -> Arguments:
-        def fetched(value: Any) -> Any:
-            return values[value] if isinstance(value, ray.ObjectRef) else value
-
-        return Arguments(
-            tuple(fetched(value) for value in self.args),
-            {name: fetched(value) for name, value in self.kwargs.items()},
-        )
+async def unpack_async(sent: Sequence[Packed]) -> Call:
+    """Do the same without blocking the event loop, as a plain ray.get would."""
+    call, refs = _load(sent)
+    return _fill(call, [await ref for ref in refs]) if refs else call
 
 
 def make_object(packed: Packed) -> Any:
-    """Construct the object whose class and arguments were packed as `(cls, args, kwargs)`."""
-    cls, args, kwargs = packed.load()
-    arguments = Arguments(args, kwargs).fetch()
-    return cls(*arguments.args, **arguments.kwargs)
+    """Construct an object; its class was packed as the first argument of the constructor."""
+    (cls, *args), kwargs = unpack([packed])
+    return cls(*args, **kwargs)
+
+
+def _load(sent: Sequence[Packed]) -> tuple[Call, list[Any]]:
+    args, kwargs = _Unpacker(sent[0]).load() if sent else ((), {})
+    return (args, kwargs), [value for value in (*args, *kwargs.values()) if isinstance(value, ray.ObjectRef)]
+
+
+def _fill(call: Call, fetched: Iterable[Any]) -> Call:
+    """Put fetched values in the places of the references, in the same order."""
+    values = iter(fetched)
+    args = tuple(next(values) if isinstance(value, ray.ObjectRef) else value for value in call[0])
+    return args, {name: next(values) if isinstance(value, ray.ObjectRef) else value for name, value in call[1].items()}
 
 
 class _Packer(cloudpickle.CloudPickler):
@@ -109,14 +111,14 @@ class _Packer(cloudpickle.CloudPickler):
         super().__init__(out, protocol=5, buffer_callback=packed.buffers.append)  # type: ignore[no-untyped-call]
         self._packed = packed
 
-    def persistent_id(self, thing: object) -> tuple[str, int] | None:
+    def persistent_id(self, thing: object) -> int | None:
         if isinstance(thing, ray.ObjectRef):
-            self._packed.refs.append(thing)
-            return "ref", len(self._packed.refs) - 1
-        if type(thing) is bytes and len(thing) > _LARGE:
-            self._packed.blobs.append(pickle.PickleBuffer(thing))
-            return "blob", len(self._packed.blobs) - 1
-        return None
+            self._packed.apart.append(thing)
+        elif type(thing) is bytes and len(thing) > _LARGE:
+            self._packed.apart.append(pickle.PickleBuffer(thing))
+        else:
+            return None
+        return len(self._packed.apart) - 1
 
 
 class _Unpacker(pickle.Unpickler):
@@ -124,6 +126,6 @@ class _Unpacker(pickle.Unpickler):
         super().__init__(io.BytesIO(packed.data), buffers=packed.buffers)
         self._packed = packed
 
-    def persistent_load(self, place: tuple[str, int]) -> Any:
-        kind, index = place
-        return self._packed.refs[index] if kind == "ref" else bytes(self._packed.blobs[index])
+    def persistent_load(self, index: int) -> Any:
+        item = self._packed.apart[index]
+        return item if isinstance(item, ray.ObjectRef) else bytes(item)

@@ -35,7 +35,11 @@ def _start(self: Any, packed: Packed, variables: dict[str, str]) -> None:
     die_with_parent()
     os.environ.update(variables)
     self._roost_object = make_object(packed)
-    _report_ready()
+    context = ray.get_runtime_context()
+    # Without waiting; a missing manager is reported elsewhere.
+    with contextlib.suppress(ValueError):
+        manager = ray.get_actor(WORKER_MANAGER, namespace=context.namespace)
+        manager.set_ready.remote({context.get_actor_name(): os.getpid()})
 
 
 def _forward(name: str, member: Any) -> Callable[..., Any]:
@@ -64,18 +68,9 @@ def _forward(name: str, member: Any) -> Callable[..., Any]:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             return getattr(self._roost_object, name)(*args, **kwargs)
 
-    forward.__name__ = name
-    forward.__qualname__ = name
+    forward.__name__ = forward.__qualname__ = name
     # Keep what @ray.method set, such as num_returns, and nothing that would pull in the user's module.
     for key, value in vars(member).items() if hasattr(member, "__dict__") else ():
         if key.startswith("__ray_") and isinstance(value, int | str | bool | float | None):
             setattr(forward, key, value)
     return forward
-
-
-def _report_ready() -> None:
-    """Notify the worker manager without waiting; a missing manager is reported elsewhere."""
-    context = ray.get_runtime_context()
-    with contextlib.suppress(ValueError):
-        manager = ray.get_actor(WORKER_MANAGER, namespace=context.namespace)
-        manager.set_ready.remote({context.get_actor_name(): os.getpid()})

@@ -16,12 +16,14 @@ _durations: ContextVar[dict[str, float] | None] = ContextVar("roost_durations", 
 
 
 @contextlib.contextmanager
-def measured_call() -> Iterator[dict[str, float]]:
-    """Collect the durations of everything that is timed inside."""
+def measured_call(name: str) -> Iterator[dict[str, float]]:
+    """Collect the durations of everything that is timed inside, and of the whole unless something has its name."""
     durations: dict[str, float] = {}
     token = _durations.set(durations)
+    started = time.perf_counter()
     try:
         yield durations
+        durations.setdefault(name, time.perf_counter() - started)
     finally:
         _durations.reset(token)
 
@@ -45,21 +47,16 @@ def timer(tag: str | Callable[..., Any] | None = None) -> Any:
 
     def decorate(function: Function) -> Function:
         name = tag or function.__name__
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def timed_function(*args: Any, **kwargs: Any) -> Any:
-                with timed(name):
-                    return await function(*args, **kwargs)
-        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             # A generator runs while its items are consumed; its end is not visible here.
             raise TypeError(f"{function.__qualname__} is a generator: time what is inside it, with worker_timer")
-        else:
+        if not inspect.iscoroutinefunction(function):
+            return timed(name)(function)
 
-            @functools.wraps(function)
-            def timed_function(*args: Any, **kwargs: Any) -> Any:
-                with timed(name):
-                    return function(*args, **kwargs)
+        @functools.wraps(function)
+        async def timed_function(*args: Any, **kwargs: Any) -> Any:
+            with timed(name):
+                return await function(*args, **kwargs)
 
         return timed_function  # type: ignore[return-value]
 
