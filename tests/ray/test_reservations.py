@@ -356,7 +356,7 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
         wanted = [Piece(1, "accelerator", 0), Piece(1, "accelerator", 1), Piece(0, "accelerator", 1)]
         for by_label in (False, None):
             # By their address both nodes look the same to Ray: about half of what it places is on the wrong one.
-            reserver = Reserver(cluster, "mine", by_label=by_label)
+            reserver = Reserver(cluster.context, "mine", by_label=by_label)
             slots = reserver.reserve(dict.fromkeys(wanted), timeout=30, components={})
             assert {slot.piece: slot.ray_id for slot in slots} == {
                 piece: cluster.nodes[piece.node_rank].ray_id for piece in wanted
@@ -364,7 +364,7 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
             mine = set(find_holdings(cluster.nodes).by_piece)
             assert mine == set(wanted)
             wait_until(lambda: sum(find_holdings(cluster.nodes).free.values()) == 2, "the rest was given back")
-            Reservation(cluster, "mine", slots).close()
+            Reservation(cluster.context, "mine", slots).close()
             wait_until(lambda: all_is_free(cluster), "all was given back")
 
 
