@@ -364,7 +364,7 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
             mine = set(find_holdings(cluster.nodes).by_piece)
             assert mine == set(wanted)
             wait_until(lambda: sum(find_holdings(cluster.nodes).free.values()) == 2, "the rest was given back")
-            Reservation(cluster, "mine", slots).close()
+            Reservation(cluster.context, "mine", slots).close()
             wait_until(lambda: all_is_free(cluster), "all was given back")
 
 

@@ -74,13 +74,13 @@ class Watch:
                 if not self._stopped.is_set() and not answers(self._connection.address):
                     log.error("Ray's head at %s does not answer any more", self._connection.address)
                 return
-            for look in (self._look_at_managers, self._look_at_nodes, self._look_at_workers):
+            for check in (self._check_managers, self._check_nodes, self._check_workers):
                 try:
-                    look()
+                    check()
                 except Exception as error:
-                    log.debug("the watch could not look: %s", error)
+                    log.debug("the watch could not check: %s", error)
 
-    def _look_at_managers(self) -> None:
+    def _check_managers(self) -> None:
         if not self._managers:
             return
         ended, _ = ray.wait(list(self._managers), num_returns=len(self._managers), timeout=0)
@@ -92,18 +92,18 @@ class Watch:
                 if not self._stopped.is_set():
                     log.error("%s", manager.died(error))
 
-    def _look_at_nodes(self) -> None:
+    def _check_nodes(self) -> None:
         alive = {node.ray_id for node in live_nodes()}
         for ray_id, node in self._nodes.items():
             if ray_id not in alive and node.rank not in self._dead:
                 self._dead[node.rank] = node
                 log.error("%s is gone: what ran there has ended", node)
 
-    def _look_at_workers(self) -> None:
+    def _check_workers(self) -> None:
         watched = list(self._workers.items())
         alive = living({address for _, (addresses, _) in watched for address in addresses})
         for key, (addresses, on_death) in watched:
-            # Not one that was removed while we looked.
+            # Not one that was removed during the check.
             if addresses - alive and key in self._workers:
                 with contextlib.suppress(Exception):
                     on_death(set(addresses - alive))

@@ -92,11 +92,8 @@ class WorkerLedger:
         Ray guarantees that names of actors are unique: an earlier actor of that name is dead, noticed or not.
         """
         new = {worker.address: replace(worker, since=worker.since or now) for worker in workers}
-        taken = [
-            address
-            for address in new
-            if not are_actors and address in self._workers and self._workers[address].state is not WorkerState.DEAD
-        ]
+        living = set() if are_actors else self.living
+        taken = [address for address in new if address in living]
         if taken:
             count = plural(len(taken), "worker is", "workers are")
             raise NameTaken(f"{count} registered under that name already: {join_words(taken)}")
