@@ -22,18 +22,21 @@ from typing import Any, SupportsIndex
 import ray
 from ray.actor import ActorHandle
 
+from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
+from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.members import Members, OwnMembers, Recipe
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
-from roost.runtime.launch.worker_spec import check_caller_variables, make_worker_specs, place_group
+from roost.runtime.launch.worker_spec import make_worker_specs, place_group
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord
 from roost.runtime.process.actor import make_actor_class, method_kind
+from roost.runtime.process.environment import check_variables
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
 from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share
@@ -100,7 +103,7 @@ class GroupDraft:
         full_name = _full_name(name, self._cls)
         placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
         variables = dict(env_vars or {})
-        check_caller_variables(placements, variables)
+        check_variables(variables, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
         recipe = Recipe(
             remote=ray.remote(make_actor_class(self._cls.__name__, self._methods)),
             constructor=ship(
