@@ -75,7 +75,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
         if wanted != "local":
             _init(wanted, namespace)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        # Ray has gone, or another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
+        # Nothing answers, another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
         if wanted != "auto" or not isinstance(error, ConnectionError):
             is_local = practice is not None and practice.address == wanted
             hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""

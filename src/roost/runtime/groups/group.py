@@ -33,13 +33,12 @@ from roost.runtime.groups.members import Members, OwnMembers, Recipe
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
 from roost.runtime.launch.worker_spec import make_worker_specs, place_group
-from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord
 from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.environment import check_variables
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
-from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share
+from roost.runtime.reserve.reservation import accelerators_of, check_share
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import did_you_mean, plural, shorten
@@ -126,7 +125,11 @@ class GroupDraft:
             reached: dict[str, float] = {}
             reservation = None
             if reserve:
-                reservation = _reserve(context, full_name, placements, share, timeout)
+                # Before anything is started there.
+                workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
+                shares = {piece: None if share is None else share * count for piece, count in workers.items()}
+                limit, groups = min(timeout, RESERVE_SECONDS), {full_name: placements}
+                reservation = reserve_accelerators(context, full_name, shares, groups, timeout=limit)
                 undo.callback(reservation.close)
                 reached["reserved"] = time.monotonic()
             slots = {slot.piece: slot for slot in reservation.slots} if reservation else {}
@@ -307,15 +310,6 @@ class WorkerGroup:
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
     """Return a group that was sent to another process of the job."""
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
-
-
-def _reserve(
-    context: JobContext, name: str, placements: Sequence[Placement], share: float | None, timeout: float
-) -> Reservation:
-    """Reserve the accelerators of a group, before anything is started there."""
-    workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
-    shares = {piece: None if share is None else share * count for piece, count in workers.items()}
-    return reserve_accelerators(context, name, shares, {name: placements}, timeout=min(timeout, RESERVE_SECONDS))
 
 
 def _full_name(name: str | None, cls: type) -> str:

@@ -53,11 +53,8 @@ class WorkerSpec:
     @property
     def actor_options(self) -> dict[str, Any]:
         """The options by which Ray puts the actor in its place."""
-        runtime_env: dict[str, Any] = {}
-        if self.early_variables:
-            runtime_env["env_vars"] = self.early_variables
-        if self.interpreter is not None:
-            runtime_env["py_executable"] = self.interpreter
+        wanted = {"env_vars": self.early_variables, "py_executable": self.interpreter}
+        runtime_env = {name: value for name, value in wanted.items() if value}
         options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
         if not self.slots:
             return {**options, "scheduling_strategy": on_node(self.node)}

@@ -190,13 +190,8 @@ class Recorder:
     def note_restart(self, worker: str, reason: str, seconds: float, error: BaseException | None) -> None:
         """Record that a rank was restarted in its place, or that its restart failed."""
         if self.record is not None:
-            restart = RunRestart(
-                worker=worker,
-                when=_now(),
-                reason=reason,
-                seconds=round(seconds, 3),
-                error="" if error is None else shorten(f"{type(error).__name__}: {error}", 300),
-            )
+            text = "" if error is None else shorten(f"{type(error).__name__}: {error}", 300)
+            restart = RunRestart(worker=worker, when=_now(), reason=reason, seconds=round(seconds, 3), error=text)
             self._change(may_wait=True, restarts=(*self.record.restarts, restart))
 
     @_harmless

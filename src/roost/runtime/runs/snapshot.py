@@ -72,7 +72,12 @@ def git_state(folder: Path) -> GitState | None:
             name = commit.removeprefix("ref: ")
             if (git_dir / "commondir").is_file():
                 git_dir /= (git_dir / "commondir").read_text(encoding="utf-8").strip()
-            commit, branch = _commit_of(git_dir, name), name.removeprefix("refs/heads/")
+            branch = name.removeprefix("refs/heads/")
+            if (git_dir / name).is_file():
+                commit = (git_dir / name).read_text(encoding="utf-8").strip()
+            else:
+                packed = (git_dir / "packed-refs").read_text(encoding="utf-8").splitlines()
+                commit = next(line.split()[0] for line in packed if line.endswith(f" {name}"))
     except (OSError, UnicodeDecodeError, StopIteration):
         return None
     return GitState(commit=commit, branch=branch) if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
@@ -90,11 +95,3 @@ def with_changes(state: GitState, folder: Path) -> GitState:
     except (OSError, subprocess.SubprocessError):
         return state
     return replace(state, changed=bool(changes.strip()))
-
-
-def _commit_of(common: Path, name: str) -> str:
-    loose = common / name
-    if loose.is_file():
-        return loose.read_text(encoding="utf-8").strip()
-    packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
-    return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
