@@ -117,7 +117,7 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
-    """Make the exception for the caller: the first cause as it was raised, or in our words, with all that is known."""
+    """Make the exception for the caller: the first cause as it was raised, or a description of it, with all details."""
     # When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
     first, *others = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
     rest = []

@@ -28,7 +28,7 @@ class Console:
         return self.stream or sys.stderr
 
     def line(self, text: str, of: str = "") -> None:
-        """Print a line, prefixed with the address of a worker if it is one's output."""
+        """Print a line, prefixed with a worker's address if that worker printed it."""
         if self.quiet:
             return
         if of and self._out.isatty() and not os.environ.get("NO_COLOR"):
