@@ -70,19 +70,18 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
-    started = False
     if wanted not in ("auto", "local"):
         _check_reachable(wanted)
     try:
         if wanted != "local":
             _init(wanted, namespace)
-    except ConnectionError as error:
-        if wanted != "auto":
-            raise _cannot_join(wanted, error) from None
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        # Nothing answers, another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
+        if wanted != "auto" or not isinstance(error, ConnectionError):
+            is_local = local is not None and local.address == wanted
+            hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
+            raise ClusterError(f"Ray at {wanted} could not be joined: {error}", hint=hint) from error
         wanted = "local"
-    except (RuntimeError, ValueError) as error:
-        # Another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
-        raise _cannot_join(wanted, error) from error
     if wanted == "local":
         if not may_start:
             raise ClusterError(
@@ -90,11 +89,9 @@ def connect(address: str | None, namespace: str, *, may_start: bool) -> Connecti
                 hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
             )
         _init("local", namespace)
-        started = True
     context = ray.get_runtime_context()
-    return Connection(
-        address=context.gcs_address, namespace=namespace, started_ray=started, ray_job=context.get_job_id()
-    )
+    started, ray_job = wanted == "local", context.get_job_id()
+    return Connection(address=context.gcs_address, namespace=namespace, started_ray=started, ray_job=ray_job)
 
 
 def prepare_disconnect() -> None:
@@ -140,10 +137,6 @@ def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
 
     Ray's processes notice the end of this one, but some of them only after a minute.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
 
     def handle(number: int, _frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -152,20 +145,23 @@ def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
         finally:
             os.kill(os.getpid(), number)
 
-    signal.signal(signal.SIGTERM, handle)
+    _replace_handler(signal.SIG_DFL, handle)
     try:
         yield
     finally:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is handle:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _replace_handler(handle, signal.SIG_DFL)
+
+
+def _replace_handler(old: object, new: Any) -> None:
+    """Replace the handler of SIGTERM if it is the old one, and if this thread may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is old:
+        signal.signal(signal.SIGTERM, new)
 
 
 def _is_current(made: Connection) -> bool:
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return context.get_job_id() == made.ray_job and context.gcs_address == made.address
+    context = ray.get_runtime_context() if ray.is_initialized() else None
+    return context is not None and (context.get_job_id(), context.gcs_address) == (made.ray_job, made.address)
 
 
 def _shutdown() -> None:
@@ -187,14 +183,6 @@ def _init(address: str, namespace: str) -> None:
         raise
 
 
-def _cannot_join(address: str, error: Exception) -> ClusterError:
-    local = read_local_cluster()
-    hint = ""
-    if local is not None and local.address == address:
-        hint = "it is the local cluster: `roost down`, then `roost up` again"
-    return ClusterError(f"Ray at {address} could not be joined: {error}", hint=hint)
-
-
 def _check_reachable(address: str) -> None:
     """Fail in seconds and with a clear message, where Ray would try for a minute."""
     host, colon, port = address.rpartition(":")
@@ -214,10 +202,8 @@ def _check_reachable(address: str) -> None:
 @contextlib.contextmanager
 def _own_signal_handlers() -> Iterator[None]:
     """Keep the process's signal handlers: Ray replaces them, which changes the exit code."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
     try:
         yield
     finally:

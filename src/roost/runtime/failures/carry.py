@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import time
@@ -69,13 +70,11 @@ def _pickled(error: BaseException) -> bytes | None:
     # These mean something to the code that they would pass through.
     if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
         return None
-    try:
+    with contextlib.suppress(Exception):
         data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
-        if len(data) > _MAX_PICKLED or type(pickle.loads(data)) is not type(error):  # noqa: S301 - our own bytes
-            return None
-    except Exception:
-        return None
-    return data
+        if len(data) <= _MAX_PICKLED and type(pickle.loads(data)) is type(error):  # noqa: S301 - our own bytes
+            return data
+    return None
 
 
 def _cut_middle(text: str) -> str:

@@ -117,7 +117,7 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
-    """Make the exception for the caller: the first cause as it was raised, or in our words, with all that is known."""
+    """Make the exception for the caller: the first cause as it was raised, or a description of it, with all details."""
     # When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
     first, *others = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
     rest = []
@@ -148,15 +148,11 @@ def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None
 
 
 def _original(failure: Failure) -> Exception | None:
-    if failure.pickled is None:
-        return None
-    try:
-        # Pickled by a worker of this job.
-        found = pickle.loads(failure.pickled)  # noqa: S301
-    except Exception:
-        # Its class cannot be imported here.
-        return None
-    return found if isinstance(found, Exception) else None
+    # An exception whose class cannot be imported here does not unpickle.
+    with contextlib.suppress(Exception):
+        found = pickle.loads(failure.pickled or b"")  # noqa: S301 - pickled by a worker of this job
+        return found if isinstance(found, Exception) else None
+    return None
 
 
 def _useful_lines(text: str) -> list[str]:

@@ -22,21 +22,23 @@ from typing import Any, SupportsIndex
 import ray
 from ray.actor import ActorHandle
 
+from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
+from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.members import Members, OwnMembers, Recipe
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
-from roost.runtime.launch.worker_spec import check_caller_variables, make_worker_specs, place_group
-from roost.runtime.managers.context import JobContext
+from roost.runtime.launch.worker_spec import make_worker_specs, place_group
 from roost.runtime.managers.ledgers.workers import GroupRecord
 from roost.runtime.process.actor import make_actor_class, method_kind
+from roost.runtime.process.environment import check_variables
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
-from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share
+from roost.runtime.reserve.reservation import accelerators_of, check_share
 from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import did_you_mean, plural, shorten
@@ -100,7 +102,7 @@ class GroupDraft:
         full_name = _full_name(name, self._cls)
         placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
         variables = dict(env_vars or {})
-        check_caller_variables(placements, variables)
+        check_variables(variables, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
         recipe = Recipe(
             remote=ray.remote(make_actor_class(self._cls.__name__, self._methods)),
             constructor=ship(
@@ -123,7 +125,11 @@ class GroupDraft:
             reached: dict[str, float] = {}
             reservation = None
             if reserve:
-                reservation = _reserve(context, full_name, placements, share, timeout)
+                # Before anything is started there.
+                workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
+                shares = {piece: None if share is None else share * count for piece, count in workers.items()}
+                limit, groups = min(timeout, RESERVE_SECONDS), {full_name: placements}
+                reservation = reserve_accelerators(context, full_name, shares, groups, timeout=limit)
                 undo.callback(reservation.close)
                 reached["reserved"] = time.monotonic()
             slots = {slot.piece: slot for slot in reservation.slots} if reservation else {}
@@ -304,15 +310,6 @@ class WorkerGroup:
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
     """Return a group that was sent to another process of the job."""
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
-
-
-def _reserve(
-    context: JobContext, name: str, placements: Sequence[Placement], share: float | None, timeout: float
-) -> Reservation:
-    """Reserve the accelerators of a group, before anything is started there."""
-    workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
-    shares = {piece: None if share is None else share * count for piece, count in workers.items()}
-    return reserve_accelerators(context, name, shares, {name: placements}, timeout=min(timeout, RESERVE_SECONDS))
 
 
 def _full_name(name: str | None, cls: type) -> str:

@@ -116,8 +116,8 @@ class CallResult:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
             except RayError as error:
                 failure = self._members.describe(error, rank)
-                kind = OutcomeKind(failure.kind.value)
-                out.append(Outcome(rank=rank, kind=kind, error=make_error([failure], self._doing)))
+                raised = make_error([failure], self._doing)
+                out.append(Outcome(rank=rank, kind=OutcomeKind(failure.kind.value), error=raised))
         return out
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -164,11 +165,7 @@ class Worker:
 
     def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
         """Time a piece of a method: `with self.worker_timer("forward"): …`; without a tag under the method's name."""
-        if tag is None:
-            frame = inspect.currentframe()
-            caller = frame.f_back if frame else None
-            tag = caller.f_code.co_name if caller else "call"
-        return timed(tag)
+        return timed(sys._getframe(1).f_code.co_name if tag is None else tag)
 
     timer: Callable[..., Any] = staticmethod(timer)
     """Decorator: `@Worker.timer` or `@Worker.timer("forward")` times a whole method."""

@@ -66,7 +66,6 @@ class Launch:
         self._specs = {spec.address: spec for spec in specs}
         self._port = port
         self._stopped = stopped
-        self._seconds = seconds
         self._is_restart = is_restart
         self._master: Master | None = port.master if is_restart else None
         self._began = self._looked_at = time.monotonic()
@@ -201,7 +200,8 @@ class Launch:
         late = self.board.late
         shown = [f"  {self._where(address)}" for address in late[:8]]
         more = [f"  and {len(late) - 8} more"] if len(late) > 8 else []
-        first = f"{len(late)} of {len(self._specs)} workers were not ready after {self._seconds:g} s:"
+        seconds = self._deadline - self._began
+        first = f"{len(late)} of {len(self._specs)} workers were not ready after {seconds:g} s:"
         return LaunchTimedOut(
             "\n".join([first, *shown, *more]),
             hint="give launch a longer timeout, or see what they wait for; everything that was started is stopped",

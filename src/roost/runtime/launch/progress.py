@@ -29,18 +29,19 @@ class LaunchBoard:
 
     >>> board = LaunchBoard(["actor:0", "actor:1"], now=0.0)
     >>> board.advance("actor:1", Phase.READY, now=2.0)
-    >>> board.summary(), board.is_ready
-    ('1 requested, 1 ready', False)
+    >>> board.summary(), board.late
+    ('1 requested, 1 ready', ['actor:0'])
     """
 
     def __init__(self, addresses: list[str], now: float) -> None:
         self._phases = dict.fromkeys(addresses, (Phase.REQUESTED, now))
-        self._reached: dict[Phase, float] = {}
+        self.reached: dict[Phase, float] = {}
+        """When the last worker so far entered each phase."""
 
     def advance(self, address: str, phase: Phase, now: float) -> None:
         """Put a worker into another phase."""
         self._phases[address] = (phase, now)
-        self._reached[phase] = now
+        self.reached[phase] = now
 
     def phase(self, address: str) -> Phase:
         """The phase of a worker."""
@@ -49,16 +50,6 @@ class LaunchBoard:
     def since(self, address: str) -> float:
         """When the worker entered its phase."""
         return self._phases[address][1]
-
-    @property
-    def reached(self) -> Mapping[Phase, float]:
-        """When the last worker so far entered each phase."""
-        return dict(self._reached)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether every worker is ready."""
-        return not self.late
 
     @property
     def late(self) -> list[str]:
@@ -83,7 +74,7 @@ class LaunchView:
         self._console = console
         self._name = name
         self._board = board
-        self._began = self._shown = time.monotonic()
+        self.began = self._shown = time.monotonic()
         self._bar = bar
         self._task = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
 
@@ -94,7 +85,7 @@ class LaunchView:
             self._bar.update(self._task, completed=ready, summary=self._board.summary())
         elif time.monotonic() - self._shown >= _LINE_EVERY_SECONDS:
             self._shown = time.monotonic()
-            self.say(f"{self._board.summary()} after {self._shown - self._began:.0f} s")
+            self.say(f"{self._board.summary()} after {self._shown - self.began:.0f} s")
 
     def say(self, text: str) -> None:
         """Print a line about this launch."""
@@ -104,10 +95,9 @@ class LaunchView:
 @contextlib.contextmanager
 def show_launch(console: Console, name: str, board: LaunchBoard, nodes: int) -> Iterator[LaunchView]:
     """Show a launch from beginning to end, and a summary if it succeeds."""
-    began = time.monotonic()
     with console.progress() as bar:
         view = LaunchView(console, name, board, bar)
         yield view
-    if board.is_ready:
+    if not board.late:
         workers = plural(sum(board.counts.values()), "worker")
-        view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - began:.1f} s")
+        view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - view.began:.1f} s")

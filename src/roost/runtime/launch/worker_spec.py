@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from roost.config.node_groups import WORKER_VARIABLES, DeclaredHardware
+from roost.config.node_groups import DeclaredHardware
 from roost.config.topology import Topology
 from roost.errors import ConfigError
 from roost.placement.environment import visible_variable, worker_environment, worker_interpreter
@@ -20,7 +20,7 @@ from roost.runtime.managers.node_manager import JOB_VARIABLE
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import schedule_in, take_share
 from roost.runtime.process.actor import Report
-from roost.runtime.process.environment import check_variables, join_environments, split_environment
+from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.occupancy import resource_of
 from roost.runtime.reserve.reservation import accelerators_of
@@ -53,11 +53,8 @@ class WorkerSpec:
     @property
     def actor_options(self) -> dict[str, Any]:
         """The options by which Ray puts the actor in its place."""
-        runtime_env: dict[str, Any] = {}
-        if self.early_variables:
-            runtime_env["env_vars"] = self.early_variables
-        if self.interpreter is not None:
-            runtime_env["py_executable"] = self.interpreter
+        wanted = {"env_vars": self.early_variables, "py_executable": self.interpreter}
+        runtime_env = {name: value for name, value in wanted.items() if value}
         options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
         if not self.slots:
             return {**options, "scheduling_strategy": on_node(self.node)}
@@ -97,11 +94,6 @@ def place_group(
             hint='it is a PlacementStrategy, such as PackedPlacementStrategy(0, 3) or placement.get_strategy("actor")',
         )
     return strategy.get_placement(topology, isolate_accelerator=isolate_accelerator)
-
-
-def check_caller_variables(placements: Sequence[Placement], env_vars: Mapping[str, str]) -> None:
-    """Raise ConfigError for variables that cannot be set, or that the plan sets."""
-    check_variables(env_vars, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
 
 
 def make_worker_specs(

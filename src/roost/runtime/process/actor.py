@@ -1,4 +1,4 @@
-"""The Ray actor around a worker: it sets up its process, says where it is, constructs the user's object, and serves it.
+"""The Ray actor around a worker: sets up its process, reports its place, constructs the user's object, serves it.
 
 Ray can set an actor's environment with a `runtime_env`, but that takes nearly twice as long for every actor and shows
 the values in Ray's state API. Here the process starts first; then it gets its environment, before any code of the

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_QUIET_VARIABLE = "ROOST_QUIET"
 _COLOURS = (36, 35, 34, 33, 32, 96, 95, 94, 93, 92)
 
 
@@ -18,7 +17,7 @@ class Console:
     """What one process shows to the user; a quiet console shows nothing."""
 
     def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
-        self.quiet = os.environ.get(_QUIET_VARIABLE, "") not in ("", "0") if quiet is None else quiet
+        self.quiet = os.environ.get("ROOST_QUIET", "") not in ("", "0") if quiet is None else quiet
         self.stream = stream
         """Where lines go; None is standard error, whichever that is when a line is printed."""
         self._lock = threading.Lock()
@@ -29,11 +28,15 @@ class Console:
         return self.stream or sys.stderr
 
     def line(self, text: str, of: str = "") -> None:
-        """Print a line, prefixed with the address of a worker if it is one's output."""
+        """Print a line, prefixed with a worker's address if that worker printed it."""
         if self.quiet:
             return
+        if of and self._out.isatty() and not os.environ.get("NO_COLOR"):
+            # The workers of a group share a colour.
+            colour = _COLOURS[zlib.crc32(of.rpartition(":")[0].encode()) % len(_COLOURS)]
+            of = f"\x1b[{colour}m{of}\x1b[0m"
         if of:
-            text = f"{self._coloured(of)} | {text}"
+            text = f"{of} | {text}"
         bar = self._bar
         if bar is not None:
             from rich.text import Text  # only a terminal needs it
@@ -60,10 +63,3 @@ class Console:
                 yield bar
             finally:
                 self._bar = None
-
-    def _coloured(self, address: str) -> str:
-        if not self._out.isatty() or os.environ.get("NO_COLOR"):
-            return address
-        # The workers of a group share a colour.
-        group = address.rpartition(":")[0]
-        return f"\x1b[{_COLOURS[zlib.crc32(group.encode()) % len(_COLOURS)]}m{address}\x1b[0m"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import logging
 import os
 import queue
@@ -177,8 +178,7 @@ def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path
     found: dict[Path, Answer] = {}
     with contextlib.suppress(queue.Empty):
         while len(found) < asked:
-            path, answer = answers.get(timeout=_ANSWER_SECONDS)
-            found[path] = answer
+            found |= [answers.get(timeout=_ANSWER_SECONDS)]
     return found
 
 
@@ -210,14 +210,12 @@ def _link(folder: Path, home: Path, entries: dict[str, Path]) -> str:
         # The links with the oldest times are dropped first.
         os.utime(known, follow_symlinks=False)
         return known.name
-    number = 1
-    while True:
-        name = base if number == 1 else f"{base}-{number}"
-        if name not in entries or _target(entries[name]) == folder:
-            with contextlib.suppress(FileExistsError):
-                (home / name).symlink_to(folder)
-                return name
-        number += 1
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    for name in (name for name in names if name not in entries or _target(entries[name]) == folder):
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(folder)
+            break
+    return name
 
 
 def _drop_links(home: Path) -> None:

@@ -6,6 +6,7 @@ the command before it runs it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -194,11 +195,7 @@ class RunRecord:
 
     @property
     def what(self) -> str:
-        """A short name of what ran: the job file or the script.
-
-        >>> what_of(["python", "-u", "/home/me/train.py", "--lr", "1"]), what_of(["python", "/usr/bin/roost", "demo"])
-        ('train.py', 'roost demo')
-        """
+        """A short name of what ran: the job file or the script."""
         return PurePath(self.job.file).name if self.job is not None else what_of(self.command)
 
     @property
@@ -290,24 +287,23 @@ def _checked(kind: type, value: Any) -> Any:
 
 
 def what_of(command: Sequence[str]) -> str:
-    """Return a short name of what a Python command runs: `RunRecord.what` has an example."""
+    """Return a short name of what a Python command runs.
+
+    >>> what_of(["python", "-u", "/home/me/train.py", "--lr", "1"]), what_of(["python", "/usr/bin/roost", "demo"])
+    ('train.py', 'roost demo')
+    """
     rest = list(command[1:])
     while rest:
         word = rest.pop(0)
-        if word == "-m" and rest:
-            return _with_command(rest.pop(0), rest)
-        if word == "-c":
-            return "python -c"
-        if word in ("-X", "-W") and rest:
-            rest.pop(0)
-        elif word == "-" or not word.startswith("-"):
-            return _with_command(PurePath(word).name, rest) if word != "-" else "standard input"
+        if word in ("-c", "-"):
+            return "python -c" if word == "-c" else "standard input"
+        if word in ("-X", "-W"):
+            del rest[:1]
+        elif not word.startswith("-") or (word == "-m" and rest):
+            name = rest.pop(0) if word == "-m" else PurePath(word).name
+            # `roost demo` says more than `roost`.
+            return f"{name} {rest[0]}" if name == "roost" and rest else name
     return "python"
-
-
-def _with_command(name: str, rest: Sequence[str]) -> str:
-    """`roost demo` says more than `roost`."""
-    return f"{name} {rest[0]}" if name == "roost" and rest else name
 
 
 def outcome_of(error: BaseException | None) -> RunOutcome:
@@ -341,12 +337,11 @@ def files_of_others(folder: Path) -> set[str]:
     The user may choose any folder for a run, also the one with the job and with saved plans.
     """
     there = {name for name in (RECORD_FILE, PLAN_FILE, *JOB_FILES) if os.path.lexists(folder / name)}
-    if not os.path.isfile(folder / RECORD_FILE):
-        return there
-    try:
-        earlier = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return there
+    earlier = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        # Reading a pipe would block.
+        if os.path.isfile(folder / RECORD_FILE):
+            earlier = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     # Of any version.
     if not isinstance(earlier, dict) or not {"version", "outcome"} <= set(earlier):
         return there

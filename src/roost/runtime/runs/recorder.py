@@ -85,7 +85,8 @@ class Recorder:
         self._lock = threading.RLock()
         self._folder = Path()
         self._others: set[str] = set()
-        self._record: RunRecord | None = None
+        self.record: RunRecord | None = None
+        """The record as it is now; None if this process keeps none."""
         self._topology: Topology | None = None
         self._groups: dict[object, RunGroup] = {}
         self._placed: dict[str, Placed] = {}
@@ -101,11 +102,6 @@ class Recorder:
         # Exceptions from before the run have nothing to do with it.
         self._earlier = (sys.exception(), getattr(sys, "last_value", None))
 
-    @property
-    def record(self) -> RunRecord | None:
-        """The record as it is now; None if this process keeps none."""
-        return self._record
-
     @_harmless
     def begin(
         self, run_dir: RunDir, *, user: str, address: str, namespace: str, nodes: Sequence[RunNode], topology: Topology
@@ -120,7 +116,7 @@ class Recorder:
         self._git = git_state(cwd)
         self._topology = topology
         self._began = time.monotonic()
-        self._record = RunRecord(
+        self.record = RunRecord(
             id=run_dir.id,
             began=_now(),
             command=tuple(sys.orig_argv),
@@ -145,7 +141,7 @@ class Recorder:
     @_harmless
     def note_job(self, source: JobSource) -> None:
         """Keep the text of the job's file, and how the job was run."""
-        if self._record is None:
+        if self.record is None:
             return
         kept = self._folder / source.job.stored
         # The job's file may be in the run folder itself.
@@ -165,51 +161,38 @@ class Recorder:
         self, name: str, cls: type, strategy: PlacementStrategy | None, placements: Sequence[Placement]
     ) -> Iterator[Callable[[Mapping[str, float]], None]]:
         """Record the launch of a group, whether or not it succeeds; yield a function that takes its phases' seconds."""
+        class_name = f"{cls.__module__}.{cls.__qualname__}"
+        group = RunGroup(name=name, class_name=class_name, began=_now(), placements=tuple(map(seat, placements)))
         key, began, error = object(), time.monotonic(), ""
         phases: dict[str, float] = {}
-        self._add_group(key, name, cls, Placed(placements=placements, strategy=strategy))
+        self._note_group(key, group, Placed(placements=placements, strategy=strategy))
         try:
             yield phases.update
         except BaseException as raised:
             error = type(raised).__name__
             raise
         finally:
-            self._end_group(key, time.monotonic() - began, phases, error)
+            rounded = tuple((phase, round(after, 3)) for phase, after in phases.items())
+            seconds = round(time.monotonic() - began, 3)
+            self._note_group(key, replace(group, seconds=seconds, phases=rounded, error=error))
 
     @_harmless
-    def _add_group(self, key: object, name: str, cls: type, placed: Placed) -> None:
-        if self._record is None:
+    def _note_group(self, key: object, group: RunGroup, placed: Placed | None = None) -> None:
+        if self.record is None:
             return
-        self._groups[key] = RunGroup(
-            name=name,
-            class_name=f"{cls.__module__}.{cls.__qualname__}",
-            began=_now(),
-            placements=tuple(map(seat, placed.placements)),
-        )
-        if not self._has_whole_plan:
-            self._placed[name] = placed
+        self._groups[key] = group
+        if placed is not None and not self._has_whole_plan:
+            self._placed[group.name] = placed
             self._plan_is_behind = True
         self._change(may_wait=True)
 
     @_harmless
-    def _end_group(self, key: object, seconds: float, phases: Mapping[str, float], error: str) -> None:
-        if key in self._groups:
-            rounded = tuple((name, round(after, 3)) for name, after in phases.items())
-            self._groups[key] = replace(self._groups[key], seconds=round(seconds, 3), phases=rounded, error=error)
-            self._change(may_wait=True)
-
-    @_harmless
     def note_restart(self, worker: str, reason: str, seconds: float, error: BaseException | None) -> None:
         """Record that a rank was restarted in its place, or that its restart failed."""
-        if self._record is not None:
-            restart = RunRestart(
-                worker=worker,
-                when=_now(),
-                reason=reason,
-                seconds=round(seconds, 3),
-                error="" if error is None else shorten(f"{type(error).__name__}: {error}", 300),
-            )
-            self._change(may_wait=True, restarts=(*self._record.restarts, restart))
+        if self.record is not None:
+            text = "" if error is None else shorten(f"{type(error).__name__}: {error}", 300)
+            restart = RunRestart(worker=worker, when=_now(), reason=reason, seconds=round(seconds, 3), error=text)
+            self._change(may_wait=True, restarts=(*self.record.restarts, restart))
 
     @_harmless
     def note_error(self, error: BaseException | None) -> None:
@@ -242,20 +225,20 @@ class Recorder:
         try:
             self._change(ended=_now(), seconds=round(time.monotonic() - self._began, 3), outcome=outcome)
         finally:
-            self._record = None
+            self.record = None
 
     def _change(self, *, may_wait: bool = False, **changes: Any) -> None:
         """Change the record and write it, or let a later change write it if too much time went into writing."""
-        if self._record is None:
+        if self.record is None:
             return
-        self._record = replace(self._record, groups=tuple(self._groups.values()), **changes)
+        self.record = replace(self.record, groups=tuple(self._groups.values()), **changes)
         began = time.monotonic()
         if may_wait and self._write_seconds > _WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
             return
         try:
             self._gather_plan()
-            self._record = replace(self._record, versions=loaded_versions(), git=self._git)
-            self._put(RECORD_FILE, self._record.to_json())
+            self.record = replace(self.record, versions=loaded_versions(), git=self._git)
+            self._put(RECORD_FILE, self.record.to_json())
         finally:
             self._write_seconds += time.monotonic() - began
 
@@ -267,9 +250,9 @@ class Recorder:
             self._plan_is_behind = False
 
     def _put_plan(self, plan: Plan) -> None:
-        if self._record is not None:
+        if self.record is not None:
             self._put(PLAN_FILE, plan.to_json() + "\n")
-            self._record = replace(self._record, plan=plan.hash)
+            self.record = replace(self.record, plan=plan.hash)
 
     def _put(self, name: str, text: str) -> None:
         """Write a file of the run folder in one step, readable by this user alone."""

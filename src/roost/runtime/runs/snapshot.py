@@ -22,19 +22,17 @@ _NAMES = {
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NODEID", "PBS_JOBID", "LSB_JOBID"),
     *("MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM"),
 }
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
+_SECRET = re.compile(
+    # RAY_JOB_CONFIG has the options of `ray job submit`, with the job's variables and their values.
+    r"TOKEN(?!IZERS_PAR)|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL|^RAY_JOB_CONFIG_JSON_ENV_VAR$",
+    re.IGNORECASE,
+)
 _SECRET_VALUE = re.compile(
     # A URL with a password or a token in it, or settings, as in JSON, one of which is named like a secret.
     r"://[^\s/]+@|://[^\s@/]*:[^\s@]*@|(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?|CREDENTIALS?)([\"']\s*:|:\s|\s*=)",
     re.IGNORECASE,
 )
-# The options of `ray job submit`, with the job's variables and their values.
-_ALWAYS_SECRET = {"RAY_JOB_CONFIG_JSON_ENV_VAR"}
-_SET_BY_RAY = {"RAY_CLIENT_MODE"}
-_NOT_SECRET = {"TOKENIZERS_PARALLELISM"}
-_MODULES = (
-    *("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang", "megatron", "deepspeed", "jax", "gymnasium"),
-)
+_MODULES = "roost ray numpy torch transformers vllm sglang megatron deepspeed jax gymnasium"
 _GIT_SECONDS = 10.0
 
 
@@ -44,20 +42,17 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
     >>> environment_of({"NCCL_DEBUG": "INFO", "RAY_AUTH_TOKEN": "abc", "HOME": "/home/me"})
     {'NCCL_DEBUG': 'INFO', 'RAY_AUTH_TOKEN': None}
     """
-    wanted = (name for name in environ if name.startswith(_PREFIXES) or name in _NAMES)
-    names = sorted(name for name in wanted if name not in _SET_BY_RAY)
-    return {name: None if _is_secret(name, environ[name]) else environ[name] for name in names}
-
-
-def _is_secret(name: str, value: str) -> bool:
-    has_secret_name = name in _ALWAYS_SECRET or (name not in _NOT_SECRET and _SECRET.search(name))
-    return bool(has_secret_name or _SECRET_VALUE.search(value))
+    wanted = {name: value for name, value in environ.items() if name.startswith(_PREFIXES) or name in _NAMES}
+    # Ray sets it.
+    wanted.pop("RAY_CLIENT_MODE", None)
+    is_secret = {name: _SECRET.search(name) or _SECRET_VALUE.search(value) for name, value in wanted.items()}
+    return {name: None if is_secret[name] else value for name, value in sorted(wanted.items())}
 
 
 def loaded_versions() -> dict[str, str]:
     """Return the versions of Python, of Roost, and of the well-known packages that this process has loaded."""
     found = {"python": platform.python_version()}
-    for name in _MODULES:
+    for name in _MODULES.split():
         # Recording a run must not load torch.
         version = getattr(sys.modules.get(name), "__version__", None)
         if isinstance(version, str):
@@ -68,19 +63,21 @@ def loaded_versions() -> dict[str, str]:
 def git_state(folder: Path) -> GitState | None:
     """Read the commit and the branch that are checked out around a folder from the files of git, or return None."""
     try:
-        dot_git = next(found for parent in (folder, *folder.parents) if (found := parent / ".git").exists())
-        git_dir = dot_git
-        if dot_git.is_file():
+        git_dir = next(found for parent in (folder, *folder.parents) if (found := parent / ".git").exists())
+        if git_dir.is_file():
             # A worktree or a submodule.
-            git_dir = dot_git.parent / dot_git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
-        head = (git_dir / "HEAD").read_text(encoding="utf-8").strip()
-        commit, branch = head, ""
-        if head.startswith("ref: "):
-            name = head.removeprefix("ref: ")
-            common = git_dir
+            git_dir = git_dir.parent / git_dir.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+        commit, branch = (git_dir / "HEAD").read_text(encoding="utf-8").strip(), ""
+        if commit.startswith("ref: "):
+            name = commit.removeprefix("ref: ")
             if (git_dir / "commondir").is_file():
-                common = git_dir / (git_dir / "commondir").read_text(encoding="utf-8").strip()
-            commit, branch = _commit_of(common, name), name.removeprefix("refs/heads/")
+                git_dir /= (git_dir / "commondir").read_text(encoding="utf-8").strip()
+            branch = name.removeprefix("refs/heads/")
+            if (git_dir / name).is_file():
+                commit = (git_dir / name).read_text(encoding="utf-8").strip()
+            else:
+                packed = (git_dir / "packed-refs").read_text(encoding="utf-8").splitlines()
+                commit = next(line.split()[0] for line in packed if line.endswith(f" {name}"))
     except (OSError, UnicodeDecodeError, StopIteration):
         return None
     return GitState(commit=commit, branch=branch) if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
@@ -98,11 +95,3 @@ def with_changes(state: GitState, folder: Path) -> GitState:
     except (OSError, subprocess.SubprocessError):
         return state
     return replace(state, changed=bool(changes.strip()))
-
-
-def _commit_of(common: Path, name: str) -> str:
-    loose = common / name
-    if loose.is_file():
-        return loose.read_text(encoding="utf-8").strip()
-    packed = (common / "packed-refs").read_text(encoding="utf-8").splitlines()
-    return next(line.split()[0] for line in packed if line.endswith(f" {name}"))
