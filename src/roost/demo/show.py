@@ -138,9 +138,8 @@ def _write_pictures(folder: Path, trained: Trained, colours: Mapping[str, str]) 
 
 
 def _summary(trained: Trained, width: int) -> Text:
-    text = Text()
     after = (f"{trained.after:.0f}", "bold green" if trained.after > trained.before else "bold red")
-    text.append_tokens([(f"{trained.mode}", "bold"), (f"  mean return {trained.before:.0f} -> ", None), after])
+    text = Text.assemble((f"{trained.mode}", "bold"), f"  mean return {trained.before:.0f} -> ", after)
     text.append(f" in {len(trained.rounds)} rounds")
     behind = max(item.behind for item in trained.rounds)
     text.append("; always the newest weights\n" if behind == 0 else f"; weights at most {behind} version old\n")

@@ -70,9 +70,9 @@ class Env(Worker):
         while True:
             problem: Exception = CallTimedOut(f"{rollout.name}:{rollout.ranks[0]} has no weights")
             try:
-                answer = rollout.act(self._seen).wait(_CALL_SECONDS)[0]
+                answer: tuple[Any, Any, int] | None = rollout.act(self._seen).wait(_CALL_SECONDS)[0]
                 if answer is not None:
-                    return answer  # type: ignore[no-any-return]
+                    return answer
             except WorkerDied as death:
                 problem = death
                 if not has_warned:

@@ -135,10 +135,8 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         """Restart an engine in its place, on new ports: first its dead workers, then its server."""
         ranks = self._ranks(engine_rank)
         self.check_own()
-        alive = self.group.alive
-        for rank in ranks:
-            if rank not in alive:
-                self.group.restart(rank)
+        for rank in sorted(set(ranks) - set(self.group.alive)):
+            self.group.restart(rank)
         with contextlib.suppress(RoostError):
             self.group.on(*ranks).stop().wait(timeout)
         try:
@@ -274,8 +272,7 @@ def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], dea
     ranks = list(specs)
     pause, longest = _POLL_SECONDS
     while True:
-        seconds = max(0.1, deadline - time.monotonic())
-        outcomes = group.on(*ranks).health().outcomes(seconds)
+        outcomes = group.on(*ranks).health().outcomes(max(0.1, deadline - time.monotonic()))
         ill = [rank for rank, outcome in zip(ranks, outcomes, strict=True) if not (outcome.is_ok and outcome.value)]
         if not ill:
             return

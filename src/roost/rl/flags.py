@@ -150,10 +150,9 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
         train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
         rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
         asked = {Mode.DISAGGREGATED: f"{train} + {rollout}", Mode.ROLLOUT_ONLY: rollout}.get(flags.mode, train)
-        raise ConfigError(
-            f"the flags ask for {plural(flags.num_gpus, 'accelerator')}, and the cluster has {len(nodes)}",
-            hint=f"{asked}: lower one of them, or plan on more nodes",
-        )
+        hint = f"{asked}: lower one of them, or plan on more nodes"
+        needed = plural(flags.num_gpus, "accelerator")
+        raise ConfigError(f"the flags ask for {needed}, and the cluster has {len(nodes)}", hint=hint)
     placement: dict[str, str] = {}
     if flags.train_num_gpus:
         ranks = format_ranks(range(flags.train_num_gpus))
@@ -172,12 +171,9 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
 def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
     """Return the flags of a config; ConfigError if no flags would place its components that way."""
     plan = make_plan(config, topology)
-    strangers = [name for name in plan.names if name not in (TRAIN, ROLLOUT)]
-    if strangers:
-        raise ConfigError(
-            f"flags know only {TRAIN!r} and {ROLLOUT!r}, and the config places {join_words(strangers)} too",
-            hint="place it with component_placement and launch it as another group",
-        )
+    if others := join_words([name for name in plan.names if name not in (TRAIN, ROLLOUT)]):
+        hint = "place it with component_placement and launch it as another group"
+        raise ConfigError(f"flags know only {TRAIN!r} and {ROLLOUT!r}, and the config places {others} too", hint=hint)
     section = config.get(_SECTION) or {}
     known = [field.name for field in fields(TrainRolloutFlags)]
     for name in section:

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -215,9 +215,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             self._join(self.engines.urls)
             undo.pop_all()
 
-    def _call(
-        self, method: Callable[..., Coroutine[Any, Any, Value]], *args: Any, timeout: float = CALL_SECONDS
-    ) -> Value:
+    def _call(self, method: Callable[..., Awaitable[Value]], *args: Any, timeout: float = CALL_SECONDS) -> Value:
         """Call a method of the ManagerWorker."""
         value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
         return value

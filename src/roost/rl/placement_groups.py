@@ -47,11 +47,9 @@ def create_placement_groups(
     check_timeout(timeout)
     cluster = cluster or Cluster()
     if flags.num_gpus > cluster.num_accelerators:
-        raise ConfigError(
-            f"the flags ask for {plural(flags.num_gpus, 'accelerator')} ({flags.mode}), "
-            f"and the cluster has {cluster.num_accelerators}",
-            hint="lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate",
-        )
+        asked = f"{plural(flags.num_gpus, 'accelerator')} ({flags.mode})"
+        hint = "lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate"
+        raise ConfigError(f"the flags ask for {asked}, and the cluster has {cluster.num_accelerators}", hint=hint)
     user = f"{flags.mode}#{secrets.token_hex(4)}"
     slots = Reserver(cluster.context, user).reserve_any(flags.num_gpus, timeout=timeout)
     group, indices = slots[0].group, [slot.bundle for slot in slots]
@@ -71,10 +69,8 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
         hint = "debug_train_only has no engines, debug_rollout_only no training"
         raise ConfigError("the flags ask for no accelerators on this side", hint=hint)
     if count > len(indices):
-        raise ConfigError(
-            f"the flags ask for {plural(count, 'accelerator')}, and the bundle group has {len(indices)}",
-            hint="make it from the same flags: create_placement_groups(args)",
-        )
+        asked, hint = plural(count, "accelerator"), "make it from the same flags: create_placement_groups(args)"
+        raise ConfigError(f"the flags ask for {asked}, and the bundle group has {len(indices)}", hint=hint)
     known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
     try:
         return [known[group, index] for index in indices[:count]]

@@ -291,9 +291,8 @@ class Router:
                     await changed.wait()
         return None
 
-    def _refusal(self, tried: Mapping[str, str]) -> web.Response:
-        reasons = {state.url: "is leaving" if state.is_leaving else state.why for state in self._pool.states()}
-        reasons.update(tried)
+    def _refusal(self, tried: dict[str, str]) -> web.Response:
+        reasons = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | tried
         if self._is_stopping:
             error = "the router is stopping"
         elif reasons:

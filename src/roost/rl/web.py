@@ -1,7 +1,6 @@
 """HTTP for the router and for engines: an aiohttp server in its own thread, and a client that asks engines.
 
-Handlers are coroutines that take a request whose body has arrived; every error is JSON. The server binds to exactly one
-address and ends within a deadline.
+Handlers get requests whose body has arrived; every error is JSON; the server binds to one address and ends in time.
 """
 
 from __future__ import annotations

@@ -87,10 +87,9 @@ class TinyPolicy:
         taken = _numbers("actions", actions)
         weight = _numbers("advantages", advantages)
         if taken.shape != (len(rows),) or weight.shape != (len(rows),):
-            raise ConfigError(
-                f"{len(rows)} observations come with actions of shape {taken.shape} and advantages of {weight.shape}",
-                hint="each observation has one action and one advantage",
-            )
+            shapes = f"actions of shape {taken.shape} and advantages of {weight.shape}"
+            hint = "each observation has one action and one advantage"
+            raise ConfigError(f"{len(rows)} observations come with {shapes}", hint=hint)
         if not (np.equal(np.mod(taken, 1), 0) & (taken >= 0) & (taken < self.actions)).all():
             raise ConfigError(f"actions are whole numbers from 0 to {self.actions - 1}")
         slope = -np.exp(_log_softmax(self.logits(rows)))
