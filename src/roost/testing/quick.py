@@ -112,10 +112,8 @@ def _write_python(folder: Path) -> str:
         return sys.executable
     program = folder / "python"
     source = Path(forks.__file__).read_text(encoding="utf-8")
-    program.write_text(
-        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})\n",
-        encoding="utf-8",
-    )
+    call = f"ask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})"
+    program.write_text(f"#!{sys.executable} -IS\n{source}\n\n{call}\n", encoding="utf-8")
     program.chmod(0o700)
     return str(program)
 
