@@ -29,8 +29,7 @@ from dataclasses import dataclass, replace
 
 from roost.text import cell_width
 
-_EXCERPT_CELLS = 100
-"""A source line longer than this is cut around the mistake."""
+_EXCERPT_CELLS = 100  # a longer source line is cut around the mistake
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
-_CALLER = "roost.runtime.job"
-"""The module that imports the user's modules and calls their entry point."""
-_BETWEEN = ("importlib", "contextlib")
-"""Packages whose frames may come between the caller and the user's code."""
+_CALLER = "roost.runtime.job"  # imports the user's modules and calls their entry point
+_BETWEEN = ("importlib", "contextlib")  # their frames may come between the caller and the user's code
 
 
 def user_frames(error: BaseException) -> TracebackType | None:

@@ -154,17 +154,14 @@ def _put_marker(run_dir: str | None) -> Path:
 
 def _find_jobs() -> tuple[JobFacts, ...]:
     """Return the job of each namespace that has a manager of Roost."""
-    managers: dict[str, set[str]] = {}
-    for entry in list_named_actors(all_namespaces=True):
-        if entry["name"] in MANAGER_NAMES:
-            managers.setdefault(entry["namespace"], set()).add(entry["name"])
+    alive = {(entry["namespace"], entry["name"]) for entry in list_named_actors(all_namespaces=True)}
     return tuple(
         JobFacts(
             namespace=namespace,
             info=get_job(namespace, _ASK_SECONDS),
-            missing=tuple(name for name in MANAGER_NAMES if name not in alive),
+            missing=tuple(name for name in MANAGER_NAMES if (namespace, name) not in alive),
         )
-        for namespace, alive in sorted(managers.items())
+        for namespace in sorted({namespace for namespace, name in alive if name in MANAGER_NAMES})
     )
 
 

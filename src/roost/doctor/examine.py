@@ -37,15 +37,16 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     """Check this machine and, in a child process, the cluster; raise only for a mistake in the arguments."""
     if run_dir is not None:
         _check_folder(run_dir)
-    answers = _Answers(waiting)
+    heard: list[dict[str, Any]] = []
+    loaded = threading.Event()
     with tempfile.TemporaryFile() as stderr:
         child = _start({"address": address, "run_dir": run_dir, "seconds": seconds}, stderr)
         try:
-            reader = threading.Thread(target=answers.read, args=(child,), daemon=True)
+            reader = threading.Thread(target=_listen, args=(child, heard, loaded, waiting), daemon=True)
             reader.start()
             machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
             home = collect_home(_MACHINE_SECONDS)
-            answers.loaded.wait(_LOAD_SECONDS)
+            loaded.wait(_LOAD_SECONDS)
             reader.join(seconds + _SPARE_SECONDS)
             is_late = reader.is_alive()
         finally:
@@ -56,13 +57,14 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         reader.join(1)
         stderr.seek(0)
         last_words = stderr.read().decode(errors="replace")
-    joined, mistake = answers.others.get("address"), answers.others.get("mistake")
+    cluster = [finding_of(answer["finding"]) for answer in heard if "finding" in answer]
+    said = {key: value for answer in heard for key, value in answer.items()}
+    joined, mistake = said.get("address"), said.get("mistake")
     if mistake and address is not None:
         raise ConfigError(mistake[0], hint=mistake[1])
-    cluster = answers.findings
     if mistake:
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
-    elif "done" not in answers.others:
+    elif "done" not in said:
         cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
     # The heads that processes on this machine belong to, and that answer.
     processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
@@ -70,7 +72,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if heads and joined is None and all(item.level == Level.NOTE for item in cluster):
         seen = f"processes on this machine are of a Ray cluster at {', '.join(heads[:8])}"
         cluster.append(note("cluster", seen, f"roost doctor --address {heads[0]} checks it"))
-    findings = [*judge_machine(machine, hosts=answers.others.get("hosts", ())), *judge_home(home)]
+    findings = [*judge_machine(machine, hosts=said.get("hosts", ())), *judge_home(home)]
     if joined is None and not heads:
         findings += judge("ports", machine.ports, judge_head_ports)
     return Report(host=socket.gethostname(), machine=tuple(findings), address=joined, cluster=tuple(cluster))
@@ -86,31 +88,19 @@ def _check_folder(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
 
 
-class _Answers:
-    """What the child has answered so far."""
-
-    def __init__(self, waiting: Callable[[str], None]) -> None:
-        self.findings: list[Finding] = []
-        self.others: dict[str, Any] = {}
-        """Where the cluster is and its nodes, a mistake in the address, and whether the child is done."""
-        self.loaded = threading.Event()
-        """Set when Ray is loaded, or will not be."""
-        self._waiting = waiting
-
-    def read(self, child: subprocess.Popen[str]) -> None:
-        for line in child.stdout or ():
-            # The last line of a child that was killed may be incomplete.
-            with contextlib.suppress(ValueError, KeyError):
-                answer = json.loads(line)
-                if "finding" in answer:
-                    self.findings.append(finding_of(answer["finding"]))
-                elif "waiting" in answer:
-                    self._waiting(answer["waiting"])
-                elif "loaded" in answer:
-                    self.loaded.set()
-                else:
-                    self.others |= answer
-        self.loaded.set()
+def _listen(
+    child: subprocess.Popen[str], heard: list[dict[str, Any]], loaded: threading.Event, waiting: Callable[[str], None]
+) -> None:
+    """Collect the child's answers in `heard`; set `loaded` when it has loaded Ray, or will not."""
+    for line in child.stdout or ():
+        # The last line of a child that was killed may be incomplete.
+        with contextlib.suppress(ValueError):
+            heard.append(json.loads(line))
+            if "waiting" in heard[-1]:
+                waiting(heard[-1]["waiting"])
+            elif "loaded" in heard[-1]:
+                loaded.set()
+    loaded.set()
 
 
 def _start(task: dict[str, Any], stderr: IO[bytes]) -> subprocess.Popen[str]:

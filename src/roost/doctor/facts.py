@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     # Its module loads Ray.
     from roost.runtime.managers.node_manager import JobInfo
 
-PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
-NO_PROXY = "no_proxy"
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

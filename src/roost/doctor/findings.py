@@ -47,8 +47,8 @@ class Report:
     """All findings: about this machine, and about the cluster where there is one."""
 
     host: str
-    machine: tuple[Finding, ...]
     address: str | None = None
+    machine: tuple[Finding, ...]
     cluster: tuple[Finding, ...] = ()
 
     @property
@@ -67,15 +67,8 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values for JSON."""
-        return {
-            "host": self.host,
-            "address": self.address,
-            "problems": self.count(Level.PROBLEM),
-            "warnings": self.count(Level.WARNING),
-            "notes": self.count(Level.NOTE),
-            "machine": [asdict(item) for item in self.machine],
-            "cluster": [asdict(item) for item in self.cluster],
-        }
+        counts = {f"{level}s": self.count(level) for level in (Level.PROBLEM, Level.WARNING, Level.NOTE)}
+        return {**counts, **asdict(self)}
 
 
 def judge(check: str, fact: Any, rule: Rule, nodes: tuple[str, ...] = ()) -> list[Finding]:

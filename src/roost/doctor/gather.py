@@ -15,7 +15,7 @@ _SAY_SECONDS = 5.0
 
 
 def gather(
-    functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] | None = None
+    functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] = lambda _: None
 ) -> dict[str, Any]:
     """Run functions at the same time; one that raises, or is not back in time, gives `Unknown`.
 
@@ -40,8 +40,7 @@ def gather(
     while now < deadline and (out := [name for name, thread in threads.items() if thread.is_alive()]):
         if now >= say_at:
             say_at = now + _SAY_SECONDS
-            if waiting is not None:
-                waiting(out)
+            waiting(out)
         threads[out[0]].join(min(deadline, say_at) - now)
         now = time.monotonic()
     late = Unknown(why=f"no answer in {seconds:g} s")

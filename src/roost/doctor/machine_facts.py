@@ -31,8 +31,7 @@ from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
 
-JOB_VARIABLE = "ROOST_JOB"
-"""As in `managers`, which loads Ray."""
+JOB_VARIABLE = "ROOST_JOB"  # as in `managers`, which loads Ray
 _PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
 # Longer than the kernel waits before it tries a busy head a second time.
 _ANSWER_SECONDS = 3.0
@@ -90,10 +89,7 @@ def find_host_name() -> HostName:
 
 def find_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the proxies, each under its name in lower case, and the visible devices."""
-    proxies = {
-        name: environment.get(name) or environment.get(name.upper())
-        for name in (*facts.PROXY_VARIABLES, facts.NO_PROXY)
-    }
+    proxies = {name: environment.get(name) or environment.get(name.upper()) for name in facts.PROXY_VARIABLES}
     devices = {name: environment[name] for name in variables_of_interest() if name in environment}
     return {name: value for name, value in proxies.items() if value} | devices
 

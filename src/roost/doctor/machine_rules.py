@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roost.config.hardware import accelerator_types
-from roost.doctor.facts import NO_PROXY, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
+from roost.doctor.facts import PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
 from roost.doctor.findings import Finding, Findings, Rule, judge, note, ok, problem, warning
 from roost.errors import ClusterError
 from roost.machine.devices import Device, Devices
@@ -254,9 +254,9 @@ def judge_host_name(found: HostName) -> Finding:
 
 def judge_proxies(found: Mapping[str, str], hosts: Sequence[str]) -> Finding:
     """A proxy must not come between the nodes of a cluster, which it does not know."""
-    settings = [f"{name}={found[name]}" for name in PROXY_VARIABLES if name in found]
+    settings = [f"{name}={found[name]}" for name in PROXY_VARIABLES[:-1] if name in found]
     proxies = [re.sub(r"=(.*://)?.*@", r"=\1", text) for text in settings]  # without user and password
-    bypass = found.get(NO_PROXY, "")
+    bypass = found.get("no_proxy", "")
     wanted = ["localhost", "127.0.0.1", *(host for host in hosts if not is_loopback(host))]
     missing = [host for host in dict.fromkeys(wanted) if not bypasses(bypass, host)]
     if not proxies:

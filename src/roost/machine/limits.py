@@ -32,12 +32,8 @@ def find_limits() -> Limits:
     """Return the limits of this process, or of its container where they are tighter."""
     files, max_files = (_limit(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
     tasks = None if os.getuid() == 0 else _limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
-    now = 0
-    if tasks is not None:
-        for process in psutil.process_iter(["uids", "num_threads"]):
-            uids = process.info["uids"]
-            if uids is not None and uids.real == os.getuid():
-                now += process.info["num_threads"] or 0
+    infos = [process.info for process in psutil.process_iter(["uids", "num_threads"])] if tasks is not None else []
+    now = sum(info["num_threads"] or 0 for info in infos if info["uids"] and info["uids"].real == os.getuid())
     for folder in (_CGROUP, _CGROUP / "pids"):
         limit, used = _number(folder / "pids.max"), _number(folder / "pids.current")
         if limit is not None and used is not None and (tasks is None or limit - used < tasks - now):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from roost.errors import ConfigError
 
-_EPHEMERAL_PORTS = (32768, 60999)
 # Ray's own defaults lie below: 6379, 8265, 10001, and 10002 to 19999 for its workers.
 _FIRST_PORT = 20000
 _FEWEST_PORTS = 1000
@@ -40,7 +39,7 @@ def ephemeral_ports(root: Path = Path("/proc")) -> tuple[int, int]:
         first, last = (root / "sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
         return int(first), int(last)
     except (OSError, ValueError):
-        return _EPHEMERAL_PORTS
+        return 32768, 60999
 
 
 def taken_ports(blocks: Sequence[tuple[int, int]]) -> list[int]:

@@ -83,17 +83,14 @@ def machine_id(*namespaces: str) -> str:
 def starting_environment() -> dict[str, str]:
     """Return the environment that this process began with: Ray overwrites CUDA_VISIBLE_DEVICES before any code runs."""
     try:
-        raw = Path("/proc/self/environ").read_bytes()
-    except OSError:
+        return psutil.Process().environ()
+    except (psutil.Error, OSError):
         return dict(os.environ)
-    pairs = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
-    return {name: value for name, equals, value in pairs if equals}
 
 
 def check_interpreters(paths: Iterable[str]) -> dict[str, str]:
     """Return the interpreters that do not work on this node, and why."""
-    found = {path: _interpreter_problem(path) for path in paths}
-    return {path: problem for path, problem in found.items() if problem}
+    return {path: problem for path in paths if (problem := _interpreter_problem(path))}
 
 
 def check_hardware(pieces: Iterable[Any]) -> dict[int, str]:

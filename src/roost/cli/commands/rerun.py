@@ -52,9 +52,14 @@ def rerun(
     record = read_run(folder)
     if not os.path.isdir(record.cwd):
         raise ConfigError(f"run {record.id} was started in {printable(record.cwd)}, which no longer exists")
+    # A new folder, on the cluster of today: the earlier run's record stays as it is.
+    new_folder = str(run_dir.absolute()) if run_dir is not None else None
+    if not dry_run:
+        try:
+            os.chdir(record.cwd)
+        except OSError as error:
+            raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
     if record.job is not None:
-        # A new folder, on the cluster of today: the earlier run's record stays as it is.
-        new_folder = str(run_dir.absolute()) if run_dir is not None else None
         options = replace(RunOptions.from_flags(record.job.flags), address=address, run_dir=new_folder)
         try:
             _rerun_job(folder, record, record.job, options, same, dry_run)
@@ -80,7 +85,6 @@ def _rerun_script(record: RunRecord, dry_run: bool) -> None:
     if not dry_run:
         sys.stdout.flush()
         sys.stderr.flush()
-        _enter_folder(record)
         # No shell: exactly these words. Signals and the exit code are those of the script.
         os.execv(words[0], words)  # noqa: S606
 
@@ -95,7 +99,6 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
     _tell_environment(record)
     check = partial(_check_plan, record, _earlier_plan(folder, record), same)
     if not dry_run:
-        _enter_folder(record)
         start_job(text, str(path), again, options, check)
         return
     from roost.runtime.status import get_hardware  # loads Ray, which rerunning a script leaves to the script
@@ -119,13 +122,6 @@ def _earlier_plan(folder: Path, record: RunRecord) -> Plan | None:
         # Removed, or from another version of Roost: the job can run without it.
         tell(str(error))
         return None
-
-
-def _enter_folder(record: RunRecord) -> None:
-    try:
-        os.chdir(record.cwd)
-    except OSError as error:
-        raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
 
 
 def _check_plan(record: RunRecord, before: Plan | None, same: bool, plan: Plan) -> None:

@@ -22,8 +22,7 @@ from roost.placement.environment import worker_interpreter
 def where(
     job: Job,
     worker: Annotated[
-        str,
-        typer.Argument(metavar="WORKER", help="Component and rank, as in actor:3.", autocompletion=complete_worker),
+        str, typer.Argument(metavar="WORKER", help="Component and rank, as in actor:3.", autocompletion=complete_worker)
     ],
     flags: Flags,
     form: TextForm = "text",
