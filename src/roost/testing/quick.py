@@ -105,21 +105,6 @@ class QuickStarter:
         ]
 
 
-<<<<<<< HEAD
-=======
-def _write_python(folder: Path) -> str:
-    """Write the program that stands for Python in a raylet's commands; returns its path."""
-    if len(sys.executable) > _SHEBANG_LENGTH or " " in sys.executable:
-        return sys.executable
-    program = folder / "python"
-    source = Path(forks.__file__).read_text(encoding="utf-8")
-    call = f"ask({sys.executable!r}, {forks.__file__!r}, {str(folder)!r})"
-    program.write_text(f"#!{sys.executable} -IS\n{source}\n\n{call}\n", encoding="utf-8")
-    program.chmod(0o700)
-    return str(program)
-
-
->>>>>>> h-s5
 def _replace_process_starter(starter: QuickStarter) -> None:
     original = services.start_ray_process
     _check_parameters(original, "command", "process_type", "fate_share")
