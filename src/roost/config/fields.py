@@ -54,7 +54,7 @@ class Table:
         otherwise: str = "",
     ) -> None:
         self.about = about
-        self.fields = {field.name: field for field in fields}
+        self.fields: dict[str, Field] = {field.name: field for field in fields}
         self.short = short
         self.naming = naming
         self.is_open = is_open

@@ -96,6 +96,7 @@ class RankSpace:
     def __init__(self, labels: tuple[str, ...], stretches: Sequence[Stretch]) -> None:
         self.labels: tuple[str, ...] = labels
         self.stretches: tuple[Stretch, ...] = tuple(stretches)
+        self.count: int
         *self._starts, self.count = accumulate((item.size for item in stretches), initial=0)
         places = ((item.node_rank, item.kind) for item in stretches)
         self._by_place = dict(zip(places, self._starts, strict=True))

@@ -33,10 +33,10 @@ class Finding:
     level: Level = field(kw_only=True)
 
 
-ok = partial(Finding, level=Level.OK)
-note = partial(Finding, level=Level.NOTE)
-warning = partial(Finding, level=Level.WARNING)
-problem = partial(Finding, level=Level.PROBLEM)
+ok: partial[Finding] = partial(Finding, level=Level.OK)
+note: partial[Finding] = partial(Finding, level=Level.NOTE)
+warning: partial[Finding] = partial(Finding, level=Level.WARNING)
+problem: partial[Finding] = partial(Finding, level=Level.PROBLEM)
 
 Findings = Iterator[Finding]
 Rule = Callable[[Any], Finding | Iterable[Finding]]

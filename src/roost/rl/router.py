@@ -53,7 +53,7 @@ class EnginePool:
         self._engines: dict[str, EngineState] = {}
         self._last_picks: dict[str, int] = {}
         self._picks = itertools.count(1)
-        self.changed = asyncio.Event()
+        self.changed: asyncio.Event = asyncio.Event()
         """Set, and replaced by a new event, when an engine joins, leaves, or turns healthy or unhealthy."""
 
     def join(self, url: str) -> None:
@@ -152,7 +152,7 @@ class Router:
         wait_seconds: float = 5.0,
         most_body_bytes: int = MOST_BODY_BYTES,
     ) -> None:
-        self.url = url_of(host, port)
+        self.url: str = url_of(host, port)
         """Where it listens: `http://10.0.0.7:20300`."""
         routes = {
             ("POST", "/generate"): self._generate,

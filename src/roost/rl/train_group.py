@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partialmethod
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -67,23 +66,33 @@ class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):
         """The Ray actors by rank, under the name that the documents use."""
         return self.group.actor_handles
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> CallResult:
-        return self.group.call(method, *args, **kwargs)
+    def init(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `init` on every rank."""
+        return self.group.call("init", *args, **kwargs)
 
-    init = partialmethod(_call, "init")
-    """Call `init` on every rank."""
-    train = partialmethod(_call, "train")
-    """Call `train` on every rank."""
-    eval = partialmethod(_call, "eval")
-    """Call `eval` on every rank."""
-    save = partialmethod(_call, "save")
-    """Call `save` on every rank."""
-    update = partialmethod(_call, "update")
-    """Call `update` on every rank."""
-    offload = partialmethod(_call, "offload")
-    """Call `offload` on every rank: free the accelerators' memory for a while."""
-    onload = partialmethod(_call, "onload")
-    """Call `onload` on every rank: take the memory back."""
+    def train(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `train` on every rank."""
+        return self.group.call("train", *args, **kwargs)
+
+    def eval(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `eval` on every rank."""
+        return self.group.call("eval", *args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `save` on every rank."""
+        return self.group.call("save", *args, **kwargs)
+
+    def update(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `update` on every rank."""
+        return self.group.call("update", *args, **kwargs)
+
+    def offload(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `offload` on every rank: free the accelerators' memory for a while."""
+        return self.group.call("offload", *args, **kwargs)
+
+    def onload(self, *args: Any, **kwargs: Any) -> CallResult:
+        """Call `onload` on every rank: take the memory back."""
+        return self.group.call("onload", *args, **kwargs)
 
     def close(self) -> None:
         """End every rank."""

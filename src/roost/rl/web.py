@@ -23,8 +23,8 @@ from roost.rl.engine import url_of
 try:
     import aiohttp
     from aiohttp import web as web
-except ImportError as error:
-    raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from error
+except ImportError as _error:
+    raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from _error
 
 MOST_BODY_BYTES = 64 * 1024 * 1024
 """The server refuses a request with a larger body."""
@@ -36,7 +36,7 @@ _CUT_SECONDS = 1.0
 # A machine that is gone does not say so: the kernel probes the connection while an engine is thinking.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -74,7 +74,7 @@ class HttpServer:
     ) -> None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        self.url = url_of(host, self._socket.getsockname()[1])
+        self.url: str = url_of(host, self._socket.getsockname()[1])
         """Where it listens: `http://10.0.0.7:20300`."""
         self._routes = dict(routes)
         self._most_body_bytes = most_body_bytes

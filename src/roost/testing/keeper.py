@@ -39,7 +39,7 @@ class Keeper:
         self.starter: PlainStarter | QuickStarter = make_starter(spec)
         self.pids: dict[int, list[int]] = {}
         """The processes of each node."""
-        self.stays = False
+        self.stays: bool = False
         """Whether the cluster outlives the process that asked for it; otherwise it ends with standard input."""
         self._stopping = threading.Event()
 

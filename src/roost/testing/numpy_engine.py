@@ -158,7 +158,7 @@ class NumpyEngine:
     def __init__(self, features: int = 4, actions: int = 2, seed: int = 0, start_seconds: float = 0.0) -> None:
         self._lock = threading.Lock()
         self._policy = TinyPolicy.random(features, actions, seed)
-        self.version = 0
+        self.version: int = 0
         """The version of the weights."""
         self._seed = seed
         self._seeds = np.random.SeedSequence(seed)

@@ -42,14 +42,14 @@ class Members:
 
     def __init__(self, context: JobContext, record: GroupRecord) -> None:
         self.context = context
-        self.name = record.name
-        self.methods = {name: MethodKind(kind) for name, kind in record.methods}
+        self.name: str = record.name
+        self.methods: dict[str, MethodKind] = {name: MethodKind(kind) for name, kind in record.methods}
         self._record = record
         # By rank; the handles of the ranks in `_lost` are looked up when they are needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
         self._lost = set(range(len(record.identities)))
-        self.size = len(record.identities)
-        self.is_closed = False
+        self.size: int = len(record.identities)
+        self.is_closed: bool = False
 
     @property
     def is_reachable(self) -> bool:

@@ -76,7 +76,7 @@ class Launch:
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
-        self.board = LaunchBoard(list(self._specs), self._began)
+        self.board: LaunchBoard = LaunchBoard(list(self._specs), self._began)
 
     def request(self, remote: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""

@@ -74,7 +74,8 @@ class LaunchView:
         self._console = console
         self._name = name
         self._board = board
-        self.began = self._shown = time.monotonic()
+        self.began: float = time.monotonic()
+        self._shown = self.began
         self._bar = bar
         self._task = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
 

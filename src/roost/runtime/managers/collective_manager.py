@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.actor import ActorHandle
@@ -19,7 +19,7 @@ from roost.runtime.managers.node_manager import NodeManager
 class CollectiveManager(Manager):
     """Holds the communication groups: members, address, and a port that is leased and not guessed."""
 
-    NAME = "CollectiveManager"
+    NAME: ClassVar[str] = "CollectiveManager"
 
     def _begin(self, namespace: str) -> None:
         self._namespace = namespace

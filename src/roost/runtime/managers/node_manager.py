@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -67,7 +67,7 @@ class JobView:
 class NodeManager(Manager):
     """Knows the layout of the nodes, the master address and port, leases ports, and tracks what is reserved."""
 
-    NAME = "NodeManager"
+    NAME: ClassVar[str] = "NodeManager"
 
     def _begin(
         self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None

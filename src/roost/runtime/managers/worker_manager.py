@@ -17,7 +17,7 @@ from roost.runtime.process.plain_actor import WORKER_MANAGER
 class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
-    NAME = WORKER_MANAGER
+    NAME: ClassVar[str] = WORKER_MANAGER
     _on_the_way: ClassVar[list[Any]] = []
     """Registrations that this process made and has not waited for."""
 

@@ -17,7 +17,7 @@ class Console:
     """What one process shows to the user; a quiet console shows nothing."""
 
     def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
-        self.quiet = os.environ.get("ROOST_QUIET", "") not in ("", "0") if quiet is None else quiet
+        self.quiet: bool = os.environ.get("ROOST_QUIET", "") not in ("", "0") if quiet is None else quiet
         self.stream = stream
         """Where lines go; None is standard error, whichever that is when a line is printed."""
         self._lock = threading.Lock()

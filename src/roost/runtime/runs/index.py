@@ -29,7 +29,7 @@ from roost.machine.folders import socket_folder, state_folder, state_path
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.text import did_you_mean, join_words
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 """A driver holds this file in its run folder locked."""
