@@ -92,7 +92,7 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _panel, _entries in _COMMANDS.items():
-    for _name, (_summary, _) in _entries.items():
+    for _name, (_summary, _example) in _entries.items():
         app.command(_name, help=_summary, rich_help_panel=_panel)(lambda: None)
 
 
