@@ -179,7 +179,7 @@ def test_a_constructor_that_raises_is_reported_with_its_cause(shared_cluster):
         ((Worker, "w", 0, True, {}), "no accelerator True"),
         ((Worker, " ", 0, 0, {}), "worker_name is ' '"),
         ((Worker(), "w", 0, 0, {}), "starts a class"),
-        ((Worker, "w", 0, 0, {"RANK": 3}), "'RANK' is 3"),
+        ((Worker, "w", 0, 0, {"RANK": 3}), "the variable RANK is 3, not text"),
         ((Worker, "w", 0, 0, {"A=B": "x"}), "'A=B' cannot name an environment variable"),
         ((Worker, "w", 0, 0, {"A": "x\0"}), "zero byte"),
     ],

@@ -412,7 +412,7 @@ def test_what_a_worker_changes_about_what_it_sees_is_an_error_that_shows_both(sh
     [
         ({"name": "a:b"}, "cannot name a group"),
         ({"name": "7"}, "cannot name a group"),
-        ({"name": ""}, "is a short text"),
+        ({"name": ""}, "must be a short text"),
         ({"placement_strategy": "0-3"}, "it is a PlacementStrategy"),
         ({"env_vars": {"RANK": "3"}}, "RANK is set by Roost for each worker"),
         ({"env_vars": {"CUDA_VISIBLE_DEVICES": "3"}}, "CUDA_VISIBLE_DEVICES is set by Roost for each worker"),
