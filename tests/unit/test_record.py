@@ -487,7 +487,8 @@ def test_a_folder_on_a_dead_file_server_delays_neither_a_job_nor_the_list(own, t
     look = os.stat
 
     def stat(path, *args, **kwargs):
-        if "far" in Path(path).parts:
+        # The link itself is here; only what it leads to is on the server.
+        if "far" in Path(path).parts and kwargs.get("follow_symlinks", True):
             released.wait(60)
         return look(path, *args, **kwargs)
 
