@@ -1,7 +1,7 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
-#   make soak    what is repeated for minutes: SOAK_MINUTES=60 make soak goes on for an hour
+#   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
@@ -15,6 +15,8 @@ BIN     = $(VENV)/bin
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
+# How many rounds of random faults are part of `make test`: half a minute each.
+SOAK_TEST_ROUNDS ?= 1
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
@@ -61,7 +63,7 @@ tests: $(VENV)/.installed-dev
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(BIN)/pytest tests/alone
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
+	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

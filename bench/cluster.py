@@ -98,13 +98,14 @@ def discovery(nodes: int) -> dict[str, float]:
         return time.perf_counter() - start
 
     def look() -> Sequence[object]:
-        return discover(live_nodes(), time.monotonic() + 120)
+        return discover(live_nodes(), time.monotonic() + 120)[0]
 
     def nothing() -> Mapping[str, object]:
         return on_nodes({node.ray_id: node.name for node in live_nodes()}, _do_nothing, deadline=time.monotonic() + 120)
 
     found = {}
-    with local_cluster([LocalNode(accelerators=8)] * nodes):
+    # Nodes that are alike would share one probe, which machines of a real cluster do not.
+    with local_cluster([LocalNode(accelerators=8, env={"NODE": str(rank)}) for rank in range(nodes)]):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         found["cold"] = timed(look)
         found["warm"] = statistics.median(timed(look) for _ in range(10))
@@ -114,7 +115,8 @@ def discovery(nodes: int) -> dict[str, float]:
         # A fake vendor library that takes as long as a real one does with eight devices.
         Path(folder, "pynvml.py").write_text(SLOW_LIBRARY, encoding="utf-8")
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        with local_cluster([LocalNode(accelerators=8, env={"PYTHONPATH": path})] * nodes):
+        slow = [LocalNode(accelerators=8, env={"PYTHONPATH": path, "NODE": str(rank)}) for rank in range(nodes)]
+        with local_cluster(slow):
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
             timed(look)
             found["slow"] = statistics.median(timed(look) for _ in range(3))

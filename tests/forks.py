@@ -1,13 +1,14 @@
 """The program that raylets run as Python in these tests: it forks workers instead of starting each from scratch.
 
 A raylet runs `python default_worker.py …` for every worker, and nearly all of what that costs is importing Ray. Here
-the first worker of a job on a node starts a server instead: it imports Ray, and Roost where it can, and forks a child
-for that worker and for every later one of that job there. A child runs Ray's own `default_worker.py`. The server has
-one thread when it forks, and ends with its raylet or soon after its last child. `install` makes local clusters use it.
+the first worker of a cluster starts a base process instead, which imports the libraries that Ray and Roost use. For
+each job on each node the base forks a server, which imports Ray and Roost and forks a child for every worker of that
+job there. A child runs Ray's own `default_worker.py`. A server has one thread when it forks, and ends with its raylet
+or soon after its last child; the base ends some time after its last server. `install` makes local clusters use them.
 
-A server belongs to one job on one node because Ray reads both from the environment when it is imported. A worker with
-a `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where
-the server does not answer. Both programs run outside the package, so they use the standard library only.
+A server belongs to one job on one node because Ray reads both from the environment when it is loaded. A worker with a
+`runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where no
+server answers. These programs run outside the package, so they use the standard library only.
 """
 
 from __future__ import annotations
@@ -18,12 +19,23 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import NoReturn
 
 _PROGRAM = "default_worker.py"
 _SERVE = "--serve"
+# What Ray imports, apart from itself; a name that is missing here only costs time, and one too many hides what a worker
+# of Roost loads without need.
+LIBRARIES = (
+    *("asyncio", "cProfile", "difflib", "filelock", "google.protobuf.internal.builder", "jsonschema", "lazy_loader"),
+    *("logging.handlers", "msgpack", "multiprocessing.synchronize", "numpy", "pdb", "psutil", "requests", "tarfile"),
+    *("unittest", "yaml", "zipfile"),
+)
 # What the workers of Roost import; none of it starts a thread.
-_PRELOADED = ("roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
+_PRELOADED = ("ray", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
+# What Ray sets for a job and for a raylet.
+_OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
+_CLUSTER = ("--gcs-address=", "--session-name=")
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 
@@ -55,27 +67,33 @@ def install() -> None:
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
-    """Have the server fork the worker that the raylet asked this process to be, and start the server if need be."""
+    """Have a server fork the worker that the raylet asked this process to be, and start the server if need be."""
+    import zlib
+
     words = sys.argv[1:]
     if os.path.basename(words[0]) == _PROGRAM:
-        path = f"{folder}/forks-{os.environ.get('RAY_RAYLET_PID')}-{os.environ.get('RAY_JOB_ID')}"
-        listener = _connect(path, words)
+        own = [os.environ.get(name, "") for name in _OWN]
+        listener = _connect(f"{folder}/{'-'.join(own)}", words)
         if listener is not None:
-            child = os.fork()
-            if child:
-                # Stay, so that the server and its workers descend from the raylet.
-                listener.close()
-                os.waitpid(child, 0)
-                os._exit(0)
-            # A raylet may kill the process group of a worker that ended, and this process was to be one.
-            os.setpgrp()
-            os.set_inheritable(listener.fileno(), True)
-            words = [server, _SERVE, str(listener.fileno()), *words]
+            shared = sorted(f"{name}={value}" for name, value in os.environ.items() if name not in _OWN)
+            key = "\0".join([*shared, *(word for word in words if word.startswith(_CLUSTER))])
+            base = _connect(f"{folder}/{zlib.crc32(key.encode()):x}", [*own, *words], listener)
+            if base is not None:
+                child = os.fork()
+                if child:
+                    # Stay, so that the base and all its workers descend from the raylet.
+                    os.waitpid(child, 0)
+                    os._exit(0)
+                # A raylet may kill the process group of a worker that ended, and this process was to be one.
+                os.setpgrp()
+                for opened in (base, listener):
+                    os.set_inheritable(opened.fileno(), True)
+                words = [server, _SERVE, str(base.fileno()), str(listener.fileno()), *own, *words]
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
 
 
-def _connect(path: str, words: list[str]) -> socket.socket | None:
-    """Have the server fork this worker, and end; returns a listener where this process is to be the server."""
+def _connect(path: str, words: list[str], handed: socket.socket | None = None) -> socket.socket | None:
+    """Send a command, and a socket, to the process that listens there, and end; returns a listener if there is none."""
     import fcntl
 
     with open(f"{path}.lock", "w") as lock:
@@ -94,6 +112,7 @@ def _connect(path: str, words: list[str]) -> socket.socket | None:
     with connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
+            socket.send_fds(connection, [b"."], [handed.fileno()] if handed is not None else [])
             connection.sendall("\0".join(words).encode() + b"\n")
             if connection.recv(1):
                 os._exit(0)
@@ -102,21 +121,37 @@ def _connect(path: str, words: list[str]) -> socket.socket | None:
     return None
 
 
-def _serve(listener: socket.socket, words: list[str]) -> list[str]:
-    """Fork a child for every request, the first being `words`; returns, in the child, what it was asked to run."""
+def _serve_cluster(base: socket.socket, listener: socket.socket, words: list[str]) -> list[str]:
+    """Fork a server for every request, the first being `words`; returns, in a worker, what it was asked to run."""
+    import contextlib
+    import importlib
+
+    for name in LIBRARIES:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    for server, request in _fork_each(base, (listener, words), _IDLE_SECONDS * 6):
+        os.environ.update(zip(_OWN, request, strict=False))
+        words = request[len(_OWN) :]
+        sys.path[0] = os.path.dirname(words[0])
+        for name in _PRELOADED:
+            # A worker that needs it finds out, and reports it better.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        for _, command in _fork_each(server, (None, words), _IDLE_SECONDS):
+            return command
+    raise AssertionError("a child returns its command")
+
+
+def _fork_each(
+    listener: socket.socket, first: tuple[socket.socket | None, list[str]], idle_seconds: float
+) -> Iterator[tuple[socket.socket, list[str]]]:
+    """Fork a child for every request, and yield it there; the process itself ends with its raylet, or when idle."""
     import contextlib
     import gc
-    import importlib
     import select
     import signal
     import time
 
-    sys.path[0] = os.path.dirname(words[0])
-    importlib.import_module("ray")
-    for name in _PRELOADED:
-        # A worker that needs it finds out, and reports it better.
-        with contextlib.suppress(Exception):
-            importlib.import_module(name)
     gc.freeze()
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -126,6 +161,7 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getpid())
     children, alone_since = 0, time.monotonic()
     connection: socket.socket | None = None
+    handed, words = first
     while True:
         if words:
             if os.fork() == 0:
@@ -137,9 +173,13 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
                 listener.close()
                 if connection is not None:
                     connection.close()
-                return words
+                yield handed, words
+                return
             children += 1
             words = []
+        if handed is not None:
+            handed.close()
+            handed = None
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 connection.sendall(b".")
@@ -152,16 +192,18 @@ def _serve(listener: socket.socket, words: list[str]) -> list[str]:
             alone_since = time.monotonic()
         if listener.fileno() in ready:
             connection, _ = listener.accept()
-            words = _read(connection)
-        elif not (children or time.monotonic() < alone_since + _IDLE_SECONDS) or not _is_alive(raylet):
+            handed, words = _read(connection)
+        elif (not children and time.monotonic() > alone_since + idle_seconds) or not _is_alive(raylet):
             os._exit(0)
 
 
-def _read(connection: socket.socket) -> list[str]:
-    """The command of a client, or nothing where the client is gone."""
+def _read(connection: socket.socket) -> tuple[socket.socket | None, list[str]]:
+    """The socket and the command of a client, or nothing where the client is gone."""
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    handed = socket.socket(fileno=descriptors[0]) if descriptors else None
     with connection.makefile("rb") as file:
         line = file.readline()
-    return line[:-1].decode().split("\0") if line.endswith(b"\n") else []
+    return handed, line[:-1].decode().split("\0") if line.endswith(b"\n") else []
 
 
 def _is_alive(pid: int) -> bool:
@@ -172,7 +214,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _run(program: str) -> None:
+def run(program: str) -> None:
     """Run a program as this process's own, without frames that would show in the tracebacks of workers."""
     import types
 
@@ -183,5 +225,6 @@ def _run(program: str) -> None:
 
 
 if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
-    sys.argv = _serve(socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
-    _run(sys.argv[0])
+    opened = [socket.socket(fileno=int(word)) for word in sys.argv[2:4]]
+    sys.argv = _serve_cluster(*opened, sys.argv[4:])
+    run(sys.argv[0])

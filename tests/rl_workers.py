@@ -58,6 +58,35 @@ class Trainer(Worker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Holder(Worker):
+    """A worker that takes samples, and holds the lock until a file is there."""
+
+    def take(self, manager: RolloutManager, count: int) -> list[Any]:
+        return manager.get(count) if count else []
+
+    def hold(self, manager: RolloutManager, gate: str) -> None:
+        with manager.lock():
+            while not Path(gate).exists():
+                time.sleep(0.01)
+
+
+@ray.remote(num_cpus=0)
+class PlainHolder:
+    """An actor that Roost did not launch."""
+
+    def hold(self, manager: RolloutManager) -> tuple[int, str | None]:
+        self.block = manager.lock()
+        self.block.__enter__()
+        return os.getpid(), manager.lock_holder()
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def hold_and_die(manager: RolloutManager) -> None:
+    """A task that dies with the lock."""
+    with manager.lock():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class LateEngine(NumpyEngine):
     """An engine that never becomes healthy if it is the second one."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from roost import Cluster, NodePlacementStrategy, Worker
+from roost import Cluster, NodePlacementStrategy, Worker, WorkerGroup
 
 AT_IMPORT = dict(os.environ)
 """The environment when this module was imported."""
@@ -133,6 +133,11 @@ class Performer(Worker):
         finally:
             (Path(folder) / f"closed-{self.rank}").touch()
 
+    def two_items(self, folder: str) -> Iterator[str]:
+        yield "at once"
+        wait_for_file(folder, "go")
+        yield "late"
+
     def unpicklable_result(self) -> Any:
         return threading.Lock()
 
@@ -171,6 +176,9 @@ class Performer(Worker):
     def items(self, count: int) -> Iterator[tuple[int, int]]:
         for index in range(count):
             yield self.rank, index
+
+    def numbers(self, first: int, count: int) -> Iterator[int]:
+        yield from range(first, first + count)
 
     def items_then_fail(self, count: int) -> Iterator[int]:
         yield from range(count)
@@ -285,12 +293,15 @@ class Talker(Worker):
             await asyncio.sleep(0)
             yield index
 
-    async def endless(self) -> AsyncIterator[int]:
+    async def endless(self, folder: str) -> AsyncIterator[int]:
         number = 0
-        while True:
-            await asyncio.sleep(0)
-            yield number
-            number += 1
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield number
+                number += 1
+        finally:
+            (Path(folder) / f"closed-{self.rank}").touch()
 
     async def fail(self) -> None:
         raise LookupError("asynchronously")
@@ -328,9 +339,41 @@ class Waiter(Worker):
         super().__init__()
         (Path(folder) / f"pid-{os.getpid()}").touch()
         wait_for_file(folder, "go")
+        if (Path(folder) / "broken").exists():
+            raise ValueError("it cannot be made any more")
 
     def pid(self) -> int:
         return os.getpid()
+
+
+class AsyncWaiter(Waiter):
+    """The same with an event loop."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+class Peer(Worker):
+    """A worker that calls the workers of another group."""
+
+    def meet(self, group: WorkerGroup) -> None:
+        self.group = group
+
+    def ask(self, method: str, *args: Any) -> list[Any]:
+        return self.group.call(method, *args).wait(60)
+
+    def take_as_pid_2(self, method: str, *args: Any) -> list[Any]:
+        """Take all items of a stream, in a process whose number is 2 as it can be in a container."""
+        own, os.getpid = os.getpid, lambda: 2
+        try:
+            stream = self.group.stream(method, *args)
+        finally:
+            os.getpid = own
+        return [item for _, item in stream]
+
+    def die_in_a_stream(self, method: str, *args: Any) -> None:
+        next(self.group.stream(method, *args))
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Blind(Worker):

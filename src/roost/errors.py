@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from roost.text import cell_width
+from roost.text import cell_width, printable_lines
 
 _EXCERPT_CELLS = 100  # a longer source line is cut around the mistake
 
@@ -87,7 +87,8 @@ class Problem:
             lines.append(excerpt)
         if self.hint:
             lines.append(f"  hint: {self.hint}")
-        return "\n".join(lines)
+        # A message may quote a file, or the name of another user's job.
+        return printable_lines("\n".join(lines))
 
 
 class RoostError(Exception):
@@ -159,7 +160,7 @@ class CallTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
 
 
 class WorkerFailed(ClusterError):  # noqa: N818 - what happened
-    """An exception from a worker that cannot be re-raised here because it, or the result, does not pickle."""
+    """An exception from a worker that cannot be re-raised here: it, or the result, cannot be pickled or shown."""
 
 
 class WorkerDied(ClusterError):  # noqa: N818 - what happened

@@ -54,6 +54,15 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
 
 
+def printable_lines(text: str) -> str:
+    r"""Escape everything but line ends in a text that could upset a terminal.
+
+    >>> printable_lines("a\nb\x1b[2J")
+    'a\nb\\x1b[2J'
+    """
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def size_text(count: float) -> str:
     """Bytes for people.
 
@@ -71,6 +80,17 @@ def cell_width(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception, or say that it has none to show: its class may be anyone's."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as failure:
+        return f"(its str() raises {type(failure).__name__})"
+
+
 def error_text(error: BaseException) -> str:
     """Return `ValueError: its message`, or the type alone where an exception has no message."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    message = message_of(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

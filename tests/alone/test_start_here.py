@@ -76,7 +76,7 @@ def start(environment) -> Iterator[Start]:  # noqa: ARG001 - it prepares the mac
         ("cluster.close(); import ray; print(ray.is_initialized())", None, 0),
         ("raise ValueError('mine')", None, 1),
         ("time.sleep(600)", signal.SIGINT, -signal.SIGINT),
-        ("time.sleep(600)", signal.SIGTERM, -signal.SIGTERM),
+        ("time.sleep(600)", signal.SIGTERM, 143),
         ("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
@@ -94,11 +94,11 @@ def test_ray_is_started_here_and_goes_with_the_driver(start, body, number, code)
 
 
 @pytest.mark.usefixtures("environment")
-def test_with_no_ray_there_is_nothing_to_attach_to():
+def test_with_no_ray_there_is_nothing_to_join():
     code = "from roost import Cluster; Cluster()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
-    assert "there is no Ray cluster to attach to" in done.stderr
+    assert "there is no Ray cluster to join" in done.stderr
     assert "ray start --head" in done.stderr
 
 
@@ -109,4 +109,4 @@ def test_commands_say_that_there_is_no_cluster():
             [sys.executable, "-m", "roost", *command], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == 3, done.stderr
-        assert "there is no Ray cluster to attach to" in done.stderr
+        assert "there is no Ray cluster to join" in done.stderr

@@ -16,16 +16,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
+import warm
 from docs.blocks import PAGES, ROOT, Block, blocks_of
-from docs.warm import warm_roost
 from roost import RoostError, Topology, make_plan
 
 
@@ -35,19 +32,9 @@ def test_pages_use_only_known_languages():
 
 
 @pytest.fixture(scope="module")
-def environment() -> Iterator[dict[str, str]]:
+def environment() -> dict[str, str]:
     """What the shell blocks see: a `roost` that is ready to run comes first on the path."""
-    # pytest's own folder is too long a path for a socket.
-    with tempfile.TemporaryDirectory(prefix="roost-docs-") as folder:
-        found = {
-            **os.environ,
-            "PATH": os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]]),
-            "COLUMNS": "80",
-            "NO_COLOR": "1",
-            "PYTHONIOENCODING": "utf-8",
-        }
-        with warm_roost(Path(folder), found):
-            yield found
+    return warm.environment() | {"COLUMNS": "80", "NO_COLOR": "1"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -85,7 +72,7 @@ def check_shown(block: Block, where: str) -> None:
     if block.language == "yaml":
         assert any(yaml.safe_load_all(block.text)), f"{where}: there is nothing in it"
     elif block.language == "sh":
-        done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)  # noqa: S607 - likewise
+        done = subprocess.run(["bash", "-n", "-c", block.text], capture_output=True, text=True)
         assert done.returncode == 0, f"{where}: {done.stderr}"
 
 
@@ -113,7 +100,7 @@ def check_yaml(block: Block, folder: Path, where: str) -> None:
 def run_shell(block: Block, folder: Path, environment: dict[str, str], where: str) -> str:
     script = re.sub(r"^make (\S+)", r"make --dry-run \1 >/dev/null", block.text, flags=re.M)
     done = subprocess.run(
-        ["bash", "-eu", "-c", script],  # noqa: S607 - the shell of the docs
+        ["bash", "-eu", "-c", script],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

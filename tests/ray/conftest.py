@@ -17,7 +17,7 @@ from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.runtime.connect.authentication import refresh_authentication
 from roost.testing import LocalCluster, local_cluster
-from waiting import wait_until
+from waiting import is_gone, wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -86,6 +86,12 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 @pytest.fixture
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
     """A `Cluster` that the tests of a file share; none of them closes it."""
+    # Ray gives up nodes that do not answer for a second, as on a machine that stalls: start them again for this file.
+    if Cluster._current is None and any(is_gone(pid) for pids in roost_local_cluster.pids.values() for pid in pids):
+        roost_local_cluster.stop()
+        roost_local_cluster.start()
+        os.environ.update(roost_local_cluster.environment)
+        refresh_authentication()
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
 
 
@@ -129,16 +135,22 @@ Rounds = Callable[[], Iterator[int]]
 
 @pytest.fixture
 def rounds(request: pytest.FixtureRequest) -> Rounds:
-    """The rounds of a soak test: at least one, and as many as its share of SOAK_MINUTES has time for."""
-    tests = sum(item.get_closest_marker("soak") is not None for item in request.session.items)
-    seconds = 60 * float(os.environ.get("SOAK_MINUTES", "10")) / max(1, tests)
+    """The rounds of a soak test: as many as its share of SOAK_MINUTES has time for, at most SOAK_ROUNDS."""
+
+    def weight(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("soak")
+        return 0 if marker is None else marker.kwargs.get("weight", 1)
+
+    share = weight(request.node) / sum(map(weight, request.session.items))
+    seconds = 60 * float(os.environ.get("SOAK_MINUTES", "10")) * share
+    most = int(os.environ.get("SOAK_ROUNDS", 10**6))
 
     def count() -> Iterator[int]:
         began = time.monotonic()
         for number in itertools.count():
             passed = time.monotonic() - began
             # One more round must fit in.
-            if number and passed + passed / number > seconds:
+            if number >= most or (number and passed + passed / number > seconds):
                 return
             print(f"{request.node.name}: round {number + 1}, {passed:.0f} of {seconds:.0f} s", flush=True)
             yield number
@@ -168,15 +180,8 @@ _kept: dict[str, WorkerGroup] = {}
 
 # The files that take longest come first, so that two workers of pytest-xdist end together.
 LONGEST_FIRST = (
-    "docs_live",
-    "reservations",
-    "drivers",
-    "demo",
-    "commands",
-    "bad_days",
-    "cluster",
-    "runs",
-    "group_failures",
+    *("docs_live", "liveness", "group_failures", "reservations", "rollout_manager", "drivers", "groups", "demo"),
+    *("bad_days", "soak", "commands", "examples", "cluster", "runs", "connect"),
 )
 
 

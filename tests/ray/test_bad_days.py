@@ -6,15 +6,31 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
-from roost import CheckFailed, Cluster, ClusterError, ConfigError, NodesMissing
-from roost.testing import LocalNode, local_cluster
-from waiting import press_ctrl_c, wait_until
+from roost import (
+    CheckFailed,
+    Cluster,
+    ClusterError,
+    ConfigError,
+    NodePlacementStrategy,
+    NodesMissing,
+    WorkerDied,
+)
+from roost.cli.text.status import nodes_table
+from roost.runtime.status import get_hardware, get_nodes
+from roost.testing import LocalCluster, LocalNode, local_cluster
+from waiting import is_gone, press_ctrl_c, wait_until
+from workers import Performer
 
 
 class Looker:
@@ -90,6 +106,86 @@ def test_a_node_that_dies_later_is_noticed_and_reported(caplog):
             fine = cluster.allocate(Looker, "fine", 0, 0, {})
             assert ray.get(fine.see.remote("CUDA_VISIBLE_DEVICES"), timeout=60) == "0"
         assert "local-1) is gone: what ran there has ended" in caplog.text
+
+
+def test_a_node_that_hangs_later_may_still_run_its_workers_which_end_when_it_wakes(caplog):
+    with (
+        local_cluster("2x1") as local,
+        caplog.at_level(logging.ERROR),
+        Cluster(num_nodes=2) as cluster,
+        Performer.create_group().launch(cluster, NodePlacementStrategy([1]), name="far") as group,
+    ):
+        (pid,) = group.pid().wait(60)
+        os.kill(local.pids[1][0], signal.SIGSTOP)
+        wait_until(lambda: cluster.dead_nodes == (1,), "Ray has given it up")
+        wait_until(lambda: "local-1) does not answer, and Ray has given it up" in caplog.text, "the watch says so")
+        assert "what ran there may still run" in caplog.text
+        assert "has ended" not in caplog.text
+        assert not is_gone(pid), "which is so"
+        with pytest.raises(WorkerDied, match="its node does not answer, it may still run"):
+            group.pid().wait(60)
+        os.kill(local.pids[1][0], signal.SIGCONT)
+        wait_until(lambda: "local-1) is gone: what ran there has ended" in caplog.text, "the watch noticed")
+        wait_until(lambda: is_gone(pid), "its worker has ended")
+
+
+def without_roost(folder: Path) -> dict[str, str]:
+    """The environment of a node that cannot import Roost."""
+    (folder / "roost.py").write_text("raise ModuleNotFoundError(\"No module named 'roost'\")\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_sick_node_that_is_not_needed_blocks_no_job_and_is_shown(tmp_path):
+    sick = without_roost(tmp_path)
+    with local_cluster([LocalNode(accelerators=1), LocalNode(accelerators=1), LocalNode(env=sick)]) as local:
+        with Cluster(num_nodes=2, timeout=60) as cluster:
+            assert [node.name for node in cluster.nodes] == ["local-0", "local-1"]
+        status = subprocess.run(
+            [sys.executable, "-m", "roost", "status"], capture_output=True, text=True, timeout=180, check=False
+        )
+        assert status.returncode == 0, status.stderr
+        live = get_nodes()
+        for text in (status.stdout, nodes_table(live.nodes, live.sick).plain):
+            assert re.search(r"node 2 is sick: 127\..*local-2\): .*No module named 'roost'\n", text), text
+            assert "local-1" in text, "the rest is shown as ever"
+        assert [node.to_dict()["name"] for node in (*live.nodes, *live.sick)] == ["local-0", "local-1", "local-2"]
+        assert "node 2 (" in get_hardware(2).note, "a plan for two nodes does not use it"
+        # A job that needs it is told so, and how to do without it.
+        local.add_node(LocalNode(accelerators=1))
+        with pytest.raises(CheckFailed, match=r"local-2\): probe failed there(.|\n)*`ray stop`") as caught:
+            Cluster(num_nodes=3, timeout=60)
+        assert len(caught.value.problems) == 1
+        os.kill(local.pids[2][0], signal.SIGSTOP)
+        with Cluster(num_nodes=2, timeout=60) as cluster:
+            assert cluster.num_nodes == 2, "nor does one that hangs"
+
+
+def test_a_sick_node_that_does_not_tell_its_rank_is_not_needed_if_all_others_are_there(tmp_path):
+    nodes = with_ranks("1", "0", "2")
+    nodes[0] = replace(nodes[0], env={**nodes[0].env, **without_roost(tmp_path)})
+    with local_cluster([nodes[1], nodes[2], nodes[0]]):
+        with pytest.raises(CheckFailed, match=r"local-2\): probe failed there"):
+            Cluster(num_nodes=2, timeout=60)
+        live = get_nodes()
+        assert [(node.rank, node.name) for node in live.nodes] == [(0, "local-0"), (2, "local-1")]
+        assert [(node.rank, node.name) for node in live.sick] == [(None, "local-2")]
+        with Cluster(num_nodes=1, timeout=60) as cluster:
+            assert cluster.nodes[0].name == "local-0"
+
+
+def test_only_the_nodes_that_are_needed_are_probed_and_only_one_of_those_that_are_alike():
+    def with_workers(local: LocalCluster) -> set[int]:
+        raylets = {rank: psutil.Process(pids[-1]) for rank, pids in local.pids.items()}
+        names = {rank: [child.name() for child in raylet.children(recursive=True)] for rank, raylet in raylets.items()}
+        return {rank for rank, found in names.items() if any(not name.startswith("sh") for name in found)}
+
+    different = [LocalNode(env={"WHICH": str(rank)}) for rank in range(3)]
+    with local_cluster([*different, LocalNode(), LocalNode(), LocalNode(accelerators=2)]) as local:
+        with Cluster(num_nodes=2):
+            assert with_workers(local) == {0, 1}
+        with Cluster(num_nodes=6) as cluster:
+            assert [node.num_accelerators for node in cluster.nodes] == [0, 0, 0, 0, 0, 2]
+            assert with_workers(local) == {0, 1, 2, 3}
 
 
 def with_ranks(*ranks: str | None) -> list[LocalNode]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roost import Topology
+import warm
+from roost import AcceleratorsTaken, Cluster, Topology, make_plan
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 
@@ -28,12 +32,12 @@ cluster:
 
 def roost(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "roost", *words],
+        ["roost", *words],
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
-        env=os.environ | (env or {}),
+        env=warm.environment() | (env or {}),
     )
 
 
@@ -74,7 +78,7 @@ def test_plan_live_uses_the_first_nodes_and_says_so(tmp_path):
     job.write_text(JOB.replace("num_nodes: 3", "num_nodes: 9"))
     done = roost("plan", str(job), "--live")
     assert done.returncode == 3
-    assert "num_nodes is 9, but the cluster has 4 nodes now: node 0 (" in done.stderr
+    assert "num_nodes is 9, but the cluster has 4 nodes now: 127." in done.stderr
     done = roost("plan", str(job), "--live", "--cluster", "2x8")
     assert done.returncode == 2
     assert "--cluster and --live both describe the hardware" in done.stderr
@@ -95,6 +99,43 @@ def test_status_shows_jobs_and_workers(roost_cluster, roost_local_cluster):
     assert answer["leftovers"] == []
 
 
+EVIL = "\x1b]0;title\x07\x1b[2J\u202e\njob fake  pid 1"
+NEIGHBOUR = f"""
+import os, sys
+if len(sys.argv) == 1:
+    arguments = [{EVIL!r}, "--wandb-key=sekret", "--password", "sekret"]
+    os.execv(sys.executable, [sys.executable, "-u", __file__, *arguments])
+import ray
+from ray.util.placement_group import placement_group
+from roost import Cluster
+with Cluster(num_nodes=1, quiet=True):
+    evil = ray.remote(num_gpus=0.5)(type({EVIL!r}, (), {{}})).options(name={EVIL!r}).remote()
+    ray.get(evil.__ray_ready__.remote())
+    ray.get(placement_group([{{"GPU": 0.5}}], name={EVIL!r}, strategy="STRICT_PACK").ready())
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_names_and_commands_of_other_users_upset_no_terminal_and_show_no_secret(driver, small_local_cluster, tmp_path):
+    neighbour = driver(NEIGHBOUR, small_local_cluster)
+    while neighbour.line() != "ready":
+        pass
+    job = tmp_path / "job.yaml"
+    job.write_text("cluster:\n  num_nodes: 1\n  component_placement:\n    actor: 0\n")
+    texts = {command: roost(*command.split()) for command in ("status", f"plan {job} --live")}
+    with Cluster(num_nodes=1, quiet=True) as cluster, pytest.raises(AcceleratorsTaken) as caught:
+        cluster.reserve(make_plan(job, cluster), timeout=0.5)
+    texts["reserve"] = caught.value
+    for command, done in texts.items():
+        text = str(done) if isinstance(done, Exception) else done.stdout + done.stderr
+        assert "title" in text, (command, text)
+        assert text.replace("\n", "").isprintable(), (command, text)
+        assert "\njob fake" not in text, command
+        assert "sekret" not in text, (command, text)
+    assert texts["status"].stdout.count("--wandb-key=*** --password ***") >= 2, "of the job, and of its Ray job"
+
+
 def test_an_address_can_be_given_and_a_wrong_one_is_an_error():
     with local_cluster("1x2") as other:
         done = roost("nodes", "--address", other.address)
@@ -105,6 +146,37 @@ def test_an_address_can_be_given_and_a_wrong_one_is_an_error():
     assert "nothing answers at 127.0.0.1:9" in done.stderr
     done = roost("nodes", "--address", "nowhere")
     assert done.returncode == 2
+
+
+@contextlib.contextmanager
+def silent_port() -> Iterator[tuple[str, socket.socket]]:
+    """A process that accepts connections and says nothing, as a head that hangs does."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
+        yield f"127.0.0.1:{listener.getsockname()[1]}", listener
+
+
+def test_a_ray_that_is_silent_is_an_error_at_the_deadline(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    with silent_port() as (address, _):
+        for words in (["nodes"], ["status"], ["plan", str(tmp_path / "job.yaml"), "--live"]):
+            done = roost(*words, "--timeout", "1", env={"RAY_ADDRESS": address})
+            assert done.returncode == 3, done.stdout
+            first = done.stderr.splitlines()[0]
+            assert first == f"the process at {address} accepts connections and does not answer in 1 s"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_command_that_waits_for_ray_at_once(number, code):
+    with silent_port() as (address, listener):
+        command = [sys.executable, "-m", "roost", "nodes", "--address", address, "--timeout", "600"]
+        waiting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        connection, _ = listener.accept()
+        with connection:
+            children = [child.pid for child in psutil.Process(waiting.pid).children(recursive=True)]
+            waiting.send_signal(number)
+            assert waiting.wait(30) == code
+            wait_until(lambda: all(is_gone(pid) for pid in children), "its child too")
 
 
 @pytest.fixture

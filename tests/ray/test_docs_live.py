@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import warm
 from docs.blocks import PAGES, ROOT, Block, blocks_of
 from roost.testing import LocalCluster, local_cluster
 
@@ -40,15 +40,8 @@ def environment() -> Iterator[dict[str, str]]:
     """What every block sees: this `roost` first on the path, no cluster, and a folder for the page's `roost up`."""
     # pytest's own folder is too long for the sockets below it.
     own = tempfile.mkdtemp(prefix="roost-docs-")
-    found = {name: value for name, value in os.environ.items() if name not in NOT_OURS}
-    found |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "TMPDIR": own,
-        "XDG_STATE_HOME": own,
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
-        "PYTHONIOENCODING": "utf-8",
-    }
+    found = {name: value for name, value in warm.environment().items() if name not in NOT_OURS}
+    found |= {"TMPDIR": own, "XDG_STATE_HOME": own, "COLUMNS": "80", "NO_COLOR": "1"}
     yield found
     # A block that failed may have left its local cluster up.
     if any(Path(own).iterdir()):
@@ -107,7 +100,7 @@ def run_block(block: Block, folder: Path, environment: dict[str, str], where: st
     if block.language == "python":
         script = folder / f"block{block.line}.py"
         script.write_text(block.text, encoding="utf-8")
-        command = [sys.executable, str(script)]
+        command = ["warm-python", str(script)]
     else:
         assert block.language == "sh", f"{where}: only shell and Python blocks run on a cluster"
         command = ["bash", "-eu", "-c", block.text]

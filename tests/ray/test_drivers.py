@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError, NameTaken, NodeManager
+from roost.runtime.runs.record import read_record
 from roost.runtime.status import get_status
 from roost.testing import LocalCluster, local_cluster
 from waiting import is_gone, wait_until
@@ -51,6 +52,21 @@ sys.stdin.readline()
 cluster.close()
 print("closed", flush=True)
 os._exit(5)
+"""
+STOPPED = """
+import os
+from roost import Cluster, NodePlacementStrategy
+from workers import Performer
+
+with Cluster(num_nodes=2, run_dir="out", quiet=True) as cluster:
+    with Performer.create_group().launch(cluster, NodePlacementStrategy([1, 1]), name="actor") as group:
+        cluster.on_stop(lambda: 1 / 0)
+        cluster.on_stop(lambda: print("saved by", group[1].rank_of().wait(60), flush=True), seconds=60)
+        try:
+            print("waiting", flush=True)
+            group[0].wait_for(os.getcwd(), "never").wait()
+        finally:
+            print("finally", flush=True)
 """
 WAIT = "print('waiting', flush=True)\ntime.sleep(600)"
 OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
@@ -120,7 +136,7 @@ def test_from_another_process_cluster_attaches_to_the_only_job(driver):
         ("raise ValueError('mine')", None, 1),
         ("sys.exit(7)", None, 7),
         (WAIT, signal.SIGINT, -signal.SIGINT),
-        (WAIT, signal.SIGTERM, -signal.SIGTERM),
+        (WAIT, signal.SIGTERM, 143),
         (WAIT, signal.SIGKILL, -signal.SIGKILL),
         (OWN_HANDLER, signal.SIGTERM, 9),
     ],
@@ -136,6 +152,28 @@ def test_however_a_driver_ends_what_it_started_is_gone_and_its_exit_code_is_its_
     assert found == code
     wait_until(lambda: is_gone(int(pid)), "its worker is gone")
     wait_until(lambda: get_status().jobs == (), "nor are its managers")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "outcome"),
+    [
+        (signal.SIGTERM, 143, "interrupted: SIGTERM"),
+        (signal.SIGINT, -signal.SIGINT, "interrupted"),
+    ],
+)
+def test_a_driver_that_is_told_to_stop_unwinds_and_saves_while_its_workers_live(
+    driver, tmp_path, number, code, outcome
+):
+    mine = driver(STOPPED)
+    assert mine.line() == "waiting"
+    wait_until((tmp_path / "waiting-0").exists, "a worker is at it")
+    mine.process.send_signal(number)
+    assert mine.line() == "finally"
+    assert mine.line() == "saved by [1]"
+    assert mine.process.wait(60) == code
+    assert "ZeroDivisionError" in mine.finish()[1], "a hook that fails holds up nothing"
+    assert str(read_record(tmp_path / "out").outcome) == outcome
+    wait_until(lambda: get_status().jobs == (), "nothing is left")
 
 
 def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, roost_local_cluster):
@@ -165,6 +203,7 @@ def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, 
         assert done.returncode == 0, done.stderr
         assert "left over from jobs that have ended (1)" in done.stdout
         assert f"pid {left[0].pid} on node " in done.stdout
+        assert "`roost clean` ends them" in done.stdout
     finally:
         for item in left:
             os.kill(item.pid, signal.SIGKILL)

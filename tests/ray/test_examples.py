@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(name: str) -> list[str]:
-    command = [sys.executable, "-u", f"examples/{name}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    command = ["warm-python", f"examples/{name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=warm.environment())
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import select
 import signal
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,12 +17,15 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util import list_named_actors
 
+from odd_errors import ODD, Odd, OddAsync
 from roost import (
+    CallResult,
     CallTimedOut,
     Cluster,
     ClusterError,
     ConfigError,
     LaunchTimedOut,
+    NodeManager,
     NodePlacementStrategy,
     OutcomeKind,
     PackedPlacementStrategy,
@@ -27,10 +33,11 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
+from roost.runtime.nodes.ray_state import is_known_dead
 from roost.runtime.process.actor import MethodKind, make_actor_class
 from roost.testing import local_cluster
 from waiting import is_gone, press_ctrl_c, wait_until
-from workers import Performer, Stubborn, TwoArguments, Waiter
+from workers import AsyncWaiter, Peer, Performer, Stubborn, TwoArguments, Waiter
 
 FOUR = PackedPlacementStrategy(2, 5)
 """Two workers on node 0 and two on node 1."""
@@ -43,6 +50,13 @@ def actor(shared_cluster: Cluster, keep) -> WorkerGroup:
     for rank in set(group.ranks) - set(group.alive):
         group.restart(rank)
     return group
+
+
+@pytest.fixture
+def peer(shared_cluster: Cluster, keep) -> WorkerGroup:
+    """A worker of another group."""
+    strategy = NodePlacementStrategy([3])
+    return keep("peer", lambda: Peer.create_group().launch(shared_cluster, strategy, name="peer"))
 
 
 def notes(error: BaseException) -> str:
@@ -140,6 +154,48 @@ def test_an_exception_that_cannot_be_pickled_is_described(actor):
     with pytest.raises(WorkerFailed, match=r"workers.TwoArguments: this and that") as caught:
         actor[0].fail_two_arguments().wait(60)
     assert not isinstance(caught.value, TwoArguments)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_exception_that_cannot_be_shown_or_sent_is_described(name, keep, shared_cluster):
+    group = keep("odd", lambda: Odd.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="odd"))
+    with pytest.raises(WorkerFailed, match=rf"^odd:0 on node 0 .* failed in 'fail': odd_errors\.{name}: ") as caught:
+        group.fail(name).wait(60)
+    (failure,) = caught.value.worker_failures
+    assert "in fail\n" in failure.traceback
+    with pytest.raises(WorkerFailed, match=name):
+        list(group.fail(name))
+    with pytest.raises(WorkerFailed, match=name):
+        list(group.stream("items", name))
+    with pytest.raises(WorkerFailed, match=name):
+        asyncio.run(_awaited(group.fail(name)))
+    (outcome,) = group.fail(name).outcomes(60)
+    assert (outcome.kind, type(outcome.error)) == (OutcomeKind.EXCEPTION, WorkerFailed)
+
+
+def test_an_exception_that_is_described_upsets_no_terminal(keep, shared_cluster):
+    group = keep("odd", lambda: Odd.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="odd"))
+    with pytest.raises(WorkerFailed, match=r"NoReduce: \\x1b\]0;title\\x07 and \\u202e\nmore") as caught:
+        group.fail_with("\x1b]0;title\x07 and \u202e\nmore").wait(60)
+    (failure,) = caught.value.worker_failures
+    for text in (str(caught.value), failure.what, failure.traceback):
+        assert text.replace("\n", "").isprintable()
+
+
+async def _awaited(result: CallResult) -> object:
+    return await result
+
+
+@pytest.mark.parametrize("name", ["EndsInText", "UnpicklesAtHome"])
+def test_a_launch_and_an_async_worker_describe_such_an_exception_too(name, keep, shared_cluster):
+    strategy = NodePlacementStrategy([0])
+    with pytest.raises(WorkerFailed, match=rf"while it was being constructed: odd_errors\.{name}: "):
+        Odd.create_group(name).launch(shared_cluster, strategy, name="odd-too")
+    group = keep("odd-async", lambda: OddAsync.create_group().launch(shared_cluster, strategy, name="odd-async"))
+    with pytest.raises(WorkerFailed, match=name):
+        group.fail(name).wait(60)
+    with pytest.raises(WorkerFailed, match=name):
+        list(group.stream("items", name))
 
 
 def test_a_result_that_cannot_be_pickled_is_reported(actor):
@@ -287,6 +343,25 @@ def test_a_dead_rank_is_restarted_in_its_place(actor):
     assert set(actor.listen().wait(60)) == {before[0]["master"][1]}
 
 
+def test_a_rank_that_hangs_is_ended_and_restarted_by_force(actor, shared_cluster):
+    before = actor.who().wait(60)
+    hung, healthy = actor.pid().wait(60)[1:3]
+    os.kill(hung, signal.SIGSTOP)
+    waiting = actor.count()
+    with pytest.raises(ConfigError, match=r"actor:1 is alive\n.*force=True"):
+        actor.restart(1)
+    actor.restart(1, force=True)
+    assert is_gone(hung), "before the new one used its accelerators"
+    assert actor.who().wait(60) == before
+    assert actor[1].count().wait(60) == [1], "its constructor was run again"
+    assert [outcome.kind for outcome in waiting.outcomes(60)] == ["value", "death", "value", "value"]
+    actor.restart(2, force=True)
+    assert actor[2].pid().wait(60) != [healthy], "one that is well can be restarted too"
+    assert is_gone(healthy)
+    reasons = {restart.worker: restart.reason for restart in shared_cluster.recorder.record.restarts}
+    assert reasons["actor:1"] == reasons["actor:2"] == "restart(force=True) ended it"
+
+
 def test_a_group_closes_immediately_while_a_restart_hangs(shared_cluster, tmp_path):
     (tmp_path / "go").touch()
     strategy = PackedPlacementStrategy(0, 0)
@@ -308,6 +383,45 @@ def test_an_attached_group_sees_a_restart(actor):
         attached.restart(1)
     actor.restart(1)
     assert attached.rank_of().wait(60) == [0, 1, 2, 3]
+
+
+def test_another_process_calls_a_restarted_worker_without_an_error(actor, peer):
+    peer.meet(actor).wait(60)
+    assert peer.ask("rank_of").wait(60) == [[0, 1, 2, 3]]
+    os.kill(actor[1].pid().wait(60)[0], signal.SIGKILL)
+    wait_until(lambda: actor.alive == [0, 2, 3], "it is known to be dead")
+    actor.restart(1)
+    assert peer.ask("rank_of").wait(60) == [[0, 1, 2, 3]], "it finds the new process"
+
+
+@pytest.mark.parametrize(("cls", "concurrency"), [(Waiter, None), (Waiter, 2), (AsyncWaiter, None)])
+def test_calls_of_every_process_wait_for_a_restart(shared_cluster, peer, tmp_path, cls, concurrency):
+    """Whether they come before the process is up, or while the constructor runs."""
+    (tmp_path / "go").touch()
+    options = {"name": "waiter", "restarts": 2, "max_concurrency": concurrency, "timeout": 60}
+    with cls.create_group(str(tmp_path)).launch(shared_cluster, PackedPlacementStrategy(0, 0), **options) as group:
+        peer.meet(group).wait(60)
+        pids = group.pid().wait(60)
+        assert peer.ask("pid").wait(60) == [pids]
+        (tmp_path / "go").unlink()
+        (handle,) = group.actor_handles
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: is_known_dead(handle), "Ray knows it")
+        early = [peer.ask("pid"), group.pid(), peer.ask("pid")]
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "the second constructor runs")
+        late = [group.pid(), group.pid()]
+        (tmp_path / "go").touch()
+        (new,) = group.pid().wait(60)
+        assert new != pids[0]
+        assert [result.wait(60) for result in early] == [[[new]], [new], [[new]]]
+        assert [result.wait(60) for result in late] == [[new], [new]]
+        # If it cannot be constructed any more, nobody waits for it.
+        (tmp_path / "broken").touch()
+        os.kill(new, signal.SIGKILL)
+        wait_until(lambda: shared_cluster.recorder.record.restarts[-1].error, "the last restart failed")
+        for ask in (lambda: peer.ask("pid"), group.pid):
+            with pytest.raises(WorkerDied, match="waiter:0"):
+                ask().wait(60)
 
 
 def test_a_call_that_comes_before_the_constructor_ran_says_so(shared_cluster):
@@ -393,6 +507,61 @@ def test_ctrl_c_in_a_wait_is_the_callers_and_the_group_goes_on(driver, tmp_path)
     assert process.line() == "[0, 1] [0, 1]"
     assert process.line() == "closed"
     assert process.process.wait(60) == 0
+
+
+def test_a_fork_is_refused_at_once_and_ends_nothing(actor, shared_cluster):
+    result, stream, lease = actor.rank_of(), actor.stream("items", 3), shared_cluster.lease_ports(0)
+    uses = [
+        lambda: actor.alive,
+        actor.rank_of,
+        actor.close,
+        lambda: actor.restart(0),
+        result.wait,
+        lambda: next(stream),
+        lambda: shared_cluster.lease_ports(0),
+        lambda: shared_cluster.release_ports(lease),
+        lambda: Cluster(num_nodes=4),
+        lambda: WorkerGroup.attach("actor"),
+        NodeManager.get_proxy,
+        shared_cluster.node_manager.get_nodes,
+    ]
+
+    def in_the_fork() -> str:
+        for number, use in enumerate(uses):
+            try:
+                use()
+            except ClusterError as error:
+                if "is a fork of one that is connected to Ray" in str(error):
+                    continue
+            return f"use {number} was not refused"
+        with actor, shared_cluster:
+            stream.close()
+        return "refused"
+
+    assert _run_in_a_fork(in_the_fork) == "refused"
+    assert result.wait(60) == actor.rank_of().wait(60) == [0, 1, 2, 3]
+    assert len(list(stream)) == 12
+    shared_cluster.release_ports(lease)
+
+
+def _run_in_a_fork(function: Callable[[], str]) -> str:
+    """What a function returns in a fork of this process, which is killed if it hangs."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writer, function().encode())
+        except BaseException as error:
+            os.write(writer, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:
+        ready, _, _ = select.select([answer], [], [], 60)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return answer.read().decode() if ready else "it hangs"
 
 
 def test_what_a_driver_launched_ends_with_it(driver, shared_cluster):

@@ -34,7 +34,7 @@ from roost import (
     make_plan,
 )
 from waiting import is_gone, wait_until
-from workers import Blind, Meddler, Performer, Talker
+from workers import Blind, Meddler, Peer, Performer, Talker
 
 pytestmark = pytest.mark.usefixtures("shared_cluster")
 
@@ -97,7 +97,7 @@ def test_values_of_variables_do_not_appear_in_rays_records(shared_cluster):
 
         assert secret not in str(actors(actor._actor_id.hex()))
         pid = group.pid().wait(60)[0]
-        command = subprocess.run(["ps", "-o", "args=", str(pid)], capture_output=True, text=True, timeout=60).stdout  # noqa: S607
+        command = subprocess.run(["ps", "-o", "args=", str(pid)], capture_output=True, text=True, timeout=60).stdout
         assert secret not in command
 
 
@@ -225,14 +225,54 @@ def test_a_stream_that_is_left_early_leaves_the_workers_free_and_is_one_item_ahe
     assert actor.rank_of().wait(60) == [0, 1, 2, 3, 4]
 
 
-def test_asynchronous_methods_run_at_the_same_time_and_results_can_be_awaited(shared_cluster):
+def test_processes_with_the_same_pid_do_not_mix_their_streams(shared_cluster, actor):
+    with Peer.create_group().launch(shared_cluster, NodePlacementStrategy([3, 3]), name="peers") as peers:
+        peers.meet(actor[0]).wait(60)
+        found = peers.map("take_as_pid_2", [("numbers", 0, 40), ("numbers", 1000, 40)]).wait(60)
+    assert found == [list(range(40)), list(range(1000, 1040))]
+
+
+def test_a_generator_ends_when_the_process_that_takes_its_items_is_killed(shared_cluster, actor, tmp_path):
+    (tmp_path / "talker").mkdir()
+    with (
+        Talker.create_group().launch(shared_cluster, NodePlacementStrategy([1]), name="talking") as talker,
+        Peer.create_group().launch(shared_cluster, NodePlacementStrategy([3, 3]), name="peers") as peers,
+    ):
+        peers[0].meet(actor[0]).wait(60)
+        peers[1].meet(talker).wait(60)
+        folders = [str(tmp_path), str(tmp_path / "talker")]
+        ends = peers.map("die_in_a_stream", [("endless", folder) for folder in folders])
+        assert {outcome.kind for outcome in ends.outcomes(60)} == {OutcomeKind.DEATH}
+        for folder in folders:
+            wait_until(Path(folder, "closed-0").exists, "the generator is closed")
+
+
+def test_a_stream_and_a_result_can_be_taken_with_a_limit(actor, tmp_path):
+    stream = actor[3].stream("two_items", str(tmp_path))
+    assert next(stream) == (3, "at once")
+    limited = stream.within(0.3)
+    with pytest.raises(CallTimedOut, match=r"'two_items' of 'actor' .* in 0.3 s from 1 rank of 1: 3 \(node"):
+        next(limited)
+    result = actor.late(str(tmp_path), 3)
+    answered = []
+    with pytest.raises(CallTimedOut, match="1 rank of 5: 3"):
+        answered.extend(rank for rank, _ in result.within(2))
+    assert sorted(answered) == [0, 1, 2, 4]
+    with pytest.raises(ConfigError, match="timeout is 'soon'"):
+        stream.within("soon")
+    (tmp_path / "go").touch()
+    assert list(limited) == [(3, "late")], "the stream goes on"
+    assert sorted(result.within(60)) == [(rank, rank) for rank in range(5)]
+
+
+def test_asynchronous_methods_run_at_the_same_time_and_results_can_be_awaited(shared_cluster, tmp_path):
     with Talker.create_group().launch(shared_cluster, PackedPlacementStrategy(0, 1), name="talker") as talker:
         first = talker.meet(first=True)
         assert talker.meet(first=False).wait(60) == ["came", "came"]
         assert first.wait(60) == ["met", "met"]
         assert sorted(talker.stream("items", 2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert talker.items(2).wait(60) == [[0, 1], [0, 1]]
-        endless = talker.stream("endless")
+        endless = talker.stream("endless", str(tmp_path))
         assert sorted(number for _, number in (next(endless) for _ in range(4))) != []
         endless.close()
         with pytest.raises(WorkerFailed, match="CancelledError: from inside"):

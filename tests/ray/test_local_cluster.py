@@ -148,6 +148,18 @@ def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_that_ends_with_
     wait_until(lambda: is_gone(server), "it ends after its last worker")
 
 
+def test_ray_does_not_remark_on_the_number_of_processes_of_a_node(driver):
+    code = (
+        "from roost import Cluster, NodePlacementStrategy\n"
+        "from workers import Performer\n"
+        "with Cluster(num_nodes=1, quiet=True, record=False) as cluster:\n"
+        "    group = Performer.create_group().launch(cluster, NodePlacementStrategy([0] * 8), name='many')\n"
+        "    print(len(group.pid().wait(60)))\n"
+    )
+    out, errors = driver(code).finish()
+    assert out.splitlines() == ["8"], errors
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [("0x8", "has no node"), ("2by8", "not nodes x accelerators"), ("251x1", "1 to 250"), ([], "1 to 250")],

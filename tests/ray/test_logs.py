@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
+from roost.runtime.runs.index import read_run
 from roost.testing import LocalNode, local_cluster
-from waiting import wait_until
+from waiting import is_gone, wait_until
 from workers import Performer
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -178,3 +184,39 @@ def test_a_launch_is_shown_in_plain_lines_where_there_is_no_terminal(shared_clus
     with Performer.create_group().launch(shared_cluster, PackedPlacementStrategy(3, 4), name="shown"):
         pass
     assert "shown: 2 workers ready on 2 nodes in" in stream.getvalue()
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system with little room, if this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", "size=256k", "roost", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run([shutil.which("umount") or "umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.usefixtures("small_local_cluster")
+def test_a_full_disk_fails_no_call_and_makes_no_death_final(small_disk, caplog):
+    with Cluster(num_nodes=1, run_dir=small_disk / "run", quiet=True) as cluster:
+        strategy = NodePlacementStrategy([0])
+        with Performer.create_group().launch(cluster, strategy, name="actor", restarts=1) as group:
+            filler = small_disk / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(b"x" * 4096):
+                    pass
+            assert group.say("nobody reads this" * 1000).wait(60) == [None]
+            pid = group.pid().wait(60)[0]
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: is_gone(pid), "it is gone")
+            wait_until(lambda: group.pid().outcomes(60)[0].is_ok, "it is there again, its log is full nevertheless")
+            wait_until(lambda: "record is not complete" in caplog.text, "the restart cannot be recorded")
+            filler.unlink()
+            group.say("there is room again").wait(60)
+            text = log_of(cluster, 0).read_text()
+        assert "of output are missing here: No space left on device ---\nthere is room again\n" in text
+    record = read_run(small_disk / "run")
+    assert [item.worker for item in record.restarts] == ["actor:0"]
+    assert record.outcome.status == "finished"

@@ -19,6 +19,7 @@ from roost import (
     ManagerDied,
     NameTaken,
     NodeManager,
+    NodePlacementStrategy,
     PortLease,
     PortsExhausted,
     WorkerManager,
@@ -26,6 +27,7 @@ from roost import (
     WorkerState,
 )
 from waiting import wait_until
+from workers import Performer
 
 
 def records(count: int, prefix: str = "actor") -> list[WorkerRecord]:
@@ -75,6 +77,29 @@ def test_a_communication_group_is_the_same_for_all_its_members(shared_cluster):
     assert NodeManager.get_proxy().count_leased_ports() == leased - 1
     with pytest.raises(ClusterError, match="no communication group 'eval'"):
         manager.get_group("eval")
+
+
+def test_a_communication_group_ends_with_the_member_that_listens(shared_cluster):
+    manager, nodes = CollectiveManager.get_proxy(), NodeManager.get_proxy()
+    members = ["meeting:0", "meeting:1"]
+    before = nodes.count_leased_ports()
+    found = []
+    for node in (0, 1):
+        strategy = NodePlacementStrategy([node, node])
+        with Performer.create_group().launch(shared_cluster, strategy, name="meeting") as group:
+            found.append(manager.create_group("tp", members, node))
+            assert manager.create_group("tp", members, node) == found[-1]
+            with pytest.raises(NameTaken, match=f"'tp' exists already, on node {node}, not on node 2"):
+                manager.create_group("tp", members, 2)
+            if node:
+                os.kill(group[0].pid().wait(60)[0], 9)
+                wait_until(lambda: "tp" not in {item.name for item in manager.get_groups()}, "it has ended")
+                group.restart(0)
+                found.append(manager.create_group("tp", members, 2))
+    assert [item.address for item in found] == [shared_cluster.get_node_ip(node) for node in range(3)]
+    with pytest.raises(ClusterError, match="no communication group 'tp'"):
+        manager.get_group("tp")
+    wait_until(lambda: nodes.count_leased_ports() == before, "no port stays leased")
 
 
 def test_a_thousand_leases_from_sixteen_callers_have_no_port_twice(shared_cluster):

@@ -12,6 +12,7 @@ import pytest
 from ray.util import list_named_actors
 
 from roost import Cluster
+from roost.runtime.runs.record import read_record
 from roost.testing import LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,17 @@ def main(cfg):
     worker.run().wait()
 
 main()
+"""
+STOPPED = """
+
+def wait(job):
+    import threading
+    job.cluster.on_stop(lambda: print("saved", len(job.groups["actor"].train([1.0]).wait(60)), "weights", flush=True))
+    try:
+        print("waiting", flush=True)
+        threading.Event().wait(600)
+    finally:
+        print("finally", flush=True)
 """
 CONF = """
 cluster:
@@ -117,6 +129,20 @@ def test_an_exception_in_the_entry_point_is_the_users_and_leaves_nothing(shared_
     assert str(module) in first, "the way through the command line is left out"
     assert isinstance(shared_cluster, Cluster)
     assert not [entry for entry in list_named_actors(all_namespaces=True) if entry["name"].startswith("actor:")]
+
+
+def test_a_job_that_gets_sigterm_saves_and_is_recorded_as_interrupted(roost_local_cluster, job):
+    module = job / "two_components.py"
+    module.write_text(module.read_text() + STOPPED)
+    edit(job, "entry: two_components.main", "entry: two_components.wait")
+    command = [sys.executable, "-m", "roost", "run", "job.yaml", "-q", "--run-dir", "out"]
+    environment = os.environ | roost_local_cluster.environment
+    with subprocess.Popen(command, cwd=job, stdout=subprocess.PIPE, text=True, env=environment) as running:
+        assert running.stdout.readline() == "waiting\n"
+        running.terminate()
+        assert running.stdout.read() == "finally\nsaved 4 weights\n"
+        assert running.wait(60) == 143
+    assert str(read_record(job / "out").outcome) == "interrupted: SIGTERM"
 
 
 def test_the_script_of_the_documents_with_hydra(roost_local_cluster, tmp_path):

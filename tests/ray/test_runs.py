@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import warm
 from roost import Cluster, PackedPlacementStrategy, Plan, WorkerDied
 from roost.runtime.runs.index import read_run
 from roost.runtime.runs.record import Status, read_record
@@ -46,9 +45,8 @@ def own() -> Iterator[dict[str, str]]:
 
 
 def roost(local: LocalCluster, own: dict[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | local.environment | own | {"NO_COLOR": "1", "COLUMNS": "100"}
-    command = [sys.executable, "-m", "roost", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
+    environment = warm.environment() | local.environment | own | {"NO_COLOR": "1", "COLUMNS": "100"}
+    return subprocess.run(["roost", *words], cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> list[str]:

@@ -137,7 +137,7 @@ def test_the_script_for_bash_works_in_bash(place):
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["bash", "-eu", "-c", script],  # noqa: S607 - the user's shell
+        ["bash", "-eu", "-c", script],
         cwd=place,
         env={**os.environ, "PATH": path, "TMPDIR": str(place)},
         capture_output=True,

@@ -512,7 +512,7 @@ def test_processes_of_jobs_that_have_ended_are_leftovers():
 
 
 def test_no_cluster_is_a_note_unless_one_was_named():
-    none = "there is no Ray cluster to attach to"
+    none = "there is no Ray cluster to join"
     assert cannot_join(none, "", is_named=False).level == Level.NOTE
     assert cannot_join(none, "", is_named=True).level == Level.PROBLEM
     assert cannot_join("Ray at a:1 could not be joined:\n  Version mismatch", "", is_named=False) == problem(

@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "roost"
 
 # Who may import whom; a package may always import itself.
-PURE = {"config", "errors", "text"}
+PURE = {"config", "errors", "redact", "text"}
 LAYERS = {
     "text": set(),
     "errors": {"text"},
+    "redact": set(),
     "config": {"errors", "text"},
     "placement": PURE,
     "render": {"placement", *PURE},
@@ -47,7 +48,7 @@ OUTSIDE = {
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
     "connect", "runs", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "job", "status",
+    "options", "cluster", "groups", "job", "status", "leftovers",
 ]  # fmt: skip
 
 
@@ -247,7 +248,7 @@ except SystemExit as end:
 
 
 def test_nothing_in_the_repository_names_this_machine():
-    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, timeout=60)  # noqa: S607
+    tracked = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT, timeout=60)
     if tracked.returncode:
         pytest.skip("not a git checkout")
     for name in tracked.stdout.split("\n"):

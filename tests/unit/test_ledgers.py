@@ -57,13 +57,25 @@ def test_a_worker_may_be_ready_before_it_is_registered():
 
 def test_a_communication_group_is_created_once():
     ledger = CollectiveLedger()
-    group = CollectiveGroup(name="g", members=("a", "b"), address="x", port=1)
-    assert ledger.find("g", ["a", "b"]) is None
-    assert ledger.add(group) is group
-    assert ledger.find("g", ["a", "b"]) is group
-    assert ledger.add(CollectiveGroup(name="g", members=("a", "b"), address="y", port=2)) is group
+    group = CollectiveGroup(name="g", members=("a", "b"), node_rank=0, address="x", port=1)
+    assert ledger.find("g", ["a", "b"], 0) is None
+    ledger.groups["g"] = group
+    assert ledger.find("g", ["a", "b"], 0) is group
     with pytest.raises(NameTaken, match="a and b, not b and a"):
-        ledger.find("g", ["b", "a"])
+        ledger.find("g", ["b", "a"], 0)
+    with pytest.raises(NameTaken, match=r"on node 0, not on node 1\n.*ends when a, which listens, is closed"):
+        ledger.find("g", ["a", "b"], 1)
+
+
+def test_a_communication_group_is_over_when_its_first_member_is_gone_or_another_one():
+    ledger = CollectiveLedger()
+    assert not ledger.is_over("g", None), "it was never seen"
+    assert not ledger.is_over("g", "first")
+    assert not ledger.is_over("g", "first")
+    assert ledger.is_over("g", None)
+    assert ledger.is_over("g", "second")
+    ledger.remove("g")
+    assert not ledger.is_over("g", "second")
 
 
 @pytest.mark.parametrize(

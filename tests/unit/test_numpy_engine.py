@@ -26,6 +26,8 @@ from waiting import wait_until
 
 OBSERVATIONS = [[1.0, 0.0, -1.0, 0.5], [0.0, 2.0, 0.0, 0.0]]
 LONG = 60.0
+SECRET = "the job's own"  # noqa: S105 - of the tests
+OURS = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
 
 def spec(**changes):
@@ -42,14 +44,15 @@ def spec(**changes):
         "nccl_port": 0,
         "dist_init_addr": "",
         "dp_attention_ports": (),
+        "secret": SECRET,
     }
     return EngineSpec(**{**values, **changes})
 
 
-def ask(where, method, path, body=None):
+def ask(where, method, path, body=None, headers=OURS):
     connection = http.client.HTTPConnection(where.address, where.port, timeout=LONG)
     try:
-        connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
+        connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:
@@ -309,6 +312,33 @@ def test_weights_can_be_updated_over_http(start):
     assert (answer["actions"], answer["version"]) == ([0, 0], 9)
 
 
+WEIGHTS = {"weights": {"w": np.zeros((4, 2)).tolist(), "b": [50.0, 0.0]}, "version": 77}
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (401, {"Content-Type": "application/json"}),
+        (401, OURS | {"Authorization": "Bearer guess"}),
+        (403, OURS | {"Origin": "http://evil.example"}),
+        (403, OURS | {"Host": "evil.example"}),
+        (415, OURS | {"Content-Type": "text/plain"}),
+    ],
+)
+def test_a_stranger_can_neither_replace_the_weights_nor_use_them(start, status, headers):
+    engine = start()
+    assert ask(engine.spec, "POST", "/update_weights", WEIGHTS, headers)[0] == status
+    assert engine.version == 0
+    if status != 415:
+        for method, path in (("POST", "/generate"), ("GET", "/health"), ("GET", "/version")):
+            assert ask(engine.spec, method, path, {"observations": OBSERVATIONS}, headers)[0] == status
+
+
+def test_the_secret_of_an_engine_does_not_show():
+    assert SECRET not in repr(spec())
+    assert SECRET not in str(spec())
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -420,7 +450,7 @@ def test_stopping_ends_connections_that_are_kept_open_and_all_threads(start):
     engine = start(engine_rank=77)
     connections = [http.client.HTTPConnection("127.0.0.1", engine.spec.port, timeout=LONG) for _ in range(3)]
     for connection in connections:
-        connection.request("GET", "/health")
+        connection.request("GET", "/health", headers=OURS)
         connection.getresponse().read()
 
     def threads():

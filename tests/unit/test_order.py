@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roost import ConfigError
 from roost.runtime.nodes.info import RayNode
-from roost.runtime.nodes.order import address_key, order_nodes
+from roost.runtime.nodes.order import address_key, rank_nodes
 
 HEAD = {"node:__internal_head__": 1.0}
 
@@ -27,8 +27,8 @@ def found(address: str, **more: object) -> RayNode:
 
 def test_the_head_is_first_and_the_others_follow_by_number():
     others = [found(address) for address in ("10.0.0.10", "10.0.0.2", "fe80::2", "9.9.9.9")]
-    ordered = order_nodes([*others, found("10.0.0.200", resources=HEAD)], {}, no_names)
-    assert [node.address for node in ordered] == ["10.0.0.200", "9.9.9.9", "10.0.0.2", "10.0.0.10", "fe80::2"]
+    ordered = rank_nodes([*others, found("10.0.0.200", resources=HEAD)], {}, no_names)
+    assert [node.address for node in ordered.values()] == ["10.0.0.200", "9.9.9.9", "10.0.0.2", "10.0.0.10", "fe80::2"]
 
 
 def test_names_sort_by_what_they_resolve_to_or_else_by_their_characters():
@@ -40,7 +40,7 @@ def test_names_sort_by_what_they_resolve_to_or_else_by_their_characters():
             raise OSError(name)
         return known[name]
 
-    assert [node.address for node in order_nodes(nodes, {}, resolve)] == ["b", "10.0.0.5", "a", "alpha", "zeta"]
+    assert [node.address for node in rank_nodes(nodes, {}, resolve).values()] == ["b", "10.0.0.5", "a", "alpha", "zeta"]
 
 
 def test_ipv6_is_read_as_a_number_whatever_its_spelling():
@@ -57,7 +57,7 @@ def test_nodes_with_the_same_address_are_sorted_by_name_port_and_id():
         found(same, ray_id="a", name="a", port=2),
         found(same, ray_id="z", name="a", port=1),
     ]
-    assert [node.ray_id for node in order_nodes(nodes, {})] == ["z", "a", "b", "c"]
+    assert [node.ray_id for node in rank_nodes(nodes, {}).values()] == ["z", "a", "b", "c"]
 
 
 @given(
@@ -71,24 +71,33 @@ def test_the_order_does_not_depend_on_the_order_in_which_nodes_are_listed(data, 
     ]
     shuffled = list(nodes)
     rng.shuffle(shuffled)
-    ordered = order_nodes(nodes, {}, no_names)
-    assert ordered == order_nodes(shuffled, {}, no_names)
-    assert sorted(node.ray_id for node in ordered) == sorted(node.ray_id for node in nodes)
+    ordered = rank_nodes(nodes, {}, no_names)
+    assert ordered == rank_nodes(shuffled, {}, no_names)
+    assert sorted(node.ray_id for node in ordered.values()) == sorted(node.ray_id for node in nodes)
 
 
 def test_the_users_ranks_decide_where_all_have_one():
     nodes = [found("a", resources=HEAD), found("b"), found("c")]
-    ordered = order_nodes(nodes, {"a": "2", "b": " 0 ", "c": "01"})
-    assert [node.address for node in ordered] == ["b", "c", "a"]
+    ordered = rank_nodes(nodes, {"a": "2", "b": " 0 ", "c": "01"})
+    assert [node.address for node in ordered.values()] == ["b", "c", "a"]
 
 
 def test_all_mistakes_in_the_users_ranks_are_reported_together():
     nodes = [found(f"10.0.0.{number}") for number in range(1, 6)]
     wanted = {"10.0.0.1": "0", "10.0.0.2": "0", "10.0.0.3": "-1", "10.0.0.4": "7"}
     with pytest.raises(ConfigError) as caught:
-        order_nodes(nodes, wanted)
+        rank_nodes(nodes, wanted)
     text = str(caught.value)
     assert "set on 4 nodes of 5, and not on 10.0.0.5" in text
     assert "0 on both 10.0.0.1 and 10.0.0.2" in text
     assert "'-1' on 10.0.0.3" in text
     assert "7 on 10.0.0.4, but there are 5 nodes" in text
+
+
+def test_a_node_that_does_not_tell_its_rank_is_left_out_where_others_have_one():
+    nodes = [found("10.0.0.1", resources=HEAD), found("10.0.0.2"), found("10.0.0.3")]
+    ranked = rank_nodes(nodes, {"10.0.0.1": "2", "10.0.0.3": "0"}, unknown={"10.0.0.2"})
+    assert {rank: node.address for rank, node in ranked.items()} == {0: "10.0.0.3", 2: "10.0.0.1"}
+    assert len(rank_nodes(nodes, {}, unknown={"10.0.0.2"})) == 3, "without, the order is known anyway"
+    with pytest.raises(ConfigError, match=r"set on 1 node of 3, and not on 10\.0\.0\.3"):
+        rank_nodes(nodes, {"10.0.0.1": "0"}, unknown={"10.0.0.2"})

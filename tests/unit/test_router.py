@@ -12,20 +12,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import psutil
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
-from roost.rl.router import EnginePool, EngineState, Router, check_engine_url
-from roost.rl.web import MOST_BODY_BYTES
+from roost.rl.router import EnginePool, EngineState, Router, RouterOptions, check_engine_url
+from roost.rl.web import ServerLimits
 from roost.testing import NumpyEngine
 from sockets import free_port
 from waiting import wait_until
 
 LONG = 60.0
 REQUEST = {"observations": [[1.0, 0.0, -1.0, 0.5]], "seed": 1}
+SECRET = "the job's own"  # noqa: S105 - of the tests
+OURS = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
 
 def connect(url):
@@ -33,23 +36,32 @@ def connect(url):
     return http.client.HTTPConnection(host.strip("[]"), int(port), timeout=LONG)
 
 
-def exchange(connection, method, path, body=None):
-    connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
+def exchange(connection, method, path, body=None, headers=OURS):
+    connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body), headers)
     response = connection.getresponse()
     return response, response.read()
 
 
-def ask(url, method, path, body=None):
+def ask(url, method, path, body=None, headers=OURS):
     with contextlib.closing(connect(url)) as connection:
-        response, read = exchange(connection, method, path, body)
+        response, read = exchange(connection, method, path, body, headers)
         return response.status, json.loads(read)
 
 
-def generate(router, body=REQUEST):
+def generate(router, body=REQUEST, seconds=LONG):
     """The status, the answer, and the engine that gave it."""
     with contextlib.closing(connect(router.url)) as connection:
-        response, read = exchange(connection, "POST", "/generate", body)
+        headers = OURS | {"X-Roost-Timeout": str(seconds)}
+        response, read = exchange(connection, "POST", "/generate", body, headers)
         return response.status, json.loads(read), response.getheader("X-Roost-Engine")
+
+
+def begin(url, rest=b""):
+    """Send a request to generate as far as its secret, then the rest as it is, and return the open connection."""
+    line = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=LONG)
+    head = f"POST /generate HTTP/1.1\r\nHost: {url.removeprefix('http://')}\r\nAuthorization: Bearer {SECRET}\r\n"
+    line.sendall(head.encode() + rest)
+    return line
 
 
 def state(router, url):
@@ -138,6 +150,7 @@ def engine():
                 nccl_port=0,
                 dist_init_addr="",
                 dp_attention_ports=(),
+                secret=SECRET,
             )
             with contextlib.suppress(OSError):
                 engine.start(spec)
@@ -157,7 +170,7 @@ def router():
     routers = []
 
     def started(*engines, is_waiting=True, **options):
-        router = Router("127.0.0.1", 0, **{"check_seconds": 0.02, "wait_seconds": 0.1, **options})
+        router = Router("127.0.0.1", 0, RouterOptions(**{"check_seconds": 0.02, **options}), secret=SECRET)
         routers.append(router)
         router.start()
         for engine in engines:
@@ -189,8 +202,8 @@ def healthy_pool(*urls):
     return pool
 
 
-def urls_of(pool):
-    return [state.url for state in pool.states()]
+def urls_of(known):
+    return [state.url for state in known.states()]
 
 
 def test_a_new_engine_gets_nothing_before_it_is_healthy():
@@ -457,7 +470,7 @@ def test_a_body_goes_through_unchanged_both_ways_with_its_content_type(engine, r
 
     behind = router(engine(OddEngine(odd)))
     with contextlib.closing(connect(behind.url)) as connection:
-        connection.request("POST", "/generate", b"\x00\xff", {"Content-Type": "text/x-mine"})
+        connection.request("POST", "/generate", b"\x00\xff", OURS | {"Content-Type": "text/x-mine"})
         response = connection.getresponse()
         assert (response.status, response.read()) == (201, bytes(range(256)))
         assert response.getheader("Content-Type") == "application/x-odd; a=b"
@@ -529,7 +542,7 @@ def test_an_engine_that_cannot_be_reached_is_known_immediately_and_named(engine,
     gone = engine()
     behind = router(gone, check_seconds=LONG)
     gone.stop()
-    status, answer, by = generate(behind)
+    status, answer, by = generate(behind, seconds=0.5)
     assert (status, by) == (503, None)
     assert answer["error"] == "none of 1 engine could serve the request"
     assert [one["url"] for one in answer["engines"]] == [gone.url]
@@ -592,8 +605,8 @@ def test_an_engine_that_refuses_before_it_has_read_all_is_understood(engine, rou
 
 def test_an_engine_that_takes_too_long_is_named_and_no_other_is_asked(engine, router):
     slow, other = engine(Held()), engine()
-    behind = router(slow, other, request_timeout=0.2)
-    status, answer, by = generate(behind)
+    behind = router(slow, other)
+    status, answer, by = generate(behind, seconds=0.2)
     assert (status, by) == (504, slow.url)
     assert answer == {"error": f"engine {slow.url} had not answered after 0.2 s", "engine": slow.url}
     assert state(behind, slow.url).failed == 1
@@ -608,16 +621,76 @@ def test_an_engine_that_answers_drop_by_drop_takes_too_long_as_well(engine, rout
         while not over.wait(0.02):
             handler.wfile.write(b" ")
 
-    behind = router(engine(OddEngine(trickle)), request_timeout=0.2)
-    status, answer, _ = generate(behind)
+    behind = router(engine(OddEngine(trickle)))
+    status, answer, _ = generate(behind, seconds=0.2)
     over.set()
     assert status == 504
     assert "had not answered after 0.2 s" in answer["error"]
 
 
+def hanging(at_health, at_generate):
+    """An engine whose server takes connections and answers only once the events are set, as a stopped process does."""
+
+    def answer(handler):
+        at_generate.wait(LONG)
+        OddEngine.say(handler, 200, b"{}")
+
+    def health(handler):
+        at_health.wait(LONG)
+        OddEngine.well(handler)
+
+    return OddEngine(answer, health)
+
+
+@pytest.fixture
+def gates():
+    """Two events, which are set after the test so that no engine waits for ever."""
+    events = threading.Event(), threading.Event()
+    yield events
+    for event in events:
+        event.set()
+
+
+def test_a_request_at_an_engine_that_hangs_is_served_by_another_one(engine, router, aside, gates):
+    gates[0].set()
+    hung = engine(hanging(*gates))
+    behind = router(hung, check_timeout=0.1, hang_seconds=0.1)
+    asked = aside.submit(generate, behind)
+    wait_until(lambda: state(behind, hung.url).busy == 1, "it has the request")
+    gates[0].clear()
+    wait_until(lambda: not is_healthy(behind, hung.url), "it hangs")
+    assert not asked.done(), "there is no other engine: this one may yet answer"
+    behind.join((other := engine()).url)
+    assert asked.result(LONG)[2] == other.url
+    assert "had not answered" in state(behind, hung.url).why
+
+
+def test_a_request_stays_at_an_engine_that_hangs_if_there_is_no_other(engine, router, aside, gates):
+    gates[0].set()
+    hung = engine(hanging(*gates))
+    behind = router(hung, check_timeout=0.1, hang_seconds=0.01)
+    asked = aside.submit(generate, behind)
+    wait_until(lambda: state(behind, hung.url).busy == 1, "it has the request")
+    gates[0].clear()
+    wait_until(lambda: not is_healthy(behind, hung.url), "it hangs")
+    gates[1].set()
+    assert asked.result(LONG)[2] == hung.url
+
+
+def test_a_request_with_little_time_reaches_another_engine_before_its_deadline(engine, router, aside, gates):
+    gates[0].set()
+    hung = engine(hanging(*gates))
+    behind = router(hung, check_timeout=0.1, hang_seconds=LONG)
+    asked = aside.submit(generate, behind, seconds=5)
+    wait_until(lambda: state(behind, hung.url).busy == 1, "it has the request")
+    gates[0].clear()
+    behind.join((other := engine()).url)
+    assert asked.result(LONG)[::2] == (200, other.url)
+
+
 def test_engines_may_die_under_load_and_every_request_is_answered(engine, router, aside):
     engines = [engine() for _ in range(3)]
-    behind = router(*engines, wait_seconds=LONG)
+    behind = router(*engines)
     urls = [one.url for one in engines]
     died = threading.Event()
 
@@ -662,14 +735,13 @@ def test_a_client_that_goes_away_disturbs_no_other(engine, router, capfd, caplog
     held = engine(Held())
     behind = router(held)
     connection = connect(behind.url)
-    connection.request("POST", "/generate", json.dumps(REQUEST))
+    connection.request("POST", "/generate", json.dumps(REQUEST), OURS)
     assert held.asked.wait(LONG)
     # The connection is reset, not only closed: the router's answer cannot be written.
     connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     connection.close()
-    half = socket.create_connection(("127.0.0.1", int(behind.url.rpartition(":")[2])), timeout=LONG)
-    half.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
-    half.close()
+    with begin(behind.url, b"Content-Length: 100\r\n\r\n{"):
+        pass
     held.go.set()
     wait_until(lambda: state(behind, held.url).busy == 0, "the request is over")
     assert generate(behind)[0] == 200
@@ -678,8 +750,7 @@ def test_a_client_that_goes_away_disturbs_no_other(engine, router, capfd, caplog
 
 def test_half_a_request_is_never_passed_on(engine, router):
     behind = router(one := engine())
-    with socket.create_connection(("127.0.0.1", int(behind.url.rpartition(":")[2])), timeout=LONG) as half:
-        half.sendall(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    with begin(behind.url, b"Content-Length: 100\r\n\r\n{") as half:
         half.shutdown(socket.SHUT_WR)
         assert half.recv(1) == b""
     assert (state(behind, one.url).served, state(behind, one.url).failed) == (0, 0)
@@ -696,7 +767,7 @@ def test_an_engine_is_not_used_before_it_has_answered_and_makes_no_other_one_wai
         OddEngine.well(handler)
 
     hanging, other = engine(OddEngine(on_health=hang)), engine()
-    behind = router(hanging, other, is_waiting=False, health_timeout=LONG)
+    behind = router(hanging, other, is_waiting=False, check_timeout=LONG)
     try:
         wait_until(lambda: is_healthy(behind, other.url), "the other one is checked")
         assert generate(behind)[2] == other.url
@@ -715,7 +786,7 @@ def test_an_engine_that_hangs_is_unhealthy_and_well_again_without_help(engine, r
         OddEngine.well(handler)
 
     one = engine(OddEngine(on_health=maybe_hang))
-    behind = router(one, health_timeout=0.2)
+    behind = router(one, check_timeout=0.2)
     go.clear()
     try:
         wait_until(lambda: state(behind, one.url).why == "/health had not answered after 0.2 s", "it hangs")
@@ -729,7 +800,7 @@ def test_an_engine_that_says_it_is_not_well_is_unhealthy(engine, router):
     one = engine(NumpyEngine(start_seconds=3600))
     behind = router(one, is_waiting=False)
     wait_until(lambda: state(behind, one.url).why == "/health answered 503", "it is checked")
-    status, answer, _ = generate(behind)
+    status, answer, _ = generate(behind, seconds=0.2)
     assert status == 503
     assert answer["engines"] == [{"url": one.url, "why": "/health answered 503"}]
 
@@ -760,7 +831,7 @@ def seen_waiting(router):
 
 
 def test_a_request_waits_for_an_engine_to_join(engine, router, aside):
-    behind = router(wait_seconds=LONG)
+    behind = router()
     waits = seen_waiting(behind)
     asked = aside.submit(generate, behind)
     assert waits.wait(LONG)
@@ -771,7 +842,7 @@ def test_a_request_waits_for_an_engine_to_join(engine, router, aside):
 
 def test_a_request_whose_engine_died_waits_for_another_one_that_may_get_well(engine, router, aside):
     held, other = engine(Held()), engine()
-    behind = router(held, other, wait_seconds=LONG)
+    behind = router(held, other)
     spec = other.spec
     other.stop()
     wait_until(lambda: not is_healthy(behind, other.url), "the other one is dead")
@@ -786,8 +857,44 @@ def test_a_request_whose_engine_died_waits_for_another_one_that_may_get_well(eng
     killing.result(LONG)
 
 
+def test_a_request_waits_for_a_healthy_engine_as_long_as_its_own_time_allows(engine, router, aside):
+    one = engine(NumpyEngine(start_seconds=3600))
+    behind = router(one, is_waiting=False)
+    patient = aside.submit(generate, behind, seconds=LONG)
+    assert generate(behind, seconds=0.3)[0] == 503
+    assert not patient.done()
+    one._ready_at = 0.0
+    assert patient.result(LONG)[2] == one.url
+
+
+def test_a_request_without_a_time_has_that_of_the_router(router):
+    behind = router(request_timeout=0.1)
+    assert ask(behind.url, "POST", "/generate", REQUEST)[0] == 503
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", ""])
+def test_a_time_that_is_none_is_refused(router, seconds):
+    status, answer, _ = generate(router(), seconds=seconds)
+    assert (status, answer["error"]) == (400, f"X-Roost-Timeout is {seconds!r}: it is a number of seconds above 0")
+
+
+def test_a_request_whose_engine_died_waits_for_it_to_come_back(engine, router, aside):
+    held = engine(Held())
+    behind = router(held)
+    spec = held.spec
+    waits = seen_waiting(behind)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    killing = aside.submit(held.stop, 0.0)
+    assert waits.wait(LONG)
+    held.go.set()
+    killing.result(LONG)
+    held.start(spec)
+    assert asked.result(LONG)[::2] == (200, spec.url)
+
+
 def test_without_any_engine_a_request_is_refused_after_a_while(router):
-    assert generate(router()) == (503, {"error": "no engine has joined", "engines": []}, None)
+    assert generate(router(), seconds=0.2) == (503, {"error": "no engine has joined", "engines": []}, None)
 
 
 # Joining and leaving
@@ -867,7 +974,7 @@ def test_an_engine_is_checked_by_one_task_and_not_after_it_has_left(engine, rout
 
 def test_engines_that_joined_before_the_start_are_checked_with_it(engine):
     one = engine()
-    behind = Router("127.0.0.1", 0)
+    behind = Router("127.0.0.1", 0, secret=SECRET)
     behind.join(one.url)
     assert state(behind, one.url).why == "not checked yet"
     behind.start()
@@ -875,6 +982,197 @@ def test_engines_that_joined_before_the_start_are_checked_with_it(engine):
         wait_until(lambda: is_healthy(behind, one.url), "it is checked")
     finally:
         behind.stop()
+
+
+# Strangers
+
+JSON = {"Content-Type": "application/json"}
+EVIL = "http://evil.example"
+STRANGERS = {
+    "no secret": (401, JSON),
+    "a wrong secret": (401, JSON | {"Authorization": "Bearer guess"}),
+    "part of the secret": (401, JSON | {"Authorization": f"Bearer {SECRET[:-1]}"}),
+    "another scheme": (401, JSON | {"Authorization": f"Basic {SECRET}"}),
+    "odd bytes": (401, JSON | {"Authorization": b"Bearer \xff\xfe"}),
+    "a web page": (403, {"Origin": EVIL, "Content-Type": "text/plain"}),
+    "a web page with the secret": (403, OURS | {"Origin": EVIL}),
+    "a web page of no origin": (403, OURS | {"Origin": "null"}),
+    "a name that was bound to this address": (403, OURS | {"Host": "evil.example"}),
+    "another port": (403, OURS | {"Host": "127.0.0.1:1"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/engines"),
+        ("DELETE", "/engines"),
+        ("GET", "/engines"),
+        ("POST", "/generate"),
+        ("GET", "/health"),
+        ("GET", "/nothing"),
+    ],
+)
+def test_a_stranger_can_do_nothing(engine, router, method, path):
+    behind = router(one := engine())
+    for who, (status, headers) in STRANGERS.items():
+        body = {"url": "http://10.0.0.7:20300"} if "engines" in path else REQUEST
+        found, answer = ask(behind.url, method, path, body, headers)
+        assert (who, found) == (who, status)
+        assert SECRET not in str(answer)
+        assert one.url not in str(answer)
+    assert urls_of(behind) == [one.url]
+    assert (state(behind, one.url).served, state(behind, one.url).failed) == (0, 0)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_changes_the_router_has_to_be_json_and_say_so(router, content_type):
+    behind = router()
+    body = {"url": "http://10.0.0.7:20300"}
+    status, answer = ask(behind.url, "POST", "/engines", body, OURS | {"Content-Type": content_type})
+    assert (status, answer) == (415, {"error": f"the content type is {content_type}, not application/json"})
+    assert behind.states() == []
+
+
+def test_a_router_can_be_opened_for_requests_to_generate_and_for_nothing_else(engine, router):
+    behind = router(one := engine(), open_generate=True)
+    assert ask(behind.url, "POST", "/generate", REQUEST, {})[0] == 200
+    assert ask(behind.url, "GET", "/health", None, {}) == (200, {"healthy": 1, "engines": 1})
+    assert ask(behind.url, "POST", "/generate", REQUEST, {"Origin": EVIL})[0] == 403
+    assert ask(behind.url, "POST", "/generate", REQUEST, {"Host": "evil.example"})[0] == 403
+    assert ask(behind.url, "GET", "/engines", None, {})[0] == 401
+    assert ask(behind.url, "DELETE", "/engines", {"url": one.url}, JSON)[0] == 401
+
+
+def test_its_own_address_and_the_names_of_loopback_are_right(router):
+    behind = router()
+    port = behind.url.rpartition(":")[2]
+    for host in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]"):
+        headers = OURS | {"Host": f"{host}:{port}", "Origin": f"http://{host}:{port}"}
+        assert ask(behind.url, "GET", "/engines", None, headers) == (200, [])
+
+
+def test_a_secret_is_made_if_none_is_given_and_engines_see_it():
+    first, second = Router("127.0.0.1", 0), Router("127.0.0.1", 0)
+    assert len({first.secret, second.secret}) == 2
+    assert len(first.secret) > 30
+
+
+def test_an_engine_gets_the_secret_and_cannot_send_it_elsewhere(engine, router):
+    seen, elsewhere = [], []
+    other = engine(OddEngine(on_health=lambda handler: elsewhere.append(handler.path) or OddEngine.well(handler)))
+
+    def redirect(handler):
+        seen.append(handler.headers["Authorization"])
+        handler.send_response(307)
+        handler.send_header("Location", f"{other.url}/generate")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    def health(handler):
+        seen.append(handler.headers["Authorization"])
+        OddEngine.well(handler)
+
+    behind = router(engine(OddEngine(redirect, health)))
+    with contextlib.closing(connect(behind.url)) as connection:
+        assert exchange(connection, "POST", "/generate", REQUEST)[0].status == 307
+    assert set(seen) == {f"Bearer {SECRET}"}
+    assert elsewhere == []
+
+
+# Limits
+
+
+def counted(url):
+    """How many connections the kernel has with a server, and how many of them it has accepted."""
+    port = int(url.rpartition(":")[2])
+    return sum(
+        one.laddr[1] == port and one.status == psutil.CONN_ESTABLISHED for one in psutil.Process().net_connections()
+    )
+
+
+def test_half_open_connections_are_bounded_and_closed(engine, router):
+    limits = ServerLimits(connections=100, head_seconds=0.5)
+    behind = router(engine(), limits=limits)
+    threads = threading.active_count()
+    with contextlib.ExitStack() as lines:
+        for _ in range(300):
+            lines.enter_context(begin(behind.url))
+        assert threading.active_count() == threads, "no thread for any of them"
+        assert counted(behind.url) <= 100
+        assert generate(behind)[0] == 200, "they make room for a whole request"
+        wait_until(lambda: counted(behind.url) == 0, "all are closed")
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(router):
+    behind = router(limits=ServerLimits(body_seconds=0.1))
+    with begin(behind.url, b"Content-Length: 100\r\n\r\n{") as line:
+        response = http.client.HTTPResponse(line)
+        response.begin()
+        assert (response.status, response.read()) == (408, b'{"error": "the body did not arrive within 0.1 s"}')
+        response.close()
+
+
+def test_the_bodies_of_all_requests_together_are_bounded(engine, router):
+    megabyte = 1024 * 1024
+    behind = router(engine(), limits=ServerLimits(body_bytes=32 * megabyte, buffered_bytes=64 * megabyte))
+    before = psutil.Process().memory_info().rss
+    with contextlib.ExitStack() as lines:
+        head = b"Content-Length: %d\r\n\r\n" % (32 * megabyte)
+        unfinished = [lines.enter_context(begin(behind.url, head)) for _ in range(10)]
+        send_what_they_take(unfinished, 30 * megabyte)
+        # Two of the ten are read.
+        assert psutil.Process().memory_info().rss - before < 150 * megabyte
+        asked = lines.enter_context(begin(behind.url, head))
+        assert generate(behind, b"")[0] == 400, "a request that needs no room is answered"
+        for line in (*unfinished, asked):
+            line.close()
+        wait_until(lambda: generate(behind)[0] == 200, "there is room again")
+
+
+def send_what_they_take(lines, most):
+    """Send to all connections until none takes more."""
+    sent, idle, chunk = [0] * len(lines), 0, b" " * 65536
+    for line in lines:
+        line.setblocking(False)
+    while idle < 20:
+        idle += 1
+        for place, line in enumerate(lines):
+            with contextlib.suppress(BlockingIOError):
+                while sent[place] < most:
+                    sent[place] += line.send(chunk)
+                    idle = 0
+        time.sleep(0.01)
+
+
+def test_a_stranger_s_body_is_not_kept(router):
+    behind = router()
+    headers = JSON | {"Content-Length": str(60 * 1024 * 1024)}
+    with contextlib.closing(connect(behind.url)) as connection:
+        connection.request("POST", "/generate", b"", headers)
+        assert connection.getresponse().status == 401, "before it has sent any of it"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"check_seconds": 0},
+        {"request_timeout": -1},
+        {"hang_seconds": "5"},
+        {"check_timeout": float("inf")},
+        {"check_timeout": float("nan")},
+    ],
+)
+def test_times_that_are_none_are_refused(options):
+    with pytest.raises(ConfigError, match="it is a number above 0"):
+        RouterOptions(**options)
+
+
+def test_limits_that_cannot_be_are_refused():
+    with pytest.raises(ConfigError, match="connections is 0: it is a number above 0"):
+        ServerLimits(connections=0)
+    with pytest.raises(ConfigError, match="buffered_bytes is 10: a body may have 20"):
+        ServerLimits(body_bytes=20, buffered_bytes=10)
 
 
 # The server
@@ -893,20 +1191,21 @@ def test_a_question_mark_and_what_follows_does_not_matter(router):
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(engine, router):
-    behind = router(one := engine(), most_body_bytes=1000)
+    behind = router(one := engine(), limits=ServerLimits(body_bytes=1000))
     status, answer, by = generate(behind, b"x" * 8_000_000)
     assert (status, by) == (413, None)
     assert answer == {"error": "the body has 8000000 bytes, and 1000 are the most"}
     assert generate(behind, b" " * 990)[0] == 400, "that one came to the engine"
-    assert (state(behind, one.url).served, MOST_BODY_BYTES) == (1, 64 * 1024 * 1024)
+    assert state(behind, one.url).served == 1
 
 
 def test_a_body_in_chunks_is_read_to_its_end_and_refused_if_it_is_too_large(engine, router):
     one = engine()
-    behind = router(one, most_body_bytes=1000)
+    behind = router(one, limits=ServerLimits(body_bytes=1000))
     with contextlib.closing(connect(behind.url)) as connection:
         for body, status in ((json.dumps(REQUEST).encode(), 200), (b"x" * 600, 413)):
-            connection.request("POST", "/generate", iter([body, b" "] * (1 + (status != 200))), encode_chunked=True)
+            pieces = iter([body, b" "] * (1 + (status != 200)))
+            connection.request("POST", "/generate", pieces, OURS, encode_chunked=True)
             response = connection.getresponse()
             answer = json.loads(response.read())
             assert response.status == status
@@ -915,7 +1214,17 @@ def test_a_body_in_chunks_is_read_to_its_end_and_refused_if_it_is_too_large(engi
     assert state(behind, one.url).served == 1
 
 
-@pytest.mark.parametrize("head", [b"nonsense\r\n\r\n", b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nContent-Length: ten\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nContent-Length : 2\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nA: b\r\n folded\r\n\r\n",
+    ],
+)
 def test_what_is_not_http_gets_status_400(router, head):
     port = int(router().url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=LONG) as line:
@@ -947,7 +1256,7 @@ def test_the_port_of_a_router_that_ended_can_be_used_again_immediately(router):
     first = router()
     assert ask(first.url, "GET", "/engines") == (200, [])
     first.stop()
-    again = Router("127.0.0.1", int(first.url.rpartition(":")[2]))
+    again = Router("127.0.0.1", int(first.url.rpartition(":")[2]), secret=SECRET)
     again.start()
     try:
         assert again.url == first.url
@@ -967,7 +1276,7 @@ def test_it_listens_on_ipv6_too():
         port = free_port("::1")
     except OSError:
         pytest.skip("this machine has no IPv6")
-    behind = Router("::1", port)
+    behind = Router("::1", port, secret=SECRET)
     assert behind.url == f"http://[::1]:{port}"
     behind.start()
     try:
@@ -1045,7 +1354,7 @@ def test_a_request_that_cannot_finish_learns_that_the_router_stops(engine, route
 
 
 def test_a_request_that_waits_for_an_engine_learns_immediately_that_the_router_stops(router, aside):
-    behind = router(wait_seconds=3600)
+    behind = router()
     waits = seen_waiting(behind)
     asked = aside.submit(generate, behind)
     assert waits.wait(LONG)
@@ -1062,7 +1371,7 @@ def test_stopping_does_not_wait_for_an_engine_that_hangs(engine, router, aside):
         go.wait(LONG)
         OddEngine.well(handler)
 
-    behind = router(engine(OddEngine(on_health=hang)), is_waiting=False, health_timeout=2 * LONG)
+    behind = router(engine(OddEngine(on_health=hang)), is_waiting=False, check_timeout=2 * LONG)
     assert asked.wait(LONG)
     stopping = aside.submit(behind.stop)
     try:

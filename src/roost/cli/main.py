@@ -3,8 +3,8 @@
 A command is the function in `commands/` with the name of its file. The table has all that `roost --help` and the
 shells need, so that only the command that runs is imported.
 
-Exit codes: 0 success; 1 two plans differ, lint --strict has a warning, doctor found a problem or the demo did not
-learn; 2 a mistake by the user; 3 a failure of the world, such as no Ray cluster.
+Exit codes: 0 success; 1 two plans differ, lint --strict has a warning, doctor found a problem, clean ended
+nothing or the demo did not learn; 2 a mistake by the user; 3 a failure of the world, such as no Ray cluster.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _COMMANDS = {
         "doctor": ("Check this machine and the cluster for problems, and say how to fix them.", "--run-dir /shared"),
         "up": ("Start a local cluster: real Ray nodes on this machine, fake accelerators.", "2x4"),
         "down": ("Stop the local cluster.", ""),
+        "clean": ("End what your jobs left behind when they died, after showing it.", "--yes"),
     },
 }
 """By panel of the help and by name: the summary, and the arguments of an example."""

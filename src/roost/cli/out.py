@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from roost.errors import ConfigError
+from roost.text import printable_lines
 
 
 def write_text(text: str, out: Path | None = None) -> None:
@@ -38,7 +39,7 @@ def as_json(answer: object) -> str:
 
 def tell(text: str) -> None:
     """Print a remark that is not part of the answer."""
-    print(text, file=sys.stderr)
+    print(printable_lines(text), file=sys.stderr)
 
 
 def drop_output() -> None:

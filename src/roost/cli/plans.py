@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.cli.options import Cluster, Inventory, Live, Rules, Shared
+from roost.cli.options import TIMEOUT_SECONDS, Cluster, Inventory, Live, LiveTimeout, Rules, Shared
 from roost.cli.out import tell
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
@@ -34,8 +34,13 @@ class Flags:
     cluster: Cluster = None
     inventory: Inventory = None
     live: Live = False
+    timeout: LiveTimeout = None
     placement: Rules = "auto"
     no_isolate: Shared = False
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.live:
+            raise ConfigError("--timeout is for --live", hint="without it, no cluster is asked")
 
     @property
     def hardware(self) -> list[str]:
@@ -138,9 +143,9 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
     live = None
     if flags.live:
-        from roost.runtime.status import get_hardware  # loads Ray, which takes longer than planning
+        from roost.cli.visit import visit_hardware  # loads psutil, which planning a job does without
 
-        live = get_hardware(num_nodes)
+        live = visit_hardware(num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
         hardware = live.topology
         if live.note:
             tell(live.note)

@@ -16,7 +16,7 @@ from rich.text import Text
 from roost.cli.options import TextFormat
 from roost.cli.out import as_json, write_text
 from roost.render.grid import Grid
-from roost.render.terminal import ascii_of, draw_terminal, to_ascii
+from roost.render.terminal import ascii_of, draw_terminal, to_ascii, to_printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,7 @@ def print_answer(form: TextFormat, answer: object, to_text: Callable[[], Text]) 
 
 def print_text(text: Text, out: Path | None = None) -> None:
     """Print styled text, or write it to a file without styles."""
+    text = to_printable(text)
     if out is None and _is_ascii():
         text = to_ascii(text)
     if out is None and _is_coloured():

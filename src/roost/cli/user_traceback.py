@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 from types import TracebackType
 
+from roost.text import printable_lines
+
 _CALLER = "roost.runtime.job"  # imports the user's modules and calls their entry point
 _BETWEEN = ("importlib", "contextlib")  # their frames may come between the caller and the user's code
 
@@ -29,4 +31,4 @@ def user_report(error: BaseException) -> str | None:
     # An exception from a worker's constructor has no frame of the user here; its notes have them all.
     if trace is None and not isinstance(error, SyntaxError) and not hasattr(error, "worker_failures"):
         return None
-    return "".join(traceback.TracebackException(type(error), error, trace).format())
+    return printable_lines("".join(traceback.TracebackException(type(error), error, trace).format()))

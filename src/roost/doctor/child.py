@@ -1,25 +1,21 @@
 """The process that checks the cluster for `roost doctor`.
 
-It is a separate process, since Ray ends every process that is connected to a cluster that dies. Its task is
-JSON on its command line, and it answers with one JSON object a line, so that findings survive its death.
+It is a separate process, since Ray ends every process that is connected to a cluster that dies. It sends each finding
+as soon as it has it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from roost.doctor.findings import Finding, Level, note, problem
 from roost.errors import ClusterError, ConfigError
+from roost.machine.child import Say, answer
 from roost.text import error_text
 
 _SAME = "Ray and Python must be the same there and here, and the token too (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH)"
-
-Say = Callable[[dict[str, Any]], None]
 
 
 def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) -> None:
@@ -78,18 +74,11 @@ def finding_of(data: dict[str, Any]) -> Finding:
     return Finding(**{**data, "level": Level(data["level"]), "nodes": tuple(data["nodes"])})
 
 
-def main() -> None:
-    """Read the task, check the cluster, answer."""
-    # Ray prints the output of its nodes to standard output: the answers go elsewhere.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(what: dict[str, Any]) -> None:
-        print(json.dumps(what), file=answers, flush=True)
-
-    examine(**json.loads(sys.argv[1]), say=say)
+def work(say: Say, **task: Any) -> None:
+    """Check the cluster, and say when that is done."""
+    examine(**task, say=say)
     say({"done": True})
 
 
 if __name__ == "__main__":
-    main()
+    answer(work)

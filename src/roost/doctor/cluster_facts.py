@@ -50,7 +50,7 @@ def collect_cluster(
     """
     deadline = time.monotonic() + seconds
     connection.check_can_connect()
-    made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False)
+    made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False, timeout=seconds)
     ended = threading.Event()
     threading.Thread(target=_watch, args=(made.address, ended, lost), daemon=True).start()
     try:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import socket
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 from roost.doctor.child import finding_of
 from roost.doctor.facts import Unknown
@@ -22,15 +15,12 @@ from roost.doctor.gather import gather
 from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
 from roost.doctor.machine_rules import judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
-from roost.machine.processes import die_with_parent
-from roost.text import shorten
+from roost.machine.child import Child, last_line
 
 _MACHINE_SECONDS = 15.0
-_LOAD_SECONDS = 60.0
 _FOLDER_SECONDS = 10.0
 # To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
 _SPARE_SECONDS = 15.0
-_END_SECONDS = 5.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
@@ -38,25 +28,18 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if run_dir is not None:
         _check_folder(run_dir)
     heard: list[dict[str, Any]] = []
-    loaded = threading.Event()
-    with tempfile.TemporaryFile() as stderr:
-        child = _start({"address": address, "run_dir": run_dir, "seconds": seconds}, stderr)
-        try:
-            reader = threading.Thread(target=_listen, args=(child, heard, loaded, waiting), daemon=True)
-            reader.start()
-            machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
-            home = collect_home(_MACHINE_SECONDS)
-            loaded.wait(_LOAD_SECONDS)
-            reader.join(seconds + _SPARE_SECONDS)
-            is_late = reader.is_alive()
-        finally:
-            child.kill()
-            # Do not wait for one that hangs in the kernel, as on a dead file system.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_END_SECONDS)
-        reader.join(1)
-        stderr.seek(0)
-        last_words = stderr.read().decode(errors="replace")
+
+    def hear(said: dict[str, Any]) -> bool:
+        heard.append(said)
+        if "waiting" in said:
+            waiting(said["waiting"])
+        return "done" in said
+
+    task = {"address": address, "run_dir": run_dir, "seconds": seconds}
+    with Child("roost.doctor.child", task, hear) as child:
+        machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
+        home = collect_home(_MACHINE_SECONDS)
+        is_late = not child.wait(seconds + _SPARE_SECONDS)
     cluster = [finding_of(answer["finding"]) for answer in heard if "finding" in answer]
     said = {key: value for answer in heard for key, value in answer.items()}
     joined, mistake = said.get("address"), said.get("mistake")
@@ -65,7 +48,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if mistake:
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
     elif "done" not in said:
-        cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, last_words))
+        cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, child.last_words))
     # The heads that processes on this machine belong to, and that answer.
     processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
     heads = sorted({item.owner for item in processes if item.owner and item.has_owner})
@@ -88,38 +71,9 @@ def _check_folder(run_dir: str) -> None:
         raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
 
 
-def _listen(
-    child: subprocess.Popen[str], heard: list[dict[str, Any]], loaded: threading.Event, waiting: Callable[[str], None]
-) -> None:
-    """Collect the child's answers in `heard`; set `loaded` when it has loaded Ray, or will not."""
-    for line in child.stdout or ():
-        # The last line of a child that was killed may be incomplete.
-        with contextlib.suppress(ValueError):
-            heard.append(json.loads(line))
-            if "waiting" in heard[-1]:
-                waiting(heard[-1]["waiting"])
-            elif "loaded" in heard[-1]:
-                loaded.set()
-    loaded.set()
-
-
-def _start(task: dict[str, Any], stderr: IO[bytes]) -> subprocess.Popen[str]:
-    # -P: a file in the current folder must not replace a module.
-    return subprocess.Popen(  # noqa: S603 - our own module, and JSON as its one argument
-        [sys.executable, "-P", "-m", "roost.doctor.child", json.dumps(task)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-        preexec_fn=die_with_parent,
-    )
-
-
 def _broke_off(seconds: float | None, last_words: str) -> Finding:
-    lines = [line for line in last_words.splitlines() if line.strip()]
-    # Ray's own lines begin with the time, the process and the place in its source.
-    last = re.sub(r"^\[[^]]*\]( [^ ]+:[0-9]+:)?", "", lines[-1]).strip() if lines else ""
-    why = f": {shorten(last, 300)}" if last else ""
+    last = last_line(last_words)
+    why = f": {last}" if last else ""
     if seconds is not None:
         do = "Ray's head may hang: check its machine, and gcs_server.out of its session"
         return problem("cluster", f"the check did not end in {seconds:.0f} s{why}", do)

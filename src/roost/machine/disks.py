@@ -60,13 +60,7 @@ def file_systems(folders: Mapping[str, str]) -> tuple[Space, ...]:
 def find_old_files(what: str, folder: Path, pattern: str, used: set[str]) -> OldFiles:
     """Measure the folders that match `pattern`, except those of which a path is in `used`."""
     count = size = files = 0
-    for path in folder.glob(pattern):
-        if path.is_symlink() or not path.is_dir() or any(item.startswith(str(path)) for item in used):
-            continue
-        with contextlib.suppress(OSError):
-            # A process may be about to use it.
-            if time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
-                continue
+    for path in old_folders(folder, pattern, used):
         count += 1
         for file in path.rglob("*"):
             files += 1
@@ -75,3 +69,16 @@ def find_old_files(what: str, folder: Path, pattern: str, used: set[str]) -> Old
             with contextlib.suppress(OSError):
                 size += file.lstat().st_size
     return OldFiles(what=what, folder=str(folder), pattern=pattern, count=count, size=size)
+
+
+def old_folders(folder: Path, pattern: str, used: set[str]) -> list[Path]:
+    """Return the folders that match `pattern`, except new ones and those of which a path is in `used`."""
+    found = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            # A process may be about to use it.
+            is_young = time.time() - path.lstat().st_mtime < _YOUNG_SECONDS
+            is_used = is_young or any(item.startswith(str(path)) for item in used)
+            if path.is_dir() and not path.is_symlink() and not is_used:
+                found.append(path)
+    return found

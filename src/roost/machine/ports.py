@@ -52,9 +52,24 @@ def answers(address: str, timeout: float = 1) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except ValueError:
+        return False
+    except OSError as error:
+        # With no descriptor left, this process cannot knock: that says nothing about the other end.
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
+def refuses(address: str, timeout: float) -> bool:
+    """Return whether the machine at `host:port` says that no process listens there: the one that did has ended."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+    except ConnectionRefusedError:
+        return True
     except (OSError, ValueError):
         return False
-    return True
+    return False
 
 
 def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = None) -> range:

@@ -7,14 +7,17 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from roost.redact import hide_in_words
 from roost.text import printable, shorten
 
+_TERMINATE_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -59,19 +62,67 @@ def list_processes(variables: Sequence[str] = ()) -> Iterator[Process]:
         )
 
 
-def find_processes(variable: str) -> list[Process]:
-    """Return this user's processes that have a variable in their environment."""
-    return [process for process in list_processes([variable]) if process.environment]
+def find_processes(variable: str, user: str | None = None) -> list[Process]:
+    """Return the processes that have a variable in their environment, as far as this user may read it.
+
+    With `user`, only those of this account. A process in a container is not returned: its process ids are others.
+    """
+    found = [process for process in list_processes([variable]) if process.environment]
+    return found if user is None else [process for process in found if _is_ours(process.pid, user)]
+
+
+def end_processes(processes: Sequence[Process], user: str) -> None:
+    """End processes of an account that `find_processes` returned, if they are still the same ones."""
+    asked = []
+    for item in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            # psutil refuses to signal a later process with the same id.
+            process = psutil.Process(item.pid)
+            environment = process.environ()
+            is_same = all(environment.get(name) == value for name, value in item.environment.items())
+            if process.create_time() == item.since and is_same and _is_ours(item.pid, user):
+                process.terminate()
+                asked.append(process)
+    _, stubborn = psutil.wait_procs(asked, timeout=_TERMINATE_SECONDS)
+    for process in stubborn:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
+
+
+def account() -> str:
+    """Return the name of the account that this process runs as, or its number where it has no name."""
+    return psutil.Process().username()
 
 
 def one_line(words: Sequence[str], most: int) -> str:
-    """Return a command for display: on one line, and with nothing that upsets a terminal."""
-    return shorten(printable(" ".join(" ".join(words).split())), most)
+    """Return a command for display: on one line, without secrets, and with nothing that upsets a terminal."""
+    return shorten(printable(" ".join(" ".join(hide_in_words(words)).split())), most)
 
 
 def die_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends; on other systems than Linux do nothing."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_sibling(pid: int, seconds: float) -> bool:
+    """Kill an older process with the same parent, and return whether it is gone after at most `seconds`.
+
+    A process that does not match is another one that got the number later: it is left alone.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        process, this = psutil.Process(pid), psutil.Process()
+        if process.ppid() != this.ppid() or process.create_time() > this.create_time():
+            return True
+        process.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+    except psutil.NoSuchProcess:
+        pass
+    return True
 
 
 def adopt_orphans() -> None:
@@ -84,6 +135,16 @@ def reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def _is_ours(pid: int, user: str) -> bool:
+    """Whether a process belongs to this account, and to the same process ids and network as this process."""
+    try:
+        names = ("pid", "net") if sys.platform.startswith("linux") else ()
+        is_near = all(os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}") for name in names)
+        return is_near and psutil.Process(pid).username() == user
+    except (psutil.Error, OSError):
+        return False
 
 
 def _process_name(name: str, words: tuple[str, ...]) -> str:

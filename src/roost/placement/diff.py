@@ -11,6 +11,7 @@ from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
 from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
+from roost.redact import hide, hide_in_data
 from roost.text import plural
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ class ChangedVariables:
 
     worker: WorkerId
     variables: tuple[tuple[str, str | None, str | None], ...]
+
+    @property
+    def shown(self) -> list[tuple[str, str | None, str | None]]:
+        """The variables with their secrets hidden."""
+        return [(name, a and hide(name, a), b and hide(name, b)) for name, a, b in self.variables]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,7 @@ class PlanDiff:
             "appeared": [str(worker) for worker in self.appeared],
             "went": [str(worker) for worker in self.went],
             "changed_variables": [
-                {"worker": str(item.worker), "variables": {name: [a, b] for name, a, b in item.variables}}
+                {"worker": str(item.worker), "variables": {name: [a, b] for name, a, b in item.shown}}
                 for item in self.changed_variables
             ],
             "changed_hands": [
@@ -195,4 +201,4 @@ def _node_facts(node: Node) -> dict[str, str]:
 
 
 def _group(group: NodeGroup | None) -> str:
-    return "none" if group is None else json.dumps(group.to_dict(), ensure_ascii=False)
+    return "none" if group is None else json.dumps(hide_in_data(group.to_dict()), ensure_ascii=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from html import escape
 
 from roost.placement.environment import worker_interpreter
 from roost.placement.lint import lint
 from roost.placement.placement import seat
 from roost.placement.plan import ComponentPlan, Plan
+from roost.redact import hide
 from roost.render.grid import Grid
-from roost.render.svg import draw_svg
+from roost.render.svg import draw_svg, escape
 
 _MOST_ROWS = 2000
 """The table of a component is cut after this many workers: a page of a million rows helps no reader."""
@@ -80,7 +80,7 @@ def _table(plan: Plan, component: ComponentPlan) -> Iterator[str]:
     yield "<tr><th>rank<th>seat<th>node group<th>local rank<th>environment</tr>"
     for placement in component.placements[:_MOST_ROWS]:
         variables = plan.environment(component.name, placement.rank)
-        shown = " ".join(f"{name}={value}" for name, value in variables.items())
+        shown = " ".join(f"{name}={hide(name, value)}" for name, value in variables.items())
         interpreter = worker_interpreter(plan.topology, placement)
         if interpreter:
             shown += f" · {interpreter}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from html import escape
+from html import escape as escape_markup
 from itertools import pairwise
 
 from roost.config.hardware import BARE_NODE
 from roost.placement.placement import seat
 from roost.placement.plan import Plan
+from roost.redact import hide
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
+from roost.text import printable_lines
 
 _MARGIN = 24
 _LABEL = 132
@@ -78,9 +80,7 @@ class _Drawing:
         )
 
     def _text(self, x: float, text: str, kind: str = "", y: float | None = None) -> None:
-        self._out.append(
-            f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text, quote=False)}</text>'
-        )
+        self._out.append(f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text)}</text>')
 
     def _row(self, row: Row) -> None:
         for number, strip in enumerate(row.strips):
@@ -129,7 +129,7 @@ class _Drawing:
             return
         entry = self._grid.legend[block.component]
         tip = "\n".join(_details(self._plan, self._names[block.component], row, strip, block))
-        parts = [f'<g class="block" tabindex="0"><title>{escape(tip, quote=False)}</title>']
+        parts = [f'<g class="block" tabindex="0"><title>{escape(tip)}</title>']
         middle = top + (_LANE - 2) / 2
         for (_, before), (after, _) in pairwise(runs):
             parts.append(
@@ -144,7 +144,7 @@ class _Drawing:
             parts.append(
                 f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{_LANE - 2}" rx="4" fill="{entry.colour}"/>'
                 f'<text x="{x + 7:g}" y="{top + 16:g}" style="fill:{ink(entry.colour)}">'
-                f"{escape(self._label(block, width - 12), quote=False)}</text>"
+                f"{escape(self._label(block, width - 12))}</text>"
             )
         self._out.append("".join(parts) + "</g>")
 
@@ -199,7 +199,12 @@ def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Ite
     if len(block.ranks) > 1:
         yield f"{len(block.ranks)} workers here; the environment of {name}:{first.rank}:"
     for variable, value in plan.environment(name, first.rank).items():
-        yield f"{variable}={value}"
+        yield f"{variable}={hide(variable, value)}"
+
+
+def escape(text: str) -> str:
+    """Escape a text for SVG and HTML, with the control characters that neither may contain."""
+    return escape_markup(printable_lines(text))
 
 
 def _width(text: str) -> float:

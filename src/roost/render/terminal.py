@@ -8,7 +8,7 @@ Every block has brackets around it and its component's name in it, so that nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from rich.cells import cell_len, set_cell_size
@@ -16,6 +16,7 @@ from rich.text import Span, Text
 
 from roost.config.hardware import BARE_NODE
 from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, numbered, short_names
+from roost.text import printable_lines
 
 _LABEL_WIDTH = (8, 20)
 _CELL_WIDTH = (7, 16)
@@ -239,7 +240,17 @@ def ascii_of(character: str) -> str:
 
 def to_ascii(text: Text) -> Text:
     """Return the text for a terminal that has only ASCII, every character as wide as before."""
-    parts = [ascii_of(c) for c in text.plain]
+    return _replace(text, ascii_of)
+
+
+def to_printable(text: Text) -> Text:
+    """Return the text without anything that could upset a terminal, apart from its own styles."""
+    return text if text.plain.replace("\n", "").isprintable() else _replace(text, printable_lines)
+
+
+def _replace(text: Text, replacement: Callable[[str], str]) -> Text:
+    """Replace each character and keep the styles."""
+    parts = [replacement(c) for c in text.plain]
     starts = [0, *accumulate(map(len, parts))]
     spans = [Span(starts[span.start], starts[span.end], span.style) for span in text.spans]
     return Text("".join(parts), spans=spans)

@@ -16,4 +16,6 @@ from .manager import RolloutManager as RolloutManager
 from .placement_groups import PlacementGroups as PlacementGroups
 from .placement_groups import create_placement_groups as create_placement_groups
 from .router import Router as Router
+from .router import RouterOptions as RouterOptions
 from .train_group import RayTrainGroup as RayTrainGroup
+from .web import ServerLimits as ServerLimits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from roost.errors import ConfigError
@@ -44,6 +44,8 @@ class EngineSpec:
     """`address:port` on the engine's node 0, the same for all its nodes."""
     dp_attention_ports: tuple[int, ...]
     """Consecutive ports for data-parallel attention, one per rank."""
+    secret: str = field(repr=False)
+    """What the router shows with every request, as `Authorization: Bearer ...`: the server can refuse others."""
 
     @property
     def url(self) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from roost.errors import ClusterError, LaunchTimedOut, RoostError, WorkerDied
+from roost.errors import ClusterError, ConfigError, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
@@ -26,6 +28,8 @@ HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
 _MAX_TRIES = 5
 _STOP_SECONDS = 30.0
+_STOP_SHARE = 0.2
+_GRACE_SECONDS = 1.0
 _POLL_SECONDS = (0.05, 1.0)
 _SERVER, _NCCL, _DIST_INIT, _DP_ATTENTION = range(4)
 
@@ -36,6 +40,10 @@ class EngineWorker(Worker):
     def __init__(self, engine_cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self._engine = engine_cls(*args, **kwargs)
+        self._fence = threading.Lock()
+        self._newest_asked = -1
+        self._updating = threading.Lock()
+        self._version: int | None = None
 
     def start_engine(self, spec: EngineSpec) -> list[int]:
         """Start the engine; if that fails, return the leased ports that another program has taken meanwhile."""
@@ -64,8 +72,32 @@ class EngineWorker(Worker):
         return self._engine.generate(request)
 
     def update_weights(self, weights: Any, version: int) -> None:
-        """Replace the weights."""
-        self._engine.update_weights(weights, version)
+        """Replace the weights; ConfigError if newer ones were asked for, even by a call that is still going on."""
+        if type(version) is not int or version < 0:
+            raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
+        # A call whose caller gave up goes on here: it must not end after the next one.
+        with self._fence:
+            self._check_newest(version)
+            self._newest_asked = version
+        with self._updating:
+            self._check_newest(version)
+            try:
+                self._engine.update_weights(weights, version)
+            except BaseException:
+                self._version = None
+                raise
+            self._version = version
+
+    def _check_newest(self, version: int) -> None:
+        if version < self._newest_asked:
+            raise ConfigError(
+                f"{self.address} takes no weights of version {version}: version {self._newest_asked} was asked for",
+                hint="versions only go up, unless an engine is restarted",
+            )
+
+    def weights_version(self) -> int | None:
+        """Return the version of the weights that it took last; None if it took none, or if the last update failed."""
+        return self._version
 
     def offload(self) -> None:
         """Free the accelerators' memory, if the engine can."""
@@ -85,14 +117,19 @@ class EngineWorker(Worker):
 class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
 
-    def __init__(self, group: WorkerGroup, nodes_per_engine: Sequence[int], dp_size: int, timeout: float) -> None:
+    def __init__(
+        self, group: WorkerGroup, nodes_per_engine: Sequence[int], dp_size: int, timeout: float, secret: str
+    ) -> None:
         """Start engines on launched workers, of which each engine has the next few."""
         self.group = group
+        self._secret = secret
         self._dp_size = dp_size
         self._leases: dict[int, PortLease] = {}
         ranks = count()
         self._workers = [[next(ranks) for _ in range(num_nodes)] for num_nodes in nodes_per_engine]
-        self.specs: list[EngineSpec] = list(self._start(range(self.num_engines), timeout).values())
+        self.specs: list[EngineSpec] = list(
+            self._start(range(self.num_engines), time.monotonic() + timeout, timeout).values()
+        )
         """What each worker of the group was started with, by rank."""
 
     @property
@@ -120,8 +157,14 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         return self.group[self._ranks(engine_rank)[0]].generate(request)
 
     def update_weights(self, weights: Any, version: int) -> CallResult:
-        """Send new weights to every process of every engine."""
+        """Send new weights to every process of every engine; versions only go up."""
         return self.group.update_weights(weights, version)
+
+    def versions(self, timeout: float = 30.0) -> list[int | None]:
+        """Return the version of the weights that all processes of each engine have; None if that is not known."""
+        outcomes = self.group.weights_version().outcomes(timeout)
+        by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
+        return [versions.pop() if len(versions) == 1 else None for versions in by_engine]
 
     def offload(self) -> CallResult:
         """Let every engine free its accelerators' memory."""
@@ -132,18 +175,19 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         return self.group.onload()
 
     def restart(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
-        """Restart an engine in its place, on new ports: first its dead workers, then its server."""
+        """Restart an engine in its place, in new processes and on new ports, even if it is dead or hangs."""
+        deadline = time.monotonic() + timeout
         ranks = self._ranks(engine_rank)
         self.check_own()
-        for rank in sorted(set(ranks) - set(self.group.alive)):
-            self.group.restart(rank)
-        with contextlib.suppress(RoostError):
-            self.group.on(*ranks).stop().wait(timeout)
+        # One that hangs must not use up the time; what it does not end itself ends with its process.
+        self.group.on(*ranks).stop().outcomes(min(_STOP_SECONDS, timeout * _STOP_SHARE))
+        for rank in ranks:
+            self.group.restart(rank, force=True, timeout=max(_GRACE_SECONDS, deadline - time.monotonic()))
         try:
-            started = self._start([engine_rank], timeout)
+            started = self._start([engine_rank], deadline, timeout)
         except BaseException:
             with contextlib.suppress(RoostError):
-                self.group.on(*ranks).stop().outcomes(_STOP_SECONDS)
+                self.group.on(*ranks).stop().outcomes(_GRACE_SECONDS)
             raise
         self.specs = [started.get(rank, spec) for rank, spec in enumerate(self.specs)]
 
@@ -170,9 +214,8 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
             raise ClusterError(f"there is no engine {engine_rank!r}: there are 0-{self.num_engines - 1}")
         return self._workers[engine_rank]
 
-    def _start(self, engine_ranks: Sequence[int], timeout: float) -> dict[int, EngineSpec]:
+    def _start(self, engine_ranks: Sequence[int], deadline: float, timeout: float) -> dict[int, EngineSpec]:
         """Lease ports for these engines and start them; where another program was quicker, again with other ports."""
-        deadline = time.monotonic() + timeout
         specs: dict[int, EngineSpec] = {}
         for _ in range(_MAX_TRIES):
             for engine_rank in engine_ranks:
@@ -219,6 +262,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
                 nccl_port=leases[rank].ports[_NCCL],
                 dist_init_addr=dist_init_addr,
                 dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
+                secret=self._secret,
             )
             for node_rank, (rank, placement) in enumerate(placements.items())
         }
@@ -237,11 +281,13 @@ def create_rollout_engines(
     env_vars: Mapping[str, str] | None = None,
     timeout: float = LAUNCH_SECONDS,
     health_timeout: float = HEALTH_SECONDS,
+    secret: str | None = None,
 ) -> RolloutEngines:
     """Start the engines that the flags ask for, and wait until all of them can serve.
 
     - `engine_cls`: a class with start, health, generate, update_weights and stop; see `RolloutEngine`.
     - `pg`: `create_placement_groups(args)["rollout"]`.
+    - `secret`: what requests to the engines have to show, by default a new one; each `EngineSpec` has it.
 
     An engine has one worker on each of the nodes that its accelerators are on, as Roost measured them.
     """
@@ -262,7 +308,9 @@ def create_rollout_engines(
         timeout=timeout,
     )
     try:
-        return RolloutEngines(group, [len(engine) for engine in parts], flags.dp_attention_size, health_timeout)
+        nodes_per_engine = [len(engine) for engine in parts]
+        own_secret = secret or secrets.token_urlsafe(32)
+        return RolloutEngines(group, nodes_per_engine, flags.dp_attention_size, health_timeout, own_secret)
     except BaseException:
         group.close()
         raise

@@ -1,7 +1,7 @@
 """The router in front of the rollout engines: one address, the least busy engine, and the next one if that fails.
 
 `EnginePool` makes every decision and does no I/O; `Router` carries them out over HTTP. A request to generate is safe to
-repeat, so the router sends it to another engine if the first one dies; the client always gets an answer.
+repeat, so the router sends it to another engine if the first one dies or hangs; the client always gets an answer.
 """
 
 from __future__ import annotations
@@ -9,23 +9,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import re
+import secrets
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
-from roost.rl.web import MOST_BODY_BYTES, EngineBroken, EngineClient, EngineLate, HttpServer, read_json, web
+from roost.rl.web import (
+    EngineBroken,
+    EngineClient,
+    EngineLate,
+    HttpServer,
+    Route,
+    ServerLimits,
+    check_positive,
+    read_json,
+    web,
+)
 from roost.text import plural, shorten
+
+TIMEOUT_HEADER = "X-Roost-Timeout"
+"""How many seconds a request may take; the client sends it."""
 
 _ENGINE_HEADER = "X-Roost-Engine"
 _NOT_CHECKED = "not checked yet"
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _MOST_BROKEN = 3
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterOptions:
+    """How a router checks its engines, how long requests may take, and who may send them."""
+
+    check_seconds: float = 0.5
+    """How long it waits between two checks of an engine."""
+    check_timeout: float = 2.0
+    """How long an engine may take to answer a check."""
+    hang_seconds: float = 10.0
+    """After so long without health, the requests at an engine go to another one that is healthy."""
+    request_timeout: float = 600.0
+    """How long a request may take that does not say so itself, with the header `X-Roost-Timeout`."""
+    open_generate: bool = False
+    """Whether `POST /generate` and `GET /health` take requests without the secret."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+    def __post_init__(self) -> None:
+        check_positive(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +85,10 @@ class EngineState:
 class EnginePool:
     """Decides which engine serves next. It asks no engine anything, and belongs to one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._engines: dict[str, EngineState] = {}
+        self._clock = clock
+        self._ill_since: dict[str, float] = {}
         self._last_picks: dict[str, int] = {}
         self._picks = itertools.count(1)
         self.changed: asyncio.Event = asyncio.Event()
@@ -62,6 +100,7 @@ class EnginePool:
         if engine.is_leaving:
             # It may be another process at the same address: what is known about the old one says nothing.
             self._engines[url] = replace(engine, is_leaving=False, healthy=False, why=_NOT_CHECKED)
+            self._ill_since.pop(url, None)
         self.wake()
 
     def leave(self, url: str) -> bool:
@@ -77,9 +116,7 @@ class EnginePool:
 
         The engine counts as serving one more request until `done`.
         """
-        engines = self._engines.values()
-        able = [one for one in engines if one.healthy and not one.is_leaving and one.url not in excluding]
-        if not able:
+        if not (able := self._able(excluding)):
             return None
         engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
         self._last_picks[engine.url] = next(self._picks)
@@ -99,6 +136,10 @@ class EnginePool:
         if (engine := self._engines.get(url)) is None:
             return
         self._engines[url] = replace(engine, healthy=healthy, why="" if healthy else why)
+        if healthy:
+            self._ill_since.pop(url, None)
+        else:
+            self._ill_since.setdefault(url, self._clock())
         if engine.healthy != healthy:
             self.wake()
 
@@ -110,16 +151,29 @@ class EnginePool:
         """Return whether other engines can serve, now or once they are healthy again."""
         return any(not engine.is_leaving and engine.url not in excluding for engine in self._engines.values())
 
+    def ill_seconds(self, url: str) -> float | None:
+        """Return for how long an engine has not been healthy; None if it is, or was never checked."""
+        return None if (since := self._ill_since.get(url)) is None else self._clock() - since
+
+    def has_able(self, excluding: Collection[str]) -> bool:
+        """Return whether another engine can serve now."""
+        return bool(self._able(excluding))
+
     def wake(self) -> None:
         """Wake all tasks that wait for a change."""
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def _able(self, excluding: Collection[str]) -> list[EngineState]:
+        engines = self._engines.values()
+        return [one for one in engines if one.healthy and not one.is_leaving and one.url not in excluding]
 
     def _update(self, engine: EngineState) -> None:
         self._engines[engine.url] = engine
         if engine.is_leaving and engine.busy == 0:
             del self._engines[engine.url]
             self._last_picks.pop(engine.url, None)
+            self._ill_since.pop(engine.url, None)
 
 
 def check_engine_url(url: object) -> str:
@@ -138,41 +192,36 @@ class Router:
     """Forwards requests to the engines that have joined, over HTTP.
 
     An engine answers `POST /generate`. `GET /health` and `GET /engines` describe the engines, and `POST /engines` and
-    `DELETE /engines` with `{"url": ...}` let one join or leave. A router starts only once.
+    `DELETE /engines` with `{"url": ...}` let one join or leave. Requests show the secret, as `Authorization: Bearer
+    ...`; the router shows it to the engines too. A router starts only once.
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        check_seconds: float = 0.5,
-        health_timeout: float = 2.0,
-        request_timeout: float = 600.0,
-        wait_seconds: float = 5.0,
-        most_body_bytes: int = MOST_BODY_BYTES,
+        self, host: str, port: int, options: RouterOptions | None = None, *, secret: str | None = None
     ) -> None:
         self.url: str = url_of(host, port)
         """Where it listens: `http://10.0.0.7:20300`."""
+        self.secret: str = secret or secrets.token_urlsafe(32)
+        """What requests have to show; a new one unless it is given."""
+        self._options = options or RouterOptions()
+        is_open = self._options.open_generate
         routes = {
-            ("POST", "/generate"): self._generate,
-            ("GET", "/health"): self._health,
-            ("GET", "/engines"): self._engines,
-            ("POST", "/engines"): self._change_engines,
-            ("DELETE", "/engines"): self._change_engines,
+            ("POST", "/generate"): Route(handler=self._generate, is_open=is_open),
+            ("GET", "/health"): Route(handler=self._health, is_open=is_open),
+            ("GET", "/engines"): Route(handler=self._engines),
+            ("POST", "/engines"): Route(handler=self._change_engines, is_control=True),
+            ("DELETE", "/engines"): Route(handler=self._change_engines, is_control=True),
         }
-        self._serve = partial(HttpServer, host, port, routes, name="roost router", most_body_bytes=most_body_bytes)
-        self._check_seconds = check_seconds
-        self._health_timeout = health_timeout
-        self._request_timeout = request_timeout
-        self._wait_seconds = wait_seconds
+        self._serve = partial(
+            HttpServer, host, port, routes, secret=self.secret, name="roost router", limits=self._options.limits
+        )
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
         self._is_stopping = False
         # While the server runs, only its loop uses these.
         self._pool = EnginePool()
         self._checks: dict[str, asyncio.Task[None]] = {}
-        self._client = EngineClient()
+        self._client = EngineClient(self.secret)
         self._is_running = False
 
     def start(self) -> None:
@@ -236,7 +285,7 @@ class Router:
         return self._pool.leave(url)
 
     async def _keep_checking(self, url: str) -> None:
-        seconds = self._health_timeout
+        seconds = self._options.check_timeout
         while True:
             try:
                 reply = await self._client.ask("GET", f"{url}/health", connect=seconds, seconds=seconds)
@@ -246,53 +295,87 @@ class Router:
             except EngineBroken as error:
                 why = str(error)
             self._pool.mark(url, not why, why)
-            await asyncio.sleep(self._check_seconds)
+            await asyncio.sleep(self._options.check_seconds)
 
     async def _generate(self, request: web.Request) -> web.Response:
-        tried: dict[str, str] = {}
+        seconds = _read_timeout(request.headers.get(TIMEOUT_HEADER), self._options.request_timeout)
+        deadline = asyncio.get_running_loop().time() + seconds
+        failures: dict[str, str] = {}
+        refusing: set[str] = set()
         num_broken = 0
-        body, content_type = await request.read(), request.headers.get("Content-Type", "application/json")
-        limits = {"connect": self._health_timeout, "seconds": self._request_timeout}
         # A request that breaks one engine after another must not break them all.
-        while num_broken < _MOST_BROKEN and (url := await self._pick(tried)) is not None:
+        while num_broken < _MOST_BROKEN and (url := await self._pick(refusing, deadline)) is not None:
             is_served = False
             try:
-                reply = await self._client.ask("POST", f"{url}/generate", body, content_type, **limits)
+                reply = await self._ask(url, request, refusing, deadline)
                 if reply.status != 503:
                     is_served = True
                     reply.headers[_ENGINE_HEADER] = url
                     return reply
                 text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
-                tried[url] = f"answered 503: {shorten(text, 200)}"
+                failures[url] = f"answered 503: {shorten(text, 200)}"
+                refusing.add(url)
             except EngineLate:
-                # It may still be working on it: asking another one would only double the work.
-                error = f"engine {url} had not answered after {self._request_timeout:g} s"
+                error = f"engine {url} had not answered after {seconds:g} s"
                 headers = {_ENGINE_HEADER: url}
                 return web.json_response({"error": error, "engine": url}, status=504, headers=headers)
             except EngineBroken as broken:
                 num_broken += 1
-                tried[url] = str(broken)
+                failures[url] = str(broken)
                 if not self._is_stopping:
                     self._pool.mark(url, False, str(broken))
             finally:
                 self._pool.done(url, served=is_served)
-        return self._refusal(tried)
+        return self._refusal(failures)
 
-    async def _pick(self, tried: Mapping[str, str]) -> str | None:
-        """Pick an engine that was not tried, waiting for one if none is healthy."""
+    async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
+        """Pick an engine that has not refused the request; if none is healthy, wait for one until the deadline."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._wait_seconds):
+            async with asyncio.timeout_at(deadline):
                 while not self._is_stopping:
                     changed = self._pool.changed
-                    if (url := self._pool.pick(tried)) is not None:
+                    if (url := self._pool.pick(refusing)) is not None:
                         return url
-                    if tried and not self._pool.has_more(tried):
+                    if refusing and not self._pool.has_more(refusing):
                         return None
                     await changed.wait()
         return None
 
-    def _refusal(self, tried: dict[str, str]) -> web.Response:
-        reasons = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | tried
+    async def _ask(self, url: str, request: web.Request, refusing: Collection[str], deadline: float) -> web.Response:
+        """Ask an engine; EngineBroken if it hangs and another one can serve."""
+        left = max(0.001, deadline - asyncio.get_running_loop().time())
+        # A request with little time must still reach the other engine before its deadline.
+        patience = min(self._options.hang_seconds, left / 2)
+        connect = min(self._options.check_timeout, left)
+        content_type = request.headers.get("Content-Type", "application/json")
+        body = await request.read()
+        asking = asyncio.create_task(
+            self._client.ask("POST", f"{url}/generate", body, content_type, connect=connect, seconds=left)
+        )
+        hanging = asyncio.create_task(self._wait_until_hung(url, patience, {*refusing, url}))
+        try:
+            await asyncio.wait({asking, hanging}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise EngineBroken(f"it was not healthy for {patience:g} s, and had not answered")
+        finally:
+            asking.cancel()
+            hanging.cancel()
+
+    async def _wait_until_hung(self, url: str, patience: float, excluding: Collection[str]) -> None:
+        """Return once an engine was not healthy for so long and another one is: without one, it may yet answer."""
+        while True:
+            changed = self._pool.changed
+            ill = self._pool.ill_seconds(url)
+            is_hung = ill is not None and ill >= patience
+            if is_hung and self._pool.has_able(excluding):
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if ill is None or is_hung else patience - ill):
+                    await changed.wait()
+
+    def _refusal(self, failures: dict[str, str]) -> web.Response:
+        reasons = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
         if self._is_stopping:
             error = "the router is stopping"
         elif reasons:
@@ -320,3 +403,16 @@ class Router:
         elif not self._leave(url):
             return web.json_response({"error": f"engine {url} is not known"}, status=404)
         return web.json_response({"url": url})
+
+
+def _read_timeout(header: str | None, default: float) -> float:
+    """Read how long a request may take; ConfigError if the header is not a number of seconds."""
+    if header is None:
+        return default
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds < math.inf:
+        return seconds
+    raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")

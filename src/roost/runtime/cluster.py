@@ -33,8 +33,10 @@ from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, NameTaken
 from roost.placement.plan import Plan
+from roost.redact import hide_in_words
 from roost.runtime.connect import connection
 from roost.runtime.connect.connection import Connection
+from roost.runtime.connect.stop import Stop
 from roost.runtime.launch.allocate import allocate
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.ports import PortLease
@@ -65,7 +67,9 @@ from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS = 30.0
+_LEAST_SECONDS = 1.0
+_DISCONNECT_SECONDS = 10.0
 _MAX_TRIES = 100
 
 
@@ -154,11 +158,16 @@ class Cluster(metaclass=_OnePerProcess):
         self._recorder = Recorder()
         # What was done and must be undone, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
+        self._handlers = contextlib.ExitStack()
+        self._close_by = 0.0
+        self._stop = Stop(self._recorder.note_signal)
         deadline = time.monotonic() + options.timeout
         try:
             is_worker = connection.is_worker()
             if not is_worker:
                 connection.check_can_connect()
+                # Undone last.
+                self._handlers.enter_context(self._stop.on_sigterm())
             join = self._attach if is_worker or options.attaches else self._open
             self._context = join(options, deadline)
             if is_worker:
@@ -174,7 +183,8 @@ class Cluster(metaclass=_OnePerProcess):
         """Make a job: connect, find the nodes, start the managers."""
         namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
-            made = self._connect(options, namespace, may_start=True)
+            # A Ray that is started here has one node, which no other machine can reach.
+            made = self._connect(options, namespace, may_start=options.num_nodes in (None, 1))
             free = choose_namespace(namespace, used_namespaces())
             if free == namespace:
                 try:
@@ -192,15 +202,13 @@ class Cluster(metaclass=_OnePerProcess):
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
     def _connect(self, options: ClusterOptions, namespace: str, *, may_start: bool) -> Connection:
-        made = connection.connect(options.address, namespace, may_start=may_start)
-        self._undo.callback(connection.disconnect, made)
-        if made.started_ray:
-            self._undo.enter_context(connection.ended_before_sigterm(self._close_at_sigterm))
+        made = connection.connect(options.address, namespace, may_start=may_start, timeout=options.timeout)
+        self._undo.callback(lambda: connection.disconnect(made, max(_DISCONNECT_SECONDS, self._seconds_left)))
         return made
 
     def _start_job(self, made: Connection, options: ClusterOptions, deadline: float) -> JobContext:
         found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
-        nodes, notice = discover.first_nodes(discover.discover(found, deadline, options.groups), options.num_nodes)
+        nodes, notice = discover.discover(found, deadline, options.groups, options.num_nodes)
         if notice:
             log.warning("%s", notice)
         topology = discover.make_topology(nodes, options.groups)
@@ -211,13 +219,13 @@ class Cluster(metaclass=_OnePerProcess):
             host=socket.gethostname(),
             pid=os.getpid(),
             user=_user(),
-            command=" ".join(sys.argv)[:200],
+            command=" ".join(hide_in_words(sys.argv))[:200],
             since=time.time(),
             run_dir=self._undo.enter_context(own_run_dir(options.run_dir)),
         )
         self._undo.callback(self._recorder.end)
         managers = start_managers(job, nodes, options.groups, options.port_range)
-        self._undo.callback(_end_managers, made, managers)
+        self._undo.callback(self._end_managers, made, managers)
         if self._keeps_record:
             self._recorder.begin(
                 job.run_dir,
@@ -266,7 +274,7 @@ class Cluster(metaclass=_OnePerProcess):
         logs = LogForwarder(view.job.run_dir, console)
         if made is not None and owner is None:
             find_logs = functools.partial(_logs_elsewhere, worker_manager, view.nodes)
-            logs = LogForwarder(view.job.run_dir, console, find_logs, functools.partial(connection.is_alive, made))
+            logs = LogForwarder(view.job.run_dir, console, find_logs, lambda: made.is_current and made.head.is_there)
             self._undo.callback(logs.stop)
         context = JobContext(
             job=view.job,
@@ -283,8 +291,9 @@ class Cluster(metaclass=_OnePerProcess):
             watch=watch,
             connection=made,
             owner=owner,
+            stop=self._stop,
         )
-        self._undo.callback(_close_groups, context)
+        self._undo.callback(self._close_groups, context)
         return context
 
     def _check_same(self, options: ClusterOptions) -> None:
@@ -473,8 +482,21 @@ class Cluster(metaclass=_OnePerProcess):
         components = {component.name: component.placements for component in plan.components}
         return reserve_accelerators(self._context, "plan", pieces, components, timeout=timeout)
 
+    def on_stop(self, callback: Callable[[], object], *, seconds: float = 30.0) -> None:
+        """Call a function when SIGTERM or Ctrl-C ends this driver, while all workers still run: for a checkpoint.
+
+        `seconds` is how long it may take: after SIGTERM the process has that long, and one minute for the rest.
+        """
+        self._context.check_open()
+        check_timeout(seconds)
+        if self._context.connection is None:
+            raise ClusterError("on_stop is for the driver: a worker ends when its group is closed")
+        self._stop.add(callback, seconds)
+
     def close(self) -> None:
         """End what this job started, and only that; then disconnect."""
+        if self._pid == os.getpid():
+            self._stop.run_hooks()
         with _OnePerProcess._lock:
             atexit.unregister(self._close_at_exit)
             if Cluster._current is self:
@@ -483,8 +505,10 @@ class Cluster(metaclass=_OnePerProcess):
             if context is not None:
                 context.is_closed.set()
             if self._pid == os.getpid():
+                self._close_by = time.monotonic() + _CLOSE_SECONDS
                 self._recorder.note_close()
-                self._undo.close()
+                with self._handlers:
+                    self._undo.close()
                 WorkerManager.forget_registrations()
 
     @classmethod
@@ -509,40 +533,46 @@ class Cluster(metaclass=_OnePerProcess):
 
     def _close_at_exit(self) -> None:
         self._recorder.note_exit()
+        if self._pid == os.getpid() and not hasattr(sys, "ps1"):
+            self._stop.run_hooks(getattr(sys, "last_value", None))
         self.close()
 
-    def _close_at_sigterm(self) -> None:
-        self._recorder.note_signal("SIGTERM")
-        self.close()
+    @property
+    def _seconds_left(self) -> float:
+        """How long a step of `close` may take: all of them share one deadline."""
+        return max(_LEAST_SECONDS, self._close_by - time.monotonic())
 
     def _end_allocated(self) -> None:
         ended = dict(self._allocated)
         self._allocated.clear()
-        if self._context.is_connected():
+        if self._context.is_reachable:
             for handle in reversed(ended.values()):
                 ray.kill(handle)
-            connection.wait_for_names_to_go(set(ended), _CLOSE_SECONDS)
+            connection.wait_for_names_to_go(set(ended), self._seconds_left)
+
+    def _close_groups(self, context: JobContext) -> None:
+        for close in reversed(list(context.open_groups.values())):
+            try:
+                # What comes after the groups needs time, too.
+                close(self._seconds_left / 2)
+            except ClusterError as error:
+                # Disconnecting ends the job on Ray, and with it all that it had.
+                log.error("%s", error)
+        context.open_groups.clear()
+
+    def _end_managers(self, made: Connection, managers: Managers) -> None:
+        if connection.is_alive(made):
+            for manager in reversed(managers):
+                with contextlib.suppress(Exception):
+                    ray.kill(manager.handle)
+            # Ray does this in the background, and callers of `close` rely on the names being free.
+            connection.wait_for_names_to_go(set(MANAGER_NAMES), self._seconds_left)
 
     def _check_node(self, node_rank: int) -> int:
         if type(node_rank) is not int or not 0 <= node_rank < self.num_nodes:
             has = "only 0" if self.num_nodes == 1 else f"0-{self.num_nodes - 1}"
             raise ConfigError(f"there is no node {node_rank!r}: the cluster has {has}")
         return node_rank
-
-
-def _close_groups(context: JobContext) -> None:
-    for close in reversed(list(context.open_groups.values())):
-        close()
-    context.open_groups.clear()
-
-
-def _end_managers(made: Connection, managers: Managers) -> None:
-    if connection.is_alive(made):
-        for manager in reversed(managers):
-            with contextlib.suppress(Exception):
-                ray.kill(manager.handle)
-        # Ray does this in the background, and callers of `close` rely on the names being free.
-        connection.wait_for_names_to_go(set(MANAGER_NAMES), _CLOSE_SECONDS)
 
 
 def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[tuple[str, str, str]]:

@@ -18,14 +18,28 @@ from roost.machine.processes import find_processes
 from roost.placement.plan import Piece
 from roost.runtime.connect import connection
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
-from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo
+from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo, driver_of
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
-from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
+from roost.runtime.nodes.info import NodeInfo, SickNode
+from roost.runtime.nodes.ray_state import read_roost_jobs
+from roost.runtime.reserve.holdings import Holdings, pieces_on
+from roost.runtime.reserve.occupancy import find_holdings
 from roost.text import join_words, plural
 
 _TIMEOUT_SECONDS = 60.0
+# For a manager: one that hangs must not hide the other jobs.
+_ASK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNodes:
+    """The nodes of a cluster in the order that a job gives them."""
+
+    nodes: tuple[NodeInfo, ...]
+    sick: tuple[SickNode, ...]
+    topology: Topology | None
+    """The hardware of the nodes that answer, if any does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +77,7 @@ class ClusterStatus:
 
     address: str
     nodes: tuple[NodeInfo, ...]
+    sick: tuple[SickNode, ...]
     jobs: tuple[JobStatus, ...]
     leftovers: tuple[Leftover, ...]
     holdings: Holdings
@@ -72,6 +87,7 @@ class ClusterStatus:
         return {
             "address": self.address,
             "nodes": [node.to_dict() for node in self.nodes],
+            "sick": [node.to_dict() for node in self.sick],
             "jobs": [
                 {
                     "namespace": item.namespace,
@@ -112,50 +128,46 @@ class LiveHardware:
         return sorted(self.holdings.by_piece)
 
 
-def get_nodes(address: str | None = None) -> tuple[NodeInfo, ...]:
-    """Return the nodes of a cluster in the order that a job gives them."""
-    with _visit(address) as (_, nodes, _):
-        return nodes
+def get_nodes(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> LiveNodes:
+    """Return the nodes of a cluster, including those that cannot be probed."""
+    with visit(address, timeout) as (_, deadline):
+        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+    return LiveNodes(nodes=nodes, sick=sick, topology=discover.make_topology(nodes) if nodes else None)
 
 
-def get_hardware(num_nodes: int | None, address: str | None = None) -> LiveHardware:
+def get_hardware(num_nodes: int | None, address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> LiveHardware:
     """Return the hardware that a job with `num_nodes` would get; ClusterError if there are fewer nodes."""
-    with _visit(address) as (_, nodes, _):
+    with visit(address, timeout) as (_, deadline):
+        found = discover.wait_for_nodes(1, deadline)
+        if num_nodes is not None and len(found) < num_nodes:
+            raise ClusterError(
+                f"num_nodes is {num_nodes}, but the cluster has {plural(len(found), 'node')} now: {join_words(found)}",
+                hint="wait for the others, or plan on --cluster or --inventory",
+            )
+        nodes, notice = discover.discover(found, deadline, count=num_nodes)
         holdings = find_holdings(nodes)
-    if num_nodes is not None and len(nodes) < num_nodes:
-        raise ClusterError(
-            f"num_nodes is {num_nodes}, but the cluster has {plural(len(nodes), 'node')} now: "
-            f"{join_words([str(node) for node in nodes])}",
-            hint="wait for the others, or plan on --cluster or --inventory",
-        )
-    used, notice = discover.first_nodes(nodes, num_nodes)
     note = f"note: {notice}" if notice else ""
-    return LiveHardware(topology=discover.make_topology(used), nodes=used, holdings=holdings, note=note)
+    return LiveHardware(topology=discover.make_topology(nodes), nodes=nodes, holdings=holdings, note=note)
 
 
-def get_status(address: str | None = None) -> ClusterStatus:
+def get_status(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> ClusterStatus:
     """Return the nodes, the jobs and the leftovers of a cluster."""
-    with _visit(address) as (found, nodes, deadline):
-        jobs = _jobs()
-        # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
-        alive = {f"{found}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs}
+    with visit(address, timeout) as (found, deadline):
+        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+        leftovers, jobs = find_left_processes(nodes, found, deadline)
         return ClusterStatus(
-            address=found,
-            nodes=nodes,
-            jobs=jobs,
-            leftovers=_leftovers(nodes, found, alive, deadline),
-            holdings=find_holdings(nodes),
+            address=found, nodes=nodes, sick=sick, jobs=jobs, leftovers=leftovers, holdings=find_holdings(nodes)
         )
 
 
 @contextlib.contextmanager
-def _visit(address: str | None) -> Iterator[tuple[str, tuple[NodeInfo, ...], float]]:
-    """Connect in an unused namespace that nothing is left in; yield the address, the nodes, and the deadline."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
+def visit(address: str | None, timeout: float = _TIMEOUT_SECONDS) -> Iterator[tuple[str, float]]:
+    """Connect in an unused namespace that nothing is left in; yield the address, and the deadline for the nodes."""
+    deadline = time.monotonic() + timeout
     connection.check_can_connect()
-    made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False)
+    made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False, timeout=timeout)
     try:
-        yield made.address, discover.discover(discover.wait_for_nodes(1, deadline), deadline), deadline
+        yield made.address, deadline
     finally:
         connection.disconnect(made)
 
@@ -170,23 +182,41 @@ def _jobs() -> tuple[JobStatus, ...]:
     for namespace, alive in sorted(managers.items()):
         workers: Counter[str] = Counter()
         with contextlib.suppress(RoostError):
-            workers.update(str(worker.state) for worker in WorkerManager.get_proxy(namespace).get_workers())
+            manager = WorkerManager.get_proxy(namespace).within(_ASK_SECONDS)
+            workers.update(str(worker.state) for worker in manager.get_workers())
         names = tuple(name for name in MANAGER_NAMES if name in alive)
         states = tuple(sorted(workers.items()))
-        jobs.append(JobStatus(namespace=namespace, job=get_job(namespace), managers=names, workers=states))
+        jobs.append(
+            JobStatus(namespace=namespace, job=get_job(namespace, _ASK_SECONDS), managers=names, workers=states)
+        )
     return tuple(jobs)
 
 
-def _leftovers(nodes: tuple[NodeInfo, ...], address: str, alive: set[str], deadline: float) -> tuple[Leftover, ...]:
-    """Find processes marked by jobs of this cluster that are no longer alive."""
+def find_left_processes(
+    nodes: tuple[NodeInfo, ...], address: str, deadline: float, user: str | None = None
+) -> tuple[tuple[Leftover, ...], tuple[JobStatus, ...]]:
+    """Find processes, perhaps only those of one user, that jobs of this cluster left behind, and the jobs that run."""
     # Nodes on one machine share its processes.
     machines = {node.network: node for node in nodes}
     names = {node.ray_id: str(node) for node in machines.values()}
-    found = discover.on_nodes(names, find_processes, JOB_VARIABLE, deadline=deadline)
-    return tuple(
-        Leftover(node=names[ray_id], pid=item.pid, command=item.command, job=mark.partition("|")[2], since=item.since)
+    found = discover.on_nodes(names, find_processes, JOB_VARIABLE, user, deadline=deadline)
+    # After the processes, so that those of a job that starts now are not left over.
+    jobs = _jobs()
+    # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
+    alive = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)
+    drivers = {job.pid for job in read_roost_jobs() if not job.has_ended}
+    left = [
+        Leftover(
+            node=names[ray_id],
+            pid=item.pid,
+            command=item.command,
+            job=mark.partition("|")[2],
+            since=item.since,
+        )
         for ray_id, processes in found.items()
         for item in processes
         for mark in item.environment.values()
-        if mark.startswith(f"{address}|") and not mark.startswith(tuple(alive))
-    )
+        # A driver may live though its managers do not.
+        if mark.startswith(f"{address}|") and not mark.startswith(alive) and driver_of(mark) not in drivers
+    ]
+    return tuple(left), jobs

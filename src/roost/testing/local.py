@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,7 @@ from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
 from roost.machine.ports import taken_ports
-from roost.runtime.connect.authentication import refresh_authentication
-from roost.runtime.connect.versions import has_token_authentication
+from roost.runtime.connect.authentication import refresh_authentication, token_for_local_clusters
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.text import plural
 
@@ -106,7 +104,7 @@ class LocalCluster:
         """Start every node and wait until all are registered; leave nothing behind if that fails."""
         if self._keeper is not None:
             raise ClusterError("the local cluster is running already")
-        authentication = _authentication()
+        authentication = token_for_local_clusters()
         self.folder = socket_folder() / f"ray-{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
@@ -313,25 +311,6 @@ def _start_keeper(authentication: dict[str, str], num_nodes: int, *, stays: bool
         # Ctrl-C goes to the process that asked for the cluster, which then stops it in order.
         start_new_session=True,
     )
-
-
-def _authentication() -> dict[str, str]:
-    """The variables for token authentication, with one token for all local clusters of this user.
-
-    Ray listens on all interfaces: without a token, anyone who reaches this machine could run code on it. A process
-    reads the token once, so one that uses two clusters in turn must find the same token for both.
-    """
-    if not has_token_authentication(version("ray")):
-        return {}
-    path = socket_folder() / "token"
-    if not path.exists():
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.touch(mode=0o600)
-        draft.write_text(secrets.token_hex(32), encoding="utf-8")
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-        draft.unlink()
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
 
 
 def _free_ports(count: int) -> list[int]:

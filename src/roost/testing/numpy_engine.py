@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
-from roost.rl.web import HttpServer, read_json, web
+from roost.rl.web import HttpServer, Route, read_json, web
 from roost.text import join_words, shorten
 
 Floats = NDArray[np.float64]
@@ -151,8 +151,9 @@ def _is_count(value: object, least: int) -> bool:
 class NumpyEngine:
     """A `RolloutEngine` around a `TinyPolicy`.
 
-    Its server answers `POST /generate`, `GET /health`, `GET /version` and `POST /update_weights`. `start_seconds` is
-    how long it takes to become healthy, as a large engine does while it loads.
+    Its server answers `POST /generate`, `GET /health`, `GET /version` and `POST /update_weights`, if the request shows
+    the secret of its `EngineSpec`. `start_seconds` is how long it takes to become healthy, as a large engine does while
+    it loads.
     """
 
     def __init__(self, features: int = 4, actions: int = 2, seed: int = 0, start_seconds: float = 0.0) -> None:
@@ -176,14 +177,14 @@ class NumpyEngine:
                 raise ClusterError(f"engine {self.spec.engine_rank} is running already", hint="stop it first")
             if spec.node_rank == 0:
                 routes = {
-                    ("POST", "/generate"): self._answer_generate,
-                    ("GET", "/health"): self._answer_health,
-                    ("GET", "/version"): self._answer_version,
-                    ("POST", "/update_weights"): self._answer_update_weights,
+                    ("POST", "/generate"): Route(handler=self._answer_generate),
+                    ("GET", "/health"): Route(handler=self._answer_health),
+                    ("GET", "/version"): Route(handler=self._answer_version),
+                    ("POST", "/update_weights"): Route(handler=self._answer_update_weights, is_control=True),
                 }
                 name = f"roost engine {spec.engine_rank}"
                 self._threads = ThreadPoolExecutor(_MAX_REQUESTS, thread_name_prefix=name)
-                self._server = HttpServer(spec.address, spec.port, routes, name=name)
+                self._server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             # Engines have the same weights, and must not draw the same actions.
             self._seeds = np.random.SeedSequence([self._seed, spec.engine_rank])
             self._ready_at = time.monotonic() + self._start_seconds

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import Address, TextForm
+from roost.cli.options import TIMEOUT_SECONDS, Address, TextForm, Timeout
 from roost.cli.out import tell
 from roost.cli.terminal import print_answer
 from roost.cli.text.doctor import report_text
@@ -20,9 +20,7 @@ def doctor(
     run_dir: Annotated[
         str | None, typer.Option("--run-dir", metavar="DIR", help="The folder that all nodes should share.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="How long nodes may take to answer.")
-    ] = 30,
+    timeout: Timeout = TIMEOUT_SECONDS,
 ) -> None:
     # Only a person at a terminal needs to know what the doctor waits for before the findings.
     waiting = tell if sys.stderr.isatty() else lambda _: None

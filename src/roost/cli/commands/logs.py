@@ -15,6 +15,7 @@ from roost.cli.out import write_text
 from roost.cli.runs import complete_run
 from roost.cli.shell import offer
 from roost.errors import ConfigError
+from roost.machine.folders import open_regular
 from roost.runtime.runs.folder import log_file
 from roost.runtime.runs.index import LATEST, find_run
 from roost.text import join_words, printable
@@ -91,7 +92,7 @@ class _Tail:
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """Yield the lines added since the last call; with `is_last` also one without a line end."""
         # It is missing while it is put aside for another group of the same name.
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb", opener=open_regular) as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or self._offset > found.st_size:
                 self._inode, self._offset, self._begun = found.st_ino, 0, b""
@@ -110,7 +111,7 @@ def _text(line: bytes) -> str:
 
 def _start_of_last(path: Path, lines: int) -> int:
     """Find where the last lines of a file begin, reading from its end."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         first = end = file.seek(0, 2)
         size = _CHUNK
         while first > 0:
@@ -134,10 +135,15 @@ def _find_logs(folder: Path, worker: str = "") -> dict[str, Path]:
     """Find the log of a worker, those of a group's workers, or all; by name, in the order of ranks."""
     if worker and not all(part and part not in (".", "..") and "/" not in part for part in worker.split(":")):
         raise ConfigError(f"{worker!r} is not a worker", hint="write actor:3, or actor for the whole group")
-    if worker and (one := log_file(folder, worker)).is_file():
+    if worker and _is_log(one := log_file(folder, worker)):
         return {worker: one}
-    found = folder.joinpath(*worker.split(":")).rglob("*.log")
+    found = filter(_is_log, folder.joinpath(*worker.split(":")).rglob("*.log"))
     parts = {path.relative_to(folder).with_suffix("").parts: path for path in found}
     # Ranks in the order of numbers.
     ordered = sorted(parts, key=lambda words: [(word.zfill(10) if word.isdigit() else word) for word in words])
     return {":".join(words): parts[words] for words in ordered}
+
+
+def _is_log(path: Path) -> bool:
+    """Tell a log from a link or a pipe, which a worker never makes."""
+    return path.is_file() and not path.is_symlink()

@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from roost.cli.options import Address, Out
-from roost.cli.out import as_json, write_text
+from roost.cli.options import TIMEOUT_SECONDS, Address, Out, Timeout
+from roost.cli.out import as_json, tell, write_text
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.status import nodes_table
+from roost.cli.visit import visit_nodes
 from roost.config.inventory import inventory_text
+from roost.errors import CheckFailed, Problem
 from roost.placement.plan import Plan
 from roost.render.grid import make_grid
-from roost.runtime.nodes.discover import make_topology
-from roost.runtime.status import get_nodes
+from roost.text import printable
 
 
 def nodes(
@@ -24,13 +25,20 @@ def nodes(
     ] = "table",
     out: Out = None,
     address: Address = None,
+    timeout: Timeout = TIMEOUT_SECONDS,
 ) -> None:
-    found = get_nodes(address)
+    found = visit_nodes(address, timeout)
     if form == "json":
-        write_text(as_json([node.to_dict() for node in found]), out)
-    elif form == "inventory":
-        write_text(inventory_text(make_topology(found)), out)
-    elif form == "map":
-        draw_map(make_grid(Plan(topology=make_topology(found), components=()), title="the live cluster"), out)
+        write_text(as_json([*(node.to_dict() for node in found.nodes), *(node.to_dict() for node in found.sick)]), out)
+        return
+    if form == "table":
+        print_text(nodes_table(found.nodes, found.sick), out)
+        return
+    if found.topology is None:
+        raise CheckFailed(Problem(message=node.problem, hint=node.hint) for node in found.sick)
+    for node in found.sick:
+        tell(f"note: a node is left out: {printable(node.problem)}")
+    if form == "inventory":
+        write_text(inventory_text(found.topology), out)
     else:
-        print_text(nodes_table(found), out)
+        draw_map(make_grid(Plan(topology=found.topology, components=()), title="the live cluster"), out)

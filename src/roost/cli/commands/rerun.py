@@ -13,16 +13,18 @@ from typing import Annotated
 import typer
 
 from roost.cli.commands.run import start_job
-from roost.cli.options import Address
+from roost.cli.options import TIMEOUT_SECONDS, Address
 from roost.cli.out import tell
 from roost.cli.plans import read_saved_plan
 from roost.cli.runs import Run, plan_file
 from roost.cli.text.plans import diff_text
+from roost.cli.visit import visit_hardware
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
+from roost.redact import HIDDEN
 from roost.runtime.options import RunOptions
 from roost.runtime.runs.diff import diff_environments
 from roost.runtime.runs.index import find_run, read_run
@@ -79,6 +81,12 @@ def _rerun_script(record: RunRecord, dry_run: bool) -> None:
     words = [sys.executable, *record.command[1:]]
     if what_of(record.command) in ("python", "standard input"):
         raise ConfigError(f"run {record.id} was typed into Python, and what was typed is not kept")
+    if any(HIDDEN in word for word in words):
+        command = shlex.join(record.command[1:])
+        raise ConfigError(
+            f"the command of run {record.id} had a secret, which is not kept: {command}",
+            hint=f"run it by hand in {record.cwd}, with the secret in place of {HIDDEN}",
+        )
     tell(printable(shlex.join(words)))
     tell(f"  in {printable(record.cwd)}")
     _tell_environment(record)
@@ -101,11 +109,9 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
     if not dry_run:
         start_job(text, str(path), again, options, check)
         return
-    from roost.runtime.status import get_hardware  # loads Ray, which rerunning a script leaves to the script
-
     draft = read_job_text(text, name=str(path))
     try:
-        live = get_hardware(draft.job.cluster.num_nodes, options.address)
+        live = visit_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
     except ClusterError as error:
         tell(f"where its workers would sit is not known now: {error}")
         return

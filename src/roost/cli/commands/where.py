@@ -16,6 +16,7 @@ from roost.cli.text.layout import facts, titled
 from roost.config.topology import Node
 from roost.errors import ConfigError
 from roost.placement.environment import worker_interpreter
+from roost.redact import hide
 
 
 @with_flags
@@ -41,7 +42,7 @@ def where(
         "local_hardware_ranks": list(found.local_hardware_ranks),
         "node_group": found.node_group_label,
         "python_interpreter_path": worker_interpreter(plan.topology, found),
-        "environment": plan.environment(component, rank),
+        "environment": {name: hide(name, value) for name, value in plan.environment(component, rank).items()},
     }
     print_answer(form, answer, lambda: _answer_text(answer, plan.topology.nodes[found.cluster_node_rank]))
 

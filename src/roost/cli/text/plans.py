@@ -80,7 +80,7 @@ def diff_text(difference: PlanDiff) -> Text:
     text = Text()
     _append_lines(text, [f"~ {what}: {before} -> {after}" for what, before, after in difference.facts], "yellow")
     variables = [
-        f"{item.worker}: " + ", ".join(f"{name} {_value(a)} -> {_value(b)}" for name, a, b in item.variables)
+        f"{item.worker}: " + ", ".join(f"{name} {_value(a)} -> {_value(b)}" for name, a, b in item.shown)
         for item in difference.changed_variables
     ]
     hands = [

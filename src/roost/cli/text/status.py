@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from roost.cli.text.layout import aligned
 from roost.config.ranks import format_ranks
 from roost.placement.plan import Piece
-from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
-from roost.runtime.reserve.occupancy import Holdings, pieces_on
-from roost.runtime.status import ClusterStatus, JobStatus
-from roost.text import join_words, plural
+from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo, SickNode
+from roost.runtime.reserve.holdings import Holdings, pieces_on
+from roost.text import join_words, plural, printable
+
+if TYPE_CHECKING:
+    from roost.runtime.status import ClusterStatus, JobStatus
 
 
-def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
-    """Make one line for each node."""
+def nodes_table(nodes: Sequence[NodeInfo], sick: Sequence[SickNode] = ()) -> Text:
+    """Make one line for each node, and say what is wrong with those that cannot be probed."""
     rows = [("NODE", "ADDRESS", "NAME", "ACCELERATORS", "CPUS", "MEMORY", "PYTHON", "RAY", "RAY ID")]
     rows += [
         (
@@ -34,21 +37,25 @@ def nodes_table(nodes: Sequence[NodeInfo]) -> Text:
         )
         for node in nodes
     ]
-    return aligned(rows)
+    text = aligned(rows).append("\n")
+    _append_sick(text, sick)
+    text.rstrip()
+    return text
 
 
 def status_text(status: ClusterStatus) -> Text:
     """Describe the jobs on a cluster, its accelerators, and processes left over from earlier jobs."""
     accelerators = sum(node.num_accelerators for node in status.nodes)
-    has = f"{plural(len(status.nodes), 'node')}, {plural(accelerators, 'accelerator')}"
+    has = f"{plural(len(status.nodes) + len(status.sick), 'node')}, {plural(accelerators, 'accelerator')}"
     text = Text.assemble((f"Ray at {status.address}", "bold"), f"  {has}\n")
+    _append_sick(text, status.sick)
     if not status.jobs:
         text.append("no job of Roost\n")
     for item in status.jobs:
-        text.append(f"job {item.namespace}", style="bold")
+        text.append(f"job {printable(item.namespace)}", style="bold")
         text.append(f"  {_driver(item)}\n")
         workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
-        text.append(f"  workers   {workers}\n")
+        text.append(f"  workers   {printable(workers)}\n")
         text.append(f"  managers  {join_words(item.managers) or 'none'}\n")
         if item.missing_managers:
             missing = join_words(item.missing_managers)
@@ -60,10 +67,18 @@ def status_text(status: ClusterStatus) -> Text:
     if status.leftovers:
         text.append(f"left over from jobs that have ended ({len(status.leftovers)})\n", style="bold yellow")
         for left in status.leftovers:
-            text.append(f"  pid {left.pid} on {left.node}, of {left.job}: {left.command[:80]}\n")
-        text.append("  end them with kill, on their node\n", style="dim")
+            text.append(f"  pid {left.pid} on {left.node}, of {printable(left.job)}: {left.command[:80]}\n")
+        text.append("  `roost clean` ends them\n", style="dim")
     text.rstrip()
     return text
+
+
+def _append_sick(text: Text, nodes: Sequence[SickNode]) -> None:
+    for node in nodes:
+        which = "a node" if node.rank is None else f"node {node.rank}"
+        text.append(f"{which} is sick: {printable(node.problem)}\n", style="red")
+        if node.hint:
+            text.append(f"  hint: {node.hint}\n", style="dim")
 
 
 def _append_holders(text: Text, node: NodeInfo, holdings: Holdings) -> None:

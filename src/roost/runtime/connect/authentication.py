@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import secrets
 import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from roost.errors import ClusterError
+from roost.machine.folders import socket_folder
+from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.versions import has_token_authentication
+
+_MODE = "RAY_AUTH_MODE"
+_PATH = "RAY_AUTH_TOKEN_PATH"
+_SET = "set RAY_AUTH_TOKEN_PATH to a file with the token of that cluster, or RAY_AUTH_TOKEN to the token itself"
+
+_set_here: dict[str, tuple[str | None, str]] = {}
+"""The variables that were set for a connection: the value before, and ours."""
 
 
 def refresh_authentication() -> None:
@@ -13,7 +31,116 @@ def refresh_authentication() -> None:
     Ray before 2.52 has no tokens, and nothing to refresh.
     """
     raylet = sys.modules.get("ray._raylet")
-    if raylet is None or not hasattr(raylet, "AuthenticationTokenLoader"):
+    if raylet is None or not _has_tokens():
         return
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Set variables for the next connection of this process."""
+    for name, value in variables.items():
+        _set_here.setdefault(name, (os.environ.get(name), value))
+        os.environ[name] = value
+
+
+def restore_environment() -> None:
+    """Undo what was set for the last connection, unless other code has changed it since."""
+    for name, (before, ours) in _set_here.items():
+        if os.environ.get(name) == ours:
+            os.environ.pop(name) if before is None else os.environ.__setitem__(name, before)
+    _set_here.clear()
+
+
+def use_token_of(address: str, timeout: float) -> None:
+    """Let Ray use the token that is here if the head at `address` wants one; ClusterError if there is none, or another.
+
+    Ray itself does this only for a cluster that it finds on its own. With an address it uses a token only where
+    `RAY_AUTH_MODE` says so, and otherwise fails after 20 s without a reason.
+    """
+    refresh_authentication()
+    takes = takes_token(address, "", timeout)
+    mode, token = os.environ.get(_MODE), _find_token()
+    if takes is None or not _has_tokens():
+        return
+    if takes and mode == "token":
+        # Workers there would not answer a driver that wants a token from them.
+        raise ClusterError(f"the Ray at {address} takes no token, and {_MODE} is 'token'", hint=f"unset {_MODE}")
+    if not takes and mode and mode != "token":
+        raise ClusterError(
+            f"the Ray at {address} wants a token, and {_MODE} is {mode!r}", hint=f"set {_MODE}=token, or unset it"
+        )
+    if takes:
+        return
+    if not token and not mode:
+        raise ClusterError(
+            f"the Ray at {address} wants a token, and there is none here",
+            hint=f"copy ~/.ray/auth_token from the machine of its head, or {_SET}",
+        )
+    # Without a token, Ray has more places to look, and says what is missing.
+    if token and not takes_token(address, token, timeout):
+        raise ClusterError(f"the Ray at {address} wants a token that is not ours", hint=_SET)
+    set_environment({_MODE: "token"})
+    refresh_authentication()
+
+
+def token_for_local_clusters() -> dict[str, str]:
+    """Return the variables for token authentication, with one token for all local clusters of this user.
+
+    Ray listens on all interfaces: without a token, anyone who reaches this machine could run code on it. A process
+    reads the token once, so one that uses two clusters in turn must find the same token for both.
+    """
+    if not _has_tokens():
+        return {}
+    path = socket_folder() / "token"
+    _make_token(path)
+    return {_MODE: "token", _PATH: str(path)}
+
+
+def use_own_token() -> None:
+    """Let a Ray that this process starts want a token: the one that this user has, or a new one in Ray's place for it.
+
+    Ray makes one too, from 2.60 on, which all users of the machine can read.
+    """
+    if not _has_tokens() or os.environ.get(_MODE):
+        return
+    variables = {_MODE: "token"}
+    if not _find_token():
+        try:
+            _make_token(_home_token())
+        except (OSError, RuntimeError):
+            variables = token_for_local_clusters()
+    set_environment(variables)
+    refresh_authentication()
+
+
+def _has_tokens() -> bool:
+    return has_token_authentication(version("ray"))
+
+
+def _find_token() -> str:
+    """Return the token that Ray would use: from the environment, or from a file."""
+    if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    with contextlib.suppress(OSError, RuntimeError, UnicodeError):
+        path = Path(os.environ.get(_PATH) or _home_token())
+        return path.read_text(encoding="utf-8").strip()
+    return ""
+
+
+def _home_token() -> Path:
+    """Return the file where Ray looks; RuntimeError for a user without a home folder."""
+    return Path.home() / ".ray" / "auth_token"
+
+
+def _make_token(path: Path) -> None:
+    """Write a new token that only this user can read, unless the file exists."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(secrets.token_hex(32), encoding="utf-8")
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()

@@ -2,40 +2,100 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
 import os
+import re
 import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError
-from roost.machine.ports import answers
-from roost.runtime.connect.authentication import refresh_authentication
+from roost.machine.processes import account
+from roost.runtime.connect.authentication import (
+    restore_environment,
+    set_environment,
+    use_own_token,
+    use_token_of,
+)
+from roost.runtime.connect.guard import Guard
+from roost.runtime.connect.head import Head, within
+from roost.runtime.connect.knock import find_heads, is_on_loopback
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
 
-_CONNECT_SECONDS = 5.0
+USER_KEY = "roost_user"
+"""Under this key Ray knows the account that runs a driver of Roost, also after its end."""
+log: logging.Logger = logging.getLogger(__name__)
+
+DISCONNECT_SECONDS = 20.0
+_ANSWER_SECONDS = 10.0
+_STARTUP_REMARK = "worker processes have been started on node"
+_OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
     """A connection of this process to Ray."""
 
-    address: str
+    head: Head
     namespace: str
-    started_ray: bool
-    """Whether this connection started Ray, which then ends with it."""
     ray_job: str
     """Ray's id of this connection; a later one has another."""
+    guard: Guard | None
+    """What ends Ray with this process, if this connection started it."""
+
+    @property
+    def started_ray(self) -> bool:
+        """Whether this connection started Ray, which then ends with it."""
+        return self.guard is not None
+
+    @property
+    def address(self) -> str:
+        """Ray's address."""
+        return self.head.address
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this process still has it: it was not closed, and no other one replaced it."""
+        context = ray.get_runtime_context() if ray.is_initialized() else None
+        return context is not None and (context.get_job_id(), context.gcs_address) == (self.ray_job, self.address)
+
+
+_is_fork = False
+
+
+def is_fork() -> bool:
+    """Whether this process is a fork of one that was connected to Ray: Ray's calls would wait for ever here."""
+    return _is_fork
+
+
+def check_not_fork() -> None:
+    """Raise ClusterError in a fork."""
+    if _is_fork:
+        raise ClusterError(
+            "this process is a fork of one that is connected to Ray, and cannot use its connection",
+            hint="use the Cluster and its groups where they were made; "
+            'start other processes before that, or with multiprocessing.get_context("spawn")',
+        )
+
+
+def _note_fork() -> None:
+    global _is_fork
+    _is_fork = _is_fork or ray.is_initialized()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def is_worker() -> bool:
@@ -49,6 +109,7 @@ def is_worker() -> bool:
 def check_can_connect() -> None:
     """Raise ClusterError if Ray is too old, or if this process is connected already."""
     check_ray_version(ray.__version__)
+    check_not_fork()
     if ray.is_initialized():
         raise ClusterError(
             "Ray is initialised already in this process, by another call of ray.init",
@@ -57,41 +118,45 @@ def check_can_connect() -> None:
         )
 
 
-def connect(address: str | None, namespace: str, *, may_start: bool) -> Connection:
-    """Join the cluster at `address` or RAY_ADDRESS, the local cluster, or the one of this machine; else start one."""
+def connect(address: str | None, namespace: str, *, may_start: bool, timeout: float = _ANSWER_SECONDS) -> Connection:
+    """Join the cluster at `address` or RAY_ADDRESS, the local cluster, or the one of this machine; else start one.
+
+    A head that does not answer in `timeout` seconds, or 10 if that is less, is a ClusterError.
+    """
+    timeout = min(timeout, _ANSWER_SECONDS)
+    restore_environment()
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     local = read_local_cluster()
     if local is not None and wanted in ("auto", local.address) and address != "auto":
         wanted = local.address
-        os.environ.update({key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"})
-        refresh_authentication()
+        set_environment({key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"})
     if wanted.startswith("ray://"):
         raise ConfigError(
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
+    guard = None
+    found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
     if wanted not in ("auto", "local"):
-        _check_reachable(wanted)
-    try:
-        if wanted != "local":
-            _init(wanted, namespace)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        # Nothing answers, another version of Ray or Python at the other end, a wrong token, no raylet on this machine.
-        if wanted != "auto" or not isinstance(error, ConnectionError):
-            is_local = local is not None and local.address == wanted
-            hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
-            raise ClusterError(f"Ray at {wanted} could not be joined: {error}", hint=hint) from error
-        wanted = "local"
-    if wanted == "local":
+        use_token_of(found, timeout)
+    if found == "local":
         if not may_start:
             raise ClusterError(
-                "there is no Ray cluster to attach to",
+                "there is no Ray cluster to join",
                 hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
             )
-        _init("local", namespace)
+        guard = _start_ray(namespace)
+    else:
+        try:
+            _init(found, namespace)
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            # Another version of Ray or Python at the other end, no raylet on this machine.
+            is_local = local is not None and local.address == found
+            hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
+            raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
-    started, ray_job = wanted == "local", context.get_job_id()
-    return Connection(address=context.gcs_address, namespace=namespace, started_ray=started, ray_job=ray_job)
+    head = Head(context.gcs_address)
+    return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
 
 
 def prepare_disconnect() -> None:
@@ -104,64 +169,47 @@ def prepare_disconnect() -> None:
         importlib.import_module("ray.dag.compiled_dag_node")
 
 
-def disconnect(made: Connection) -> None:
+def disconnect(made: Connection, timeout: float = DISCONNECT_SECONDS) -> None:
     """Disconnect, which ends Ray if the connection started it; does nothing if another connection replaced it."""
-    if _is_current(made):
-        _shutdown()
+    try:
+        if made.is_current:
+            within(timeout, _shutdown, "disconnect")
+    except ClusterError as error:
+        # Ray would try again at exit, and hang again.
+        atexit.unregister(ray.shutdown)
+        log.error("%s", error)
+    finally:
+        if made.guard is not None:
+            made.guard.stop()
+
+
+def give_up(made: Connection) -> None:
+    """Disconnect from a head that is gone: Ray would end this process, with no `finally` block and no exit handler."""
+    made.head.is_given_up = True
+    disconnect(made)
 
 
 def is_alive(made: Connection) -> bool:
-    """Whether the connection is still this process's, and Ray answers at the other end."""
-    return _is_current(made) and answers(made.address)
+    """Whether the connection is still this process's, and Ray answers at the other end, if need be after a blip."""
+    return made.is_current and made.head.wait()
 
 
-def wait_for_names_to_go(names: set[str], timeout: float) -> None:
-    """Wait until no actor of this namespace has one of these names, at most `timeout` seconds."""
+def wait_for_names_to_go(names: set[str], timeout: float) -> set[str]:
+    """Wait until no actor of this namespace has one of these names; return those that are left after `timeout`."""
     deadline = time.monotonic() + timeout
+    left = set(names)
 
-    def wait() -> None:
+    def wait() -> bool:
         # If Ray is gone, there is nothing to wait for.
         with contextlib.suppress(Exception):
-            while time.monotonic() < deadline and names & set(list_named_actors()):
-                time.sleep(0.02)
+            while left and time.monotonic() < deadline:
+                left.intersection_update(list_named_actors())
+                time.sleep(0.02 if left else 0)
+        return True
 
-    # In a thread, because Ray's call may not return.
-    waiting = threading.Thread(target=wait, daemon=True)
-    waiting.start()
-    waiting.join(timeout)
-
-
-@contextlib.contextmanager
-def ended_before_sigterm(end: Callable[[], object]) -> Iterator[None]:
-    """Inside, SIGTERM first calls `end`, and then ends this process as usual.
-
-    Ray's processes notice the end of this one, but some of them only after a minute.
-    """
-
-    def handle(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        try:
-            end()
-        finally:
-            os.kill(os.getpid(), number)
-
-    _replace_handler(signal.SIG_DFL, handle)
-    try:
-        yield
-    finally:
-        _replace_handler(handle, signal.SIG_DFL)
-
-
-def _replace_handler(old: object, new: Any) -> None:
-    """Replace the handler of SIGTERM if it is the old one, and if this thread may."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is old:
-        signal.signal(signal.SIGTERM, new)
-
-
-def _is_current(made: Connection) -> bool:
-    context = ray.get_runtime_context() if ray.is_initialized() else None
-    return context is not None and (context.get_job_id(), context.gcs_address) == (made.ray_job, made.address)
+    with contextlib.suppress(ClusterError):
+        within(timeout, wait, "list its actors")
+    return left
 
 
 def _shutdown() -> None:
@@ -174,29 +222,77 @@ def _init(address: str, namespace: str) -> None:
     # is no public way to choose; the head is the one that must not die anyway.
     host = address.rpartition(":")[0]
     own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
+    if own:
+        _hide_startup_remark()
+    place = _on_loopback() if is_on_loopback(address) else contextlib.nullcontext()
     try:
-        with _own_signal_handlers():
-            ray.init(address=address, namespace=namespace, logging_level=logging.WARNING, **own)
+        with place, _own_signal_handlers():
+            job = JobConfig(metadata={USER_KEY: account()})
+            ray.init(address=address, namespace=namespace, job_config=job, logging_level=logging.WARNING, **own)
     except BaseException:
         # Processes that were started before the failure, or before Ctrl-C, would stay.
         _shutdown()
         raise
 
 
-def _check_reachable(address: str) -> None:
-    """Fail in seconds and with a clear message, where Ray would try for a minute."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()) or "/" in host:
-        raise ConfigError(
-            f"{address!r} is not an address of a Ray cluster", hint="write host:port, as in 10.0.0.2:6379"
-        )
+def _find_head(timeout: float, *, may_start: bool) -> str:
+    """Return the head of a Ray on this machine that takes our token, or "local" if there is none."""
+    refusals: list[ClusterError] = []
+    for head in find_heads():
+        try:
+            use_token_of(head, timeout)
+        except ClusterError as error:
+            refusals.append(error)
+        else:
+            return head
+    if refusals and not may_start:
+        raise refusals[0]
+    for refusal in refusals:
+        log.warning("%s: Roost starts its own Ray", refusal.problems[0].message)
+    return "local"
+
+
+def _start_ray(namespace: str) -> Guard:
+    """Start Ray on this machine, on the loopback interface only, until this process ends."""
+    use_own_token()
+    guard = Guard()
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-    except (OSError, UnicodeError) as error:
-        raise ClusterError(
-            f"nothing answers at {address}: {error}",
-            hint="is the cluster up? RAY_ADDRESS or `address` says where it is",
-        ) from None
+        with _on_loopback():
+            _init("local", namespace)
+        guard.note_start()
+    except BaseException:
+        guard.stop()
+        raise
+    return guard
+
+
+@contextlib.contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray take 127.0.0.1 for the address of this machine: it then listens there, and not on all interfaces.
+
+    That is what Ray does on other systems than Linux. Its variable for it is read when Ray is loaded, so the processes
+    that Ray starts get the variable, and this one what was read from it, which has no public name.
+    """
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    before = os.environ.get(_OTHER_MACHINES)
+    reached = getattr(constants, "ENABLE_RAY_CLUSTER", True)
+    os.environ[_OTHER_MACHINES] = "0"
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = reached
+        os.environ.pop(_OTHER_MACHINES) if before is None else os.environ.__setitem__(_OTHER_MACHINES, before)
+
+
+def _hide_startup_remark() -> None:
+    """Do not print that a node of a local cluster has many processes: its nodes share the cores of one machine.
+
+    Ray's variable for what it should not print is read when Ray is loaded.
+    """
+    printed: Any = getattr(importlib.import_module("ray._private.ray_logging"), "stdout_deduplicator", None)
+    if printed is not None and getattr(printed, "skip_re", "") is None:
+        printed.skip_re = re.compile(_STARTUP_REMARK)
 
 
 @contextlib.contextmanager

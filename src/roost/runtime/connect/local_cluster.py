@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import psutil
 
@@ -48,6 +49,15 @@ def read_local_cluster() -> LocalClusterRecord | None:
     except (ClusterError, OSError, ValueError, TypeError):
         return None
     return found if found.is_up else None
+
+
+def find_stale_files() -> list[Path]:
+    """Return the record of a cluster that is gone, and drafts of processes that ended before they were complete."""
+    folder = socket_folder()
+    drafts = [path for path in folder.glob("*.*") if path.suffix[1:].isdigit() and not path.is_dir()]
+    stale = [path for path in drafts if not psutil.pid_exists(int(path.suffix[1:]))]
+    record = folder / _RECORD
+    return [*stale, record] if record.exists() and read_local_cluster() is None else stale
 
 
 @contextlib.contextmanager

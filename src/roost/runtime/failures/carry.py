@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import time
 import traceback
-from typing import TypedDict
+from collections.abc import Callable
+from typing import TypedDict, TypeVar
 
 from ray import cloudpickle
 
-from roost.text import shorten
+from roost.text import message_of, shorten
+
+Made = TypeVar("Made")
 
 # Ray delivers a small failure immediately, and a large one only when the whole call is over.
 _MAX_PICKLED = 32 * 1024
@@ -46,23 +48,46 @@ def carry(error: BaseException, log_tail: str) -> RemoteFailure:
     trace = error.__traceback__
     while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
         trace = trace.tb_next
-    found = traceback.TracebackException(type(error), error, trace)
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its str() raises)"
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    message = _tried(lambda: message_of(error), "(its str() raises KeyboardInterrupt)")
+    what = f"{name}: {shorten(message, _MAX_TEXT)}" if message else name
+    shown = _tried(
+        lambda: "".join(traceback.TracebackException(kind, error, trace).format()),
+        "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), what]),
+    )
     return RemoteFailure(
         {
-            "what": f"{name}: {shorten(message, _MAX_TEXT)}" if message else name,
-            "traceback": _cut_middle("".join(found.format())),
+            "what": what,
+            "traceback": _cut_middle(shown),
             "log_tail": _cut_middle(log_tail),
             "when": time.time(),
             "pid": os.getpid(),
-            "pickled": _pickled(error),
+            "pickled": _tried(lambda: _pickled(error), None),
         }
     )
+
+
+def revive(pickled: bytes, note: str) -> Exception | None:
+    """Return a pickled exception with a note; None if it does not come back as one that can be shown."""
+    try:
+        error = pickle.loads(pickled)  # noqa: S301 - pickled by a worker of this job
+        error.add_note(note)
+        # The class is the user's: what these raise would otherwise come up where the caller shows the exception.
+        str(error), repr(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _tried(make: Callable[[], Made], otherwise: Made) -> Made:
+    """Call what runs code of the exception's class, which may raise anything, also what would end this process."""
+    try:
+        return make()
+    except BaseException:
+        return otherwise
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -70,11 +95,8 @@ def _pickled(error: BaseException) -> bytes | None:
     # These mean something to the code that they would pass through.
     if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
         return None
-    with contextlib.suppress(Exception):
-        data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
-        if len(data) <= _MAX_PICKLED and type(pickle.loads(data)) is type(error):  # noqa: S301 - our own bytes
-            return data
-    return None
+    data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
+    return data if len(data) <= _MAX_PICKLED and type(revive(data, "")) is type(error) else None
 
 
 def _cut_middle(text: str) -> str:

@@ -8,7 +8,6 @@ that say which worker raised it, where, with what traceback and log.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import re
 import textwrap
 import time
@@ -29,8 +28,8 @@ from ray.exceptions import (
 
 from roost.config.ranks import format_ranks
 from roost.errors import WorkerDied, WorkerFailed
-from roost.runtime.failures.carry import RemoteFailure
-from roost.text import plural, shorten
+from roost.runtime.failures.carry import RemoteFailure, revive
+from roost.text import error_text, message_of, plural, printable, printable_lines, shorten
 
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
@@ -101,19 +100,22 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     cause: Exception | None = getattr(error, "cause", None)
     base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
     if isinstance(cause, RemoteFailure):
-        return Failure(kind=FailureKind.EXCEPTION, **base, **cause.description)
+        described: dict[str, Any] = dict(cause.description)
+        # An exception may quote what its worker got from elsewhere.
+        described |= {name: printable_lines(described[name]) for name in ("what", "traceback", "log_tail")}
+        return Failure(kind=FailureKind.EXCEPTION, **base, **described)
     base |= {"when": time.time(), "kind": FailureKind.EXCEPTION}
     if isinstance(error, _DEATHS) and not isinstance(error, RayTaskError):
         return Failure(**base | {"kind": FailureKind.DEATH, "what": describe_death(error)})
     if isinstance(error, RayTaskError):
         # Raised outside the user's method, most likely after it.
-        last = _last_line(str(cause or error))
+        last = _last_line(message_of(cause or error))
         what = f"its result cannot be sent: {last}" if "pickle" in str(error) else f"{type(cause).__name__}: {last}"
-        return Failure(what=what, traceback=_COLOUR.sub("", str(error)), **base)
+        return Failure(what=what, traceback=printable_lines(_COLOUR.sub("", str(error))), **base)
     if isinstance(error, RaySystemError):
         what = f"its answer cannot be read here: {_last_line(str(error))}"
-        return Failure(what=what, traceback=str(error), **base)
-    return Failure(what=f"{type(error).__name__}: {error}", **base)
+        return Failure(what=what, traceback=printable_lines(str(error)), **base)
+    return Failure(what=printable_lines(error_text(error)), **base)
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
@@ -127,42 +129,33 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
         rest += [f"    and {len(others) - 16} more"] if len(others) > 16 else []
     if unfinished:
         rest.append(f"  not finished yet: {plural(len(unfinished), 'rank')}, {format_ranks(unfinished)}")
-    error = _original(first)
+    note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
+    notes = "\n".join(filter(None, [note, first.details, *rest]))
+    error = revive(first.pickled, notes) if first.pickled else None
     if error is None:
         kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
         verb = "died" if first.kind is FailureKind.DEATH else "failed"
         text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
         error = kind("\n".join(filter(None, [text, first.details, *rest])))
-    else:
-        note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
-        error.add_note("\n".join(filter(None, [note, first.details, *rest])))
     attach_failures(error, (first, *others))
     return error
 
 
 def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
     """Give the caller's code in `error.worker_failures` what the notes give people."""
-    # A class with slots has no room for it.
-    with contextlib.suppress(AttributeError):
-        error.worker_failures = failures  # type: ignore[attr-defined]
-
-
-def _original(failure: Failure) -> Exception | None:
-    # An exception whose class cannot be imported here does not unpickle.
+    # The class may have no room for it, or refuse it.
     with contextlib.suppress(Exception):
-        found = pickle.loads(failure.pickled or b"")  # noqa: S301 - pickled by a worker of this job
-        return found if isinstance(found, Exception) else None
-    return None
+        error.worker_failures = failures  # type: ignore[attr-defined]
 
 
 def _useful_lines(text: str) -> list[str]:
     """Leave out the ids in Ray's account, which mean nothing to the reader."""
     skipped = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [printable(line.strip()) for line in text.splitlines()]
     kept = [line for line in lines if line and not line.startswith(skipped)]
     return kept or [line for line in lines if line]
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [printable(line.strip()) for line in text.splitlines() if line.strip()]
     return shorten(lines[-1], 500) if lines else ""

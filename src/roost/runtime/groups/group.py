@@ -29,7 +29,8 @@ from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
-from roost.runtime.groups.members import Members, OwnMembers, Recipe
+from roost.runtime.connect.connection import check_not_fork, is_fork
+from roost.runtime.groups.members import CLOSE_SECONDS, Members, OwnMembers, Recipe
 from roost.runtime.groups.result import CallResult
 from roost.runtime.groups.stream import ItemStream
 from roost.runtime.launch.worker_spec import make_worker_specs, place_group
@@ -148,6 +149,8 @@ class GroupDraft:
                 identities=tuple(spec.identity for spec in specs),
                 methods=tuple((method, str(kind)) for method, kind in self._methods.items()),
                 launch=secrets.token_hex(8),
+                owner=context.owner,
+                restarts_left=(restarts,) * len(specs),
             )
             members = OwnMembers(context, record, specs, recipe, reservation)
             reached |= members.launch()
@@ -268,20 +271,32 @@ class WorkerGroup:
             raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
         return ItemStream(self._members, method, self._ranks, pack_call(method, args, kwargs))
 
-    def restart(self, rank: int) -> None:
-        """Start a dead rank again in its place: same node, accelerators and ports; its constructor runs again."""
-        self._members.check_open()
-        self._members.restart(self.on(rank).ranks[0])
+    def restart(self, rank: int, *, force: bool = False, timeout: float | None = None) -> None:
+        """Start a dead rank again in its place: same node, accelerators and ports; its constructor runs again.
 
-    def close(self) -> None:
-        """End all workers of the group; in a process that attached, only let go of it."""
-        self._members.close()
+        With `force`, a worker that is alive is ended first, even one that hangs. `timeout` is that of the launch unless
+        it is given.
+        """
+        self._members.check_open()
+        self._members.restart(self.on(rank).ranks[0], force=force, timeout=timeout)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """End all workers of the group; in a process that attached, only let go of it.
+
+        ClusterError names what could not be ended within `timeout` seconds; the group can then be closed again.
+        """
+        check_not_fork()
+        if self.is_own:
+            self._members.context.stop.run_hooks()
+        self._members.close(timeout)
 
     def __enter__(self) -> WorkerGroup:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.close()
+        # A fork that leaves the block has nothing to end.
+        if not is_fork():
+            self.close()
 
     def __getattr__(self, method: str) -> Callable[..., CallResult]:
         if method.startswith("_"):

@@ -6,35 +6,43 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from roost.errors import ClusterError, ConfigError, RoostError, WorkerDied
+from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
 from roost.runtime.connect.connection import wait_for_names_to_go
-from roost.runtime.failures.failure import Failure, FailureKind
+from roost.runtime.connect.head import within
+from roost.runtime.failures.failure import Failure
 from roost.runtime.groups.result import CallResult
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.launch import Launch
 from roost.runtime.launch.progress import Phase, show_launch
 from roost.runtime.launch.worker_spec import WorkerSpec
+from roost.runtime.managers.base import HANG_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
 from roost.runtime.nodes.discover import live_nodes
-from roost.runtime.nodes.ray_state import living
+from roost.runtime.nodes.ray_state import is_known_dead, living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
-from roost.text import plural
+from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_END_SECONDS = 10.0
+CLOSE_SECONDS = 15.0
+_REGISTER_SECONDS = 5.0
+_ASK_SECONDS = 10.0
 _CAUSE_SECONDS = 2.0
+_LOOK_SECONDS = 0.25
+_TICK_SECONDS = 0.05
+_RESTART_SECONDS = 600.0
+"""How long a call waits for the actor of a rank that is to be restarted; others may be restarted before it."""
 
 
 class Members:
@@ -45,16 +53,10 @@ class Members:
         self.name: str = record.name
         self.methods: dict[str, MethodKind] = {name: MethodKind(kind) for name, kind in record.methods}
         self._record = record
-        # By rank; the handles of the ranks in `_lost` are looked up when they are needed.
+        # By rank; those that are missing are looked up when they are needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
-        self._lost = set(range(len(record.identities)))
         self.size: int = len(record.identities)
         self.is_closed: bool = False
-
-    @property
-    def is_reachable(self) -> bool:
-        """Whether the group and its Cluster are open, and Ray answers."""
-        return not self.is_closed and self.context.is_reachable
 
     def identity(self, rank: int) -> WorkerIdentity:
         """Return the identity of a rank."""
@@ -66,11 +68,14 @@ class Members:
         return self._ready_handles(ranks)
 
     def alive(self) -> list[int]:
-        """Return the ranks whose workers are alive now."""
-        if not self.is_reachable or not self._is_current():
+        """Return the ranks whose workers are alive now; ClusterError if Ray does not say."""
+        if self.is_closed or self.context.is_closed.is_set():
+            return []
+        self.context.check_reachable(f": who of {self.name!r} is alive is not known")
+        if not self._is_current():
             return []
         addresses = [identity.address for identity in self._record.identities]
-        alive = living(addresses)
+        alive = within(_ASK_SECONDS, lambda: living(addresses), "list its actors")
         return [rank for rank, address in enumerate(addresses) if address in alive]
 
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
@@ -81,10 +86,7 @@ class Members:
 
     def describe(self, error: BaseException, rank: int) -> Failure:
         """Turn what Ray raised for a call into the worker's failure."""
-        failure = self.context.describe(self.identity(rank), error)
-        if failure.kind is FailureKind.DEATH:
-            self._lost.add(rank)
-        return failure
+        return self.context.describe(self.identity(rank), error)
 
     def check_open(self) -> None:
         """Raise ClusterError if the group or its Cluster was closed."""
@@ -92,11 +94,11 @@ class Members:
             raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
         self.context.check_open()
 
-    def close(self) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
         """Let go of the group; its workers belong to the process that launched it."""
         self.is_closed = True
 
-    def restart(self, rank: int) -> None:
+    def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:  # noqa: ARG002 - as for own
         """Refuse: only the process that launched the group can restart a worker."""
         address = self.identity(rank).address
         raise ClusterError(f"{address} can only be restarted by the process that launched the group")
@@ -105,19 +107,56 @@ class Members:
         """Whether the name still belongs to this launch."""
         try:
             return self.context.worker_manager.get_group(self.name).launch == self._record.launch
+        except ManagerDied:
+            raise
         except ClusterError:
             return False
 
     def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        # The process that launched the group may have restarted those that died.
-        for rank in self._lost & set(ranks):
-            address = self.identity(rank).address
-            try:
-                self._handles[rank] = ray.get_actor(address, namespace=self.context.job.namespace)
-            except ValueError:
-                raise WorkerDied(f"{address} on {self.identity(rank).node} is dead") from None
-            self._lost.discard(rank)
+        lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
+        if lost:
+            self._find_again(lost)
         return [self._handles[rank] for rank in ranks]
+
+    def _find_again(self, ranks: Sequence[int]) -> None:
+        """Look up the actors of ranks that are new to this process or have died, and wait for those that are restarted.
+
+        A worker that is up but not constructed is one of the living: it makes its callers wait.
+        """
+        missing = {self.identity(rank).address: rank for rank in ranks}
+        deadline = time.monotonic() + _RESTART_SECONDS
+        while True:
+            for address, found in within(_ASK_SECONDS, lambda: self._look_up(missing), "find its actors").items():
+                self._handles[missing.pop(address)] = found
+            if not missing or time.monotonic() > deadline or not self._will_be_restarted(missing.values()):
+                break
+            time.sleep(_LOOK_SECONDS)
+        for address, rank in missing.items():
+            # If there was an actor, Ray refuses a call to it and says why it died.
+            if rank not in self._handles:
+                raise WorkerDied(f"{address} on {self.identity(rank).node} is dead")
+
+    def _look_up(self, addresses: Collection[str]) -> dict[str, ActorHandle[Any]]:
+        """Return the actors of those of these addresses that are alive."""
+        found = {}
+        for address in living(addresses):
+            with contextlib.suppress(ValueError):
+                handle = ray.get_actor(address, namespace=self.context.job.namespace)
+                # Ray's head may take a moment longer than this process to know it.
+                if not is_known_dead(handle):
+                    found[address] = handle
+        return found
+
+    def _will_be_restarted(self, ranks: Iterable[int]) -> bool:
+        """Whether the process that launched the group is going to restart all of these dead ranks."""
+        try:
+            record = self.context.worker_manager.get_group(self.name)
+        except ManagerDied:
+            raise
+        except ClusterError:
+            return False
+        is_same = record.launch == self._record.launch
+        return is_same and all(record.restarts_left[rank] for rank in ranks) and _is_living(record.owner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +189,8 @@ class OwnMembers(Members):
         self._reservation = reservation
         self._lock = threading.RLock()
         self._restarts_left = dict.fromkeys(range(len(specs)), recipe.restarts)
+        self._restarting: int | None = None
+        self._pids: dict[str, int] = {}
         self._stopped = threading.Event()
         self._port = GroupPort(context.node_manager, specs[0].node.rank, context.owner)
         self._reviver: threading.Thread | None = None
@@ -163,35 +204,42 @@ class OwnMembers(Members):
     def launch(self) -> Mapping[str, float]:
         """Start all workers, and return when the last of them reached each phase; if it fails, end them."""
         try:
-            reached = self._start(self._specs, is_restart=False)
+            reached = self._start(self._specs)
         except BaseException:
-            self.close()
+            # What cannot be ended now ends with the Cluster.
+            with contextlib.suppress(ClusterError):
+                self.close()
             raise
         if self._recipe.restarts:
             self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._revive_soon)
         return {str(phase): when for phase, when in reached.items()}
 
-    def restart(self, rank: int) -> None:
-        """Start a rank whose worker is dead again, in its place."""
+    def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:
+        """Start a rank whose worker is dead again, in its place; `force` ends one that is alive."""
         with self._lock:
             self.check_open()
             spec = self._specs[rank]
-            if rank in self.alive():
-                raise ConfigError(f"{spec.address} is alive", hint="only a dead worker can be restarted in its place")
+            is_alive = rank in self.alive()
+            if is_alive and not force:
+                raise ConfigError(f"{spec.address} is alive", hint="restart(rank, force=True) ends it first")
             if spec.node.ray_id not in {node.ray_id for node in live_nodes()}:
                 raise ClusterError(
                     f"{spec.address} cannot be restarted: {spec.node} is gone", hint="close the group and plan again"
                 )
-            began, reason = time.monotonic(), self._cause_of_death(rank)
+            began, reason = time.monotonic(), "restart(force=True) ended it"
             failure: BaseException | None = None
+            self._restarting = rank
             try:
+                if not is_alive:
+                    reason = self._cause_of_death(rank)
                 # Ray keeps the name of an actor that died until it is killed.
-                self._end({spec.address: self._handles[rank]})
-                self._start([spec], is_restart=True)
+                self._end({spec.address: self._handles[rank]}, time.monotonic() + CLOSE_SECONDS)
+                self._start([spec], {spec.address: self._pids[spec.address]}, timeout)
             except BaseException as error:
                 failure = error
                 raise
             finally:
+                self._restarting = None
                 self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
 
     def _cause_of_death(self, rank: int) -> str:
@@ -202,71 +250,121 @@ class OwnMembers(Members):
             return self.context.describe(self.identity(rank), error).what
         return "not known"
 
-    def close(self) -> None:
-        """End every worker, and release what the group held."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """End every worker, and release what the group held.
+
+        ClusterError names what could not be ended in time; the group can then be closed again.
+        """
+        deadline = time.monotonic() + timeout
         self._stopped.set()
         self.context.watch.remove_workers(self)
         reviver = self._reviver
         if reviver is not None and reviver is not threading.current_thread():
-            reviver.join(timeout=_END_SECONDS)
-        with self._lock:
+            reviver.join(timeout)
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise ClusterError(f"{self.name!r} could not be closed: one of its workers is being restarted")
+        try:
             if self._is_ended:
                 return
             self.is_closed = True
-            if self.context.is_connected():
-                try:
-                    self._end({self.identity(rank).address: handle for rank, handle in self._handles.items()})
-                    with contextlib.suppress(RoostError):
-                        self._port.release()
-                finally:
-                    if self._reservation is not None:
-                        self._reservation.close()
-                if self._is_kept:
-                    with contextlib.suppress(RoostError):
-                        self.context.worker_manager.remove_group(self.name)
+            # Without the connection there is nothing left to end: what the job had went with it.
+            if self.context.is_connected and (left := self._release(deadline)):
+                raise ClusterError(
+                    f"{self.name!r} could not be closed in {timeout:g} s; still there: {join_words(left)}",
+                    hint="close it again; closing the Cluster, or `roost clean`, ends what is left",
+                )
             if self._is_kept:
                 self.context.logs.forget([spec.address for spec in self._specs])
                 self.context.forget_group(self.name, self.close)
-            # Set last, so that a close that was interrupted can be repeated.
+            # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
+        finally:
+            self._lock.release()
 
-    def _start(self, specs: Sequence[WorkerSpec], *, is_restart: bool) -> Mapping[Phase, float]:
-        """Start these workers, and return when the last of them reached each phase."""
+    def _release(self, deadline: float) -> list[str]:
+        """End the workers and release what they had; return what is left, and why."""
+        if not self.context.is_reachable:
+            return [f"its {plural(len(self._handles), 'worker')}, because Ray's head does not answer"]
+        handles = {self.identity(rank).address: handle for rank, handle in self._handles.items()}
+        left = sorted(self._end(handles, deadline))
+        releases: dict[str, Callable[[float], object]] = {"its port": self._port.release}
+        if self._reservation is not None:
+            releases["its accelerators"] = self._reservation.close
+        if self._is_kept:
+            releases["its name"] = lambda seconds: self.context.worker_manager.within(seconds).remove_group(self.name)
+        for what, release in releases.items():
+            try:
+                release(min(HANG_SECONDS, max(0.1, deadline - time.monotonic())))
+            except ManagerDied:
+                # What it kept is gone with it.
+                continue
+            except RoostError as error:
+                left.append(f"{what} ({error.problems[0].message})")
+        return left
+
+    def _start(
+        self,
+        specs: Sequence[WorkerSpec],
+        predecessors: Mapping[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Mapping[Phase, float]:
+        """Start these workers, and return when the last of them reached each phase; a restart has predecessors."""
         context, recipe = self.context, self._recipe
-        launch = Launch(context, specs, self._port, self._stopped, seconds=recipe.timeout, is_restart=is_restart)
+        seconds = recipe.timeout if timeout is None else timeout
+        launch = Launch(context, specs, self._port, self._stopped, seconds=seconds, predecessors=predecessors or {})
         nodes = len({spec.node.rank for spec in specs})
         try:
             with show_launch(context.console, self.name, launch.board, nodes) as view:
-                launch.request(recipe.remote, recipe.options)
+                launch.request(recipe.remote, recipe.constructor, recipe.options)
+                # Calls to a restarted worker wait in its process until it is constructed.
+                self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
                 context.worker_manager.register_actors([_record(spec) for spec in specs])
-                if not is_restart:
+                if predecessors is None:
                     # The name is ours now. What the group needs is taken while the processes start.
                     self._is_kept = True
                     context.keep_group(self.name, self.close)
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
                     self._port.propose()
                 reports = launch.run(recipe.constructor, view)
-            context.worker_manager.add_group(
+            self._pids |= {address: report.pid for address, report in reports.items()}
+            context.worker_manager.until(max(launch.deadline, time.monotonic() + _REGISTER_SECONDS)).add_group(
                 self._record,
-                {address: report.pid for address, report in reports.items()},
+                {address: self._pids[address] for address in reports},
                 {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
             )
         except BaseException:
-            self._end(launch.handles)
+            self._end(launch.handles, time.monotonic() + CLOSE_SECONDS)
             raise
-        self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
         return launch.board.reached
 
-    def _end(self, handles: Mapping[str, ActorHandle[Any]]) -> None:
-        for handle in handles.values():
-            with contextlib.suppress(Exception):
-                ray.kill(handle)
-        wait_for_names_to_go(set(handles), _END_SECONDS)
+    def _end(self, handles: Mapping[str, ActorHandle[Any]], deadline: float) -> set[str]:
+        """End these actors; return the names of those that are still there at the deadline."""
 
-    def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        # Wait for a restart that is under way.
-        with self._lock if self._recipe.restarts else contextlib.nullcontext():
-            return [self._handles[rank] for rank in ranks]
+        def kill() -> bool:
+            for handle in handles.values():
+                with contextlib.suppress(Exception):
+                    ray.kill(handle)
+            return True
+
+        with contextlib.suppress(ClusterError):
+            within(max(0.1, deadline - time.monotonic()), kill, "end its actors")
+        return wait_for_names_to_go(set(handles), max(0.1, deadline - time.monotonic()))
+
+    def _publish(self) -> None:
+        """Tell other processes how often each rank will still be restarted."""
+        self._record = replace(self._record, restarts_left=tuple(self._restarts_left.values()))
+        with contextlib.suppress(RoostError):
+            self.context.worker_manager.add_group(self._record, {}, {})
+
+    def _find_again(self, ranks: Sequence[int]) -> None:
+        """Wait until each of these dead ranks has an actor again, if it is restarted."""
+        deadline = time.monotonic() + _RESTART_SECONDS
+        for rank in ranks:
+            while is_known_dead(self._handles[rank]) and (self._restarts_left[rank] or self._restarting == rank):
+                self.check_open()
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_TICK_SECONDS)
 
     def _revive_soon(self, dead: set[str]) -> None:
         """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
@@ -279,15 +377,22 @@ class OwnMembers(Members):
         """Restart each dead rank that has restarts left."""
         for rank, left in self._restarts_left.items():
             address = self.identity(rank).address
-            # A restart by the user may have been quicker.
-            if address not in dead or not left or self._stopped.is_set() or rank in self.alive():
-                continue
-            self._restarts_left[rank] -= 1
-            try:
-                self.restart(rank)
-                log.warning("%s died and was restarted in its place; %s left", address, plural(left - 1, "restart"))
-            except Exception as error:
-                log.error("%s died and could not be restarted: %s", address, error)
+            with self._lock:
+                # A restart by the user, which may be under way, is not counted.
+                if address not in dead or not left or self._stopped.is_set() or rank in self.alive():
+                    continue
+                try:
+                    self.restart(rank, force=False)
+                    log.warning("%s died and was restarted in its place; %s left", address, plural(left - 1, "restart"))
+                except Exception as error:
+                    log.error("%s died and could not be restarted: %s", address, error)
+                finally:
+                    self._restarts_left[rank] -= 1
+                    self._publish()
+
+
+def _is_living(owner: str | None) -> bool:
+    return owner is None or bool(living({owner}))
 
 
 def _record(spec: WorkerSpec) -> WorkerRecord:

@@ -72,7 +72,8 @@ class CallResult:
         seconds = self._begin(timeout)
         deadline = time.monotonic() + (math.inf if seconds is None else seconds)
         try:
-            replies = ray.get(self._refs, timeout=seconds)
+            with self._members.context.stop:
+                replies = ray.get(self._refs, timeout=seconds)
         except GetTimeoutError:
             if late := self._late():
                 raise self._timed_out(seconds, late) from None
@@ -80,6 +81,10 @@ class CallResult:
             return self.wait(0)
         except RayError:
             raise self._failed(deadline) from None
+        except SystemExit:
+            # What Ray raises here when the watch disconnects from a head that is gone.
+            self._members.context.check_open()
+            raise
         return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
@@ -87,10 +92,20 @@ class CallResult:
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield the values with their ranks, as workers finish."""
+        return self.within(None)
+
+    def within(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
+        """Iterate in the same way, and raise CallTimedOut if no worker finishes for so many seconds."""
+        return self._iterate(self._begin(seconds))
+
+    def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
         pending = dict(zip(self._refs, self._ranks, strict=True))
         while pending:
             self._begin(None)
-            ready, _ = ray.wait(list(pending), num_returns=1)
+            with self._members.context.stop:
+                ready, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
+            if not ready:
+                raise self._timed_out(seconds, sorted(pending.values()))
             try:
                 reply = ray.get(ready[0])
             except RayError:
@@ -149,26 +164,19 @@ class CallResult:
     def _begin(self, timeout: float | None) -> float | None:
         """Check that the Cluster is open, and return the seconds to wait; None is without limit."""
         self._members.context.check_open()
-        if timeout is None or timeout == math.inf:
-            return None
-        if not isinstance(timeout, int | float) or math.isnan(timeout):
-            raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
-        return max(0.0, float(timeout))
+        return check_seconds(timeout)
 
     def _late(self, seconds: float | None = 0.0) -> list[int]:
         """Wait at most some seconds, and return the ranks that have not answered."""
         if not self._refs:
             return []
-        done = set(ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)[0])
+        with self._members.context.stop:
+            done = set(ray.wait(self._refs, num_returns=len(self._refs), timeout=seconds)[0])
         return [rank for rank, ref in zip(self._ranks, self._refs, strict=True) if ref not in done]
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
-        places = join_words(list(dict.fromkeys(self._members.identity(rank).node for rank in late)), most=4)
-        return CallTimedOut(
-            f"{self._method!r} of {self._members.name!r} has not answered in {seconds or 0:g} s from "
-            f"{plural(len(late), 'rank')} of {len(self._ranks)}: {format_ranks(late)} ({places})",
-            hint="the call goes on: wait() for it again, or look at their logs",
-        )
+        hint = "the call goes on: wait() for it again, or look at their logs"
+        return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint)
 
     def _failed(self, deadline: float = math.inf) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
@@ -194,3 +202,24 @@ class CallResult:
         if any(answer.done() and answer.exception() for answer in answers):
             raise await asyncio.to_thread(self._failed)
         return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]
+
+
+def check_seconds(timeout: float | None) -> float | None:
+    """Return the seconds to wait, where None is without limit; ConfigError if it is not a number."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
+    return max(0.0, float(timeout))
+
+
+def timed_out(
+    members: Members, method: str, seconds: float | None, late: Sequence[int], called: int, hint: str
+) -> CallTimedOut:
+    """Make the error that names the late ranks, and where they are."""
+    places = join_words(list(dict.fromkeys(members.identity(rank).node for rank in late)), most=4)
+    return CallTimedOut(
+        f"{method!r} of {members.name!r} has not answered in {seconds or 0:g} s from "
+        f"{plural(len(late), 'rank')} of {called}: {format_ranks(late)} ({places})",
+        hint=hint,
+    )

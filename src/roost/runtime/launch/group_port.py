@@ -42,8 +42,8 @@ class GroupPort:
         """Where rank 0 listens, once the port is chosen."""
         return Master(address=self._leases[0].address, port=self._leases[0].port)
 
-    def release(self) -> None:
+    def release(self, timeout: float) -> None:
         """Release everything."""
-        held, self._leases = self._leases, []
-        if held:
-            self._node_manager.release_ports(held)
+        if self._leases:
+            self._node_manager.within(timeout).release_ports(self._leases)
+            self._leases = []

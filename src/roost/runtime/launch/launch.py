@@ -59,17 +59,18 @@ class Launch:
         stopped: threading.Event,
         *,
         seconds: float,
-        is_restart: bool,
+        predecessors: Mapping[str, int],
     ) -> None:
-        """Take `stopped`, which is set when the group is closed in the meantime."""
+        """Take `stopped`, which is set when the group is closed in the meantime, and the processes to replace."""
         self._context = context
         self._specs = {spec.address: spec for spec in specs}
         self._port = port
         self._stopped = stopped
-        self._is_restart = is_restart
-        self._master: Master | None = port.master if is_restart else None
+        self._predecessors = predecessors
+        self._master: Master | None = port.master if predecessors else None
         self._began = self._looked_at = time.monotonic()
-        self._deadline = self._began + seconds
+        self.deadline: float = self._began + seconds
+        """When all must be ready, by `time.monotonic`."""
         self.handles: dict[str, ActorHandle[Any]] = {}
         """The actors started so far."""
         self._reports: dict[str, Report] = {}
@@ -78,25 +79,18 @@ class Launch:
         self._named_overdue: set[str] = set()
         self.board: LaunchBoard = LaunchBoard(list(self._specs), self._began)
 
-    def request(self, remote: Any, options: Mapping[str, Any]) -> None:
+    def request(self, remote: Any, constructor: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""
         namespace = self._context.job.namespace
         for address, spec in self._specs.items():
-            self.handles[address] = start_actor(remote, address, namespace, **spec.actor_options, **options)
+            # Other processes may call a restarted worker before this one does.
+            restart = self._to_construct(spec, constructor) if self._predecessors else ()
+            self.handles[address] = start_actor(remote, address, namespace, *restart, **spec.actor_options, **options)
 
     def run(self, constructor: Any, view: LaunchView) -> Mapping[str, Report]:
         """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
         for address, spec in self._specs.items():
-            is_listener = spec.identity.rank == 0 and not self._is_restart
-            setup = Setup(
-                identity=spec.identity,
-                variables=spec.variables,
-                run_dir=self._context.run_dir,
-                is_restart=self._is_restart,
-                watched_variable=spec.watched_variable,
-                ports_to_try=self._port.candidates if is_listener else (),
-            )
-            begin: Any = self.handles[address]._roost_begin.remote(setup)
+            begin: Any = self.handles[address]._roost_begin.remote(self._setup(spec))
             self._pending[begin] = address
         while self._pending:
             ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
@@ -108,11 +102,28 @@ class Launch:
             self._name_overdue(view)
             if self._pending:
                 self._check_reservation()
-            if self._pending and time.monotonic() >= self._deadline:
+            if self._pending and time.monotonic() >= self.deadline:
                 raise self._timed_out()
             if self._pending and self._stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
         return self._reports
+
+    def _setup(self, spec: WorkerSpec) -> Setup:
+        is_listener = spec.identity.rank == 0 and not self._predecessors
+        return Setup(
+            identity=spec.identity,
+            variables=spec.variables,
+            run_dir=self._context.run_dir,
+            predecessor=self._predecessors.get(spec.address),
+            watched_variable=spec.watched_variable,
+            ports_to_try=self._port.candidates if is_listener else (),
+        )
+
+    def _to_construct(self, spec: WorkerSpec, constructor: Any) -> tuple[Any, ...]:
+        """Return what a worker constructs its object with."""
+        # Before the deadline, so that the stack is in the log when the error is made.
+        overdue = max(0.05, (self.deadline - time.monotonic()) * _OVERDUE)
+        return self._setup(spec), self._master, constructor, overdue
 
     def _advance(self, call: Any, constructor: Any) -> None:
         """Take one worker from the end of a phase to the next."""
@@ -140,12 +151,10 @@ class Launch:
         # They construct their objects as soon as rank 0's port is known.
         while self._master is not None and self._checked:
             checked = self._checked.pop(0)
-            now = time.monotonic()
-            # Before the deadline, so that the stack is in the log when the error is made.
-            overdue = max(0.05, (self._deadline - now) * _OVERDUE)
-            construct: Any = self.handles[checked]._roost_construct.remote(self._master, constructor, overdue)
+            construction = self._to_construct(self._specs[checked], constructor)
+            construct: Any = self.handles[checked]._roost_construct.remote(*construction)
             self._pending[construct] = checked
-            self.board.advance(checked, Phase.CONSTRUCTING, now)
+            self.board.advance(checked, Phase.CONSTRUCTING, time.monotonic())
 
     def _check_reservation(self, *, now: bool = False) -> None:
         """Raise if a slot is lost, for which Ray would wait forever."""
@@ -179,7 +188,7 @@ class Launch:
 
     def _name_overdue(self, view: LaunchView) -> None:
         """Name each worker that has used up most of the timeout, once, with its stack."""
-        if time.monotonic() < self._began + (self._deadline - self._began) * (_OVERDUE + 0.05):
+        if time.monotonic() < self._began + (self.deadline - self._began) * (_OVERDUE + 0.05):
             return
         for address in [address for address in self.board.late if address not in self._named_overdue]:
             self._named_overdue.add(address)
@@ -200,7 +209,7 @@ class Launch:
         late = self.board.late
         shown = [f"  {self._where(address)}" for address in late[:8]]
         more = [f"  and {len(late) - 8} more"] if len(late) > 8 else []
-        seconds = self._deadline - self._began
+        seconds = self.deadline - self._began
         first = f"{len(late)} of {len(self._specs)} workers were not ready after {seconds:g} s:"
         return LaunchTimedOut(
             "\n".join([first, *shown, *more]),

@@ -22,7 +22,7 @@ from roost.runtime.nodes.placement_groups import schedule_in, take_share
 from roost.runtime.process.actor import Report
 from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.identity import WorkerIdentity
-from roost.runtime.reserve.occupancy import resource_of
+from roost.runtime.reserve.holdings import resource_of
 from roost.runtime.reserve.reservation import accelerators_of
 
 

@@ -6,28 +6,45 @@
 A method marked `@served` is written once, as a coroutine that runs in the actor. Called on a proxy it is an ordinary
 function: it waits with a deadline, raises the error that the manager raised, and raises `ManagerDied` if the manager is
 gone.
+
+Ray restarts a manager whose process dies. What it knew comes back from another manager of the job, to which it sends a
+copy of its state after each change; calls wait meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
+import pickle
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
+from roost.runtime.connect.connection import check_not_fork
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.ray_state import living
 
 CALL_SECONDS = 60.0
+HANG_SECONDS = 5.0
+"""A manager answers at once: where something has to be undone, one that takes longer counts as hanging."""
 _WATCH_SECONDS = 0.5
+_MAX_RESTARTS = 100
+_RETRY_SECONDS = 0.05
+_RESTORE_SECONDS = 10.0
+# A copy that took a millisecond to make is followed by the next one after ten: a large state costs little.
+_SAVE_PAUSE = 10
+_READERS = ("get_", "count_", "ask_")
+"""How the names of calls begin that change nothing."""
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
@@ -50,6 +67,12 @@ class Manager:
     """A proxy to one of the job's managers; inside the actor, the manager itself."""
 
     NAME: ClassVar[str]
+    STATE: ClassVar[tuple[str, ...]]
+    """The attributes of the actor that make up what it knows."""
+    KEEPER: ClassVar[str]
+    """The manager that keeps a copy of it."""
+    WARDS: ClassVar[tuple[str, ...]] = ()
+    """The managers that this one keeps copies of."""
 
     def __init__(self, handle: ActorHandle[Any], namespace: str) -> None:
         self.handle: ActorHandle[Any] = handle
@@ -59,13 +82,14 @@ class Manager:
     @classmethod
     def start(cls, namespace: str, node: str, *arguments: Any) -> Self:
         """Start the actor on a node (by Ray's id); raises ValueError where the name is in use."""
-        body = {name: member.served for name, member in vars(cls).items() if hasattr(member, "served")}
+        body = {name: _kept(member.served) for name, member in vars(cls).items() if hasattr(member, "served")}
         remote: Any = ray.remote(type(f"{cls.NAME}Actor", (cls,), {**body, "__init__": _begin}))
         handle = remote.options(
             name=cls.NAME,
             namespace=namespace,
             num_cpus=0,
             max_concurrency=10_000,
+            max_restarts=_MAX_RESTARTS,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         ).remote(*arguments)
         return cls(handle, namespace)
@@ -73,6 +97,7 @@ class Manager:
     @classmethod
     def get_proxy(cls, namespace: str | None = None) -> Self:
         """Return the proxy to this manager, by default the one of this process's job."""
+        check_not_fork()
         if not ray.is_initialized():
             raise ClusterError(f"there is no {cls.NAME}: this process has no Cluster", hint="make one: Cluster()")
         found = namespace or ray.get_runtime_context().namespace
@@ -83,6 +108,10 @@ class Manager:
                 f"there is no {cls.NAME} in namespace {found!r}",
                 hint="the job has ended, or its manager died: `roost status` shows the jobs that are running",
             ) from None
+
+    def until(self, deadline: float) -> Self:
+        """Return the same proxy, whose calls end at a deadline of `time.monotonic`."""
+        return self.within(max(0.1, deadline - time.monotonic()))
 
     def within(self, seconds: float) -> Self:
         """Return the same proxy with another deadline for its calls."""
@@ -99,22 +128,40 @@ class Manager:
         )
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        try:
-            return ray.get(getattr(self.handle, method).remote(*args, **kwargs), timeout=self._seconds)
-        except AttributeError:
-            raise ClusterError(f"the actor {self.NAME!r} of {self._namespace!r} is not a manager of Roost") from None
-        except RayTaskError as error:
-            if isinstance(error.cause, RoostError):
-                raise error.cause from None
-            raise
-        except RayActorError as error:
-            raise self.died(error) from None
-        except GetTimeoutError:
-            raise ClusterError(
-                f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {self._seconds:.0f} s"
-            ) from None
+        check_not_fork()
+        deadline = time.monotonic() + self._seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                return ray.get(getattr(self.handle, method).remote(*args, **kwargs), timeout=left)
+            except AttributeError:
+                raise ClusterError(
+                    f"the actor {self.NAME!r} of {self._namespace!r} is not a manager of Roost"
+                ) from None
+            except RayTaskError as error:
+                if isinstance(error.cause, RoostError):
+                    raise error.cause from None
+                raise
+            except ActorUnavailableError as error:
+                # It is being restarted, and will have forgotten a call that had begun.
+                if not left:
+                    raise self.died(error) from None
+                time.sleep(min(_RETRY_SECONDS, left))
+            except RayActorError as error:
+                raise self.died(error) from None
+            except GetTimeoutError:
+                raise ClusterError(
+                    f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {self._seconds:.0f} s"
+                ) from None
 
     # What follows runs in the actor.
+
+    _copies: dict[str, bytes]
+    _saving: asyncio.Task[None] | None
+    _is_changed: bool
+    _pause: float
+    _restoring: asyncio.Lock
+    _is_restored: bool
 
     def _begin(self, *arguments: Any) -> None:
         """Set up the state of the actor."""
@@ -122,19 +169,95 @@ class Manager:
 
     async def until_death(self) -> None:
         """Never return: the owner sees the actor die by this call."""
+        await self._restore()
         await asyncio.Event().wait()
+
+    async def keep(self, name: str, state: bytes) -> None:
+        """Keep the state of another manager."""
+        self._copies[name] = state
+
+    async def get_copy(self, name: str) -> bytes | None:
+        """Return the state of another manager."""
+        return self._copies.get(name)
+
+    async def save_again(self) -> None:
+        """Send a copy of the state to a keeper that has lost it."""
+        self._save_soon()
+
+    def _restored(self) -> None:
+        """Go on with the state of the process that died."""
+
+    async def _restore(self) -> None:
+        """Get the state back, in a process that Ray restarted."""
+        async with self._restoring:
+            if not self._is_restored:
+                # A keeper that is gone too has nothing to give: Ray restarted both, and the job starts from nothing.
+                with contextlib.suppress(ValueError, RayActorError, TimeoutError):
+                    keeper = ray.get_actor(self.KEEPER)
+                    state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), _RESTORE_SECONDS)
+                    if state is not None:
+                        vars(self).update(pickle.loads(state))  # noqa: S301 - from a manager of this job
+                        self._restored()
+                for name in self.WARDS:
+                    with contextlib.suppress(ValueError):
+                        # In a variable: on older Ray a method does not keep its actor's handle alive.
+                        ward = ray.get_actor(name)
+                        ward.save_again.remote()
+                self._is_restored = True
+
+    def _save_soon(self) -> None:
+        self._is_changed = True
+        if self._saving is None or self._saving.done():
+            self._saving = asyncio.create_task(self._save())
+
+    async def _save(self) -> None:
+        """Send copies of the state to the keeper until there is no change that it does not have."""
+        while self._is_changed:
+            await asyncio.sleep(self._pause)
+            began, self._is_changed = time.perf_counter(), False
+            known = {name: getattr(self, name) for name in self.STATE}
+            state = cloudpickle.dumps(known)  # type: ignore[no-untyped-call]
+            self._pause = _SAVE_PAUSE * (time.perf_counter() - began)
+            with contextlib.suppress(ValueError, RayActorError, TimeoutError):
+                keeper = ray.get_actor(self.KEEPER)
+                await asyncio.wait_for(keeper.keep.remote(self.NAME, state), _RESTORE_SECONDS)
 
     async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
         while True:
-            # In this order, so that one that registers in between is not taken for missing.
-            before = known()
-            missing = roll.missing(before, await asyncio.to_thread(living, before))
-            if missing:
-                bury(missing)
+            # Ray may be silent for a while: those that died meanwhile are found afterwards.
+            with contextlib.suppress(Exception):
+                # In this order, so that one that registers in between is not taken for missing.
+                before = known()
+                missing = roll.missing(before, await asyncio.to_thread(living, before))
+                if missing:
+                    bury(missing)
+                    self._save_soon()
             await asyncio.sleep(_WATCH_SECONDS)
 
 
 def _begin(self: Manager, *arguments: Any) -> None:
     die_with_parent()
+    self._copies = {}
+    self._saving = None
+    self._is_changed = False
+    self._pause = 0.0
+    self._restoring = asyncio.Lock()
+    self._is_restored = not ray.get_runtime_context().was_current_actor_reconstructed
     self._begin(*arguments)
+
+
+def _kept(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Make a call of the actor wait until its state is back, and let a copy be made of what it changed."""
+
+    @functools.wraps(method)
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_restored:
+            await self._restore()
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            if not method.__name__.startswith(_READERS):
+                self._save_soon()
+
+    return call

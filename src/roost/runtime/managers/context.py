@@ -11,14 +11,14 @@ from ray.exceptions import ActorUnavailableError
 
 from roost.config.topology import Topology
 from roost.errors import ClusterError
-from roost.runtime.connect import connection
-from roost.runtime.connect.connection import Connection
+from roost.runtime.connect.connection import Connection, check_not_fork, is_alive, is_fork
+from roost.runtime.connect.stop import Stop
 from roost.runtime.failures.failure import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.node_manager import JobInfo, NodeManager
 from roost.runtime.managers.watch import Watch
 from roost.runtime.managers.worker_manager import WorkerManager
-from roost.runtime.nodes.discover import live_nodes
+from roost.runtime.nodes.discover import has_ended, live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.log_forwarder import LogForwarder
 from roost.runtime.nodes.ray_state import living
@@ -49,9 +49,11 @@ class JobContext:
     """The connection to Ray that this process made; None in a worker, which Ray connected."""
     owner: str | None
     """The name of this process, if it can end before the job does: a worker, or a driver that attached."""
+    stop: Stop
+    """Whether this process was asked to stop."""
     is_closed: threading.Event = field(default_factory=threading.Event)
-    open_groups: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """How to close each group that this process launched and has not closed."""
+    open_groups: dict[str, Callable[[float], None]] = field(default_factory=dict)
+    """How to close each group that this process launched and has not closed, within some seconds."""
 
     @property
     def run_dir(self) -> RunDir:
@@ -59,25 +61,35 @@ class JobContext:
         return self.job.run_dir
 
     @property
-    def is_reachable(self) -> bool:
-        """Whether the Cluster is open and Ray answers; if not, Ray's calls would block or start a new Ray."""
-        return not self.is_closed.is_set() and self.is_connected()
-
     def is_connected(self) -> bool:
-        """Whether this process still has its connection, and Ray answers at the other end."""
-        return self.connection is None or connection.is_alive(self.connection)
+        """Whether this process still has its connection; if not, Ray's calls would start a new Ray."""
+        return not is_fork() and (self.connection is None or self.connection.is_current)
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether Ray answers at the other end, if need be after a blip; if not, Ray's calls would block."""
+        return self.is_connected and (self.connection is None or is_alive(self.connection))
 
     def check_open(self) -> None:
-        """Raise ClusterError if the Cluster was closed."""
+        """Raise ClusterError if the Cluster was closed or lost its head, or if this process is a fork of its own."""
+        check_not_fork()
         if self.is_closed.is_set():
             raise ClusterError("this Cluster is closed", hint="make a new one")
+        if self.connection is not None and self.connection.head.is_given_up:
+            raise self.connection.head.gone()
 
-    def keep_group(self, name: str, close: Callable[[], None]) -> None:
+    def check_reachable(self, doing: str) -> None:
+        """Raise ClusterError if this process cannot reach Ray."""
+        self.check_open()
+        if self.connection is not None and not is_alive(self.connection):
+            raise self.connection.head.gone(doing)
+
+    def keep_group(self, name: str, close: Callable[[float], None]) -> None:
         """Close a group when the Cluster is closed, at the latest."""
         self.open_groups[name] = close
         self.logs.start()
 
-    def forget_group(self, name: str, close: Callable[[], None]) -> None:
+    def forget_group(self, name: str, close: Callable[[float], None]) -> None:
         """Stop keeping a group that is closed."""
         if self.open_groups.get(name) == close:
             del self.open_groups[name]
@@ -103,5 +115,5 @@ class JobContext:
         with contextlib.suppress(Exception):
             node = self.nodes[identity.placement.cluster_node_rank]
             if node.ray_id not in {item.ray_id for item in live_nodes()}:
-                what = "its node is gone"
+                what = "its node is gone" if has_ended(node.ray_id) else "its node does not answer, it may still run"
         return replace(found, what=what, log_tail=tail)

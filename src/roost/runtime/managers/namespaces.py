@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection
+from dataclasses import replace
 
 from ray.util import list_named_actors
 
@@ -14,7 +15,7 @@ from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.node_manager import JobInfo, NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes.info import NodeInfo
-from roost.text import join_words
+from roost.text import join_words, printable
 
 MANAGER_NAMES = (NodeManager.NAME, WorkerManager.NAME, CollectiveManager.NAME)
 
@@ -84,9 +85,11 @@ def find_job(namespace: str | None) -> str:
 def get_job(namespace: str, timeout: float = CALL_SECONDS, manager: NodeManager | None = None) -> JobInfo | None:
     """Return who runs the job in a namespace, or None if its manager does not answer."""
     try:
-        return (manager or NodeManager.get_proxy(namespace)).within(timeout).get_job()
+        job = (manager or NodeManager.get_proxy(namespace)).within(timeout).get_job()
     except RoostError:
         return None
+    # Of another user, perhaps.
+    return replace(job, host=printable(job.host), user=printable(job.user), command=printable(job.command))
 
 
 def describe_job(namespace: str, manager: NodeManager | None = None, timeout: float = CALL_SECONDS) -> str:

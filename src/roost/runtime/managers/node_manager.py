@@ -23,6 +23,7 @@ from roost.runtime.nodes.discover import make_topology, remote_function
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, make_group, remove_groups
 from roost.runtime.nodes.ray_state import living
+from roost.runtime.process.plain_actor import WORKER_MANAGER
 from roost.runtime.runs.folder import RunDir
 
 JOB_VARIABLE = "ROOST_JOB"
@@ -53,6 +54,16 @@ class JobInfo:
         return f"{self.cluster}|{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
 
 
+def driver_of(mark: str) -> int | None:
+    """Return the process id of the driver of the job in a value of ROOST_JOB.
+
+    >>> driver_of("127.3.4.1:6379|roost:head:4711:1797000000/actor:3")
+    4711
+    """
+    pid = mark.partition("|")[2].partition("/")[0].rsplit(":", 2)[-2:][0]
+    return int(pid) if pid.isdigit() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """All that a process needs to attach to a job, in one answer."""
@@ -68,6 +79,9 @@ class NodeManager(Manager):
     """Knows the layout of the nodes, the master address and port, leases ports, and tracks what is reserved."""
 
     NAME: ClassVar[str] = "NodeManager"
+    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_slots", "_master_port")
+    KEEPER: ClassVar[str] = WORKER_MANAGER
+    WARDS: ClassVar[tuple[str, ...]] = (WORKER_MANAGER, "CollectiveManager")
 
     def _begin(
         self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
@@ -135,6 +149,7 @@ class NodeManager(Manager):
         async with self._master_lock:
             if self._master_port is None:
                 self._master_port = (await self._lease(self._nodes[0], 1, None, 1))[0].port
+                self._save_soon()
             return self._master_port
 
     @served
@@ -220,9 +235,19 @@ class NodeManager(Manager):
             return
         if not self._roll.has_seen(holder):
             self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
+        self._watch_holders()
+
+    def _watch_holders(self) -> None:
         if self._watching is None:
-            watch = self._watch(self._roll, lambda: self._ledger.holders | self._slots.owners, self._bury)
+            watch = self._watch(self._roll, self._known, self._bury)
             self._watching = asyncio.create_task(watch)
+
+    def _known(self) -> set[str]:
+        return self._ledger.holders | self._slots.owners
+
+    def _restored(self) -> None:
+        self._roll.expect(self._known())
+        self._watch_holders()
 
     async def _lease(self, node: NodeInfo, count: int, holder: str | None, leases: int) -> list[PortLease]:
         wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())

@@ -5,22 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
-from roost.machine.ports import answers
-from roost.runtime.connect.connection import Connection, is_alive
+from roost.runtime.connect.connection import Connection, give_up
+from roost.runtime.connect.head import BLIP_SECONDS, LOST_SECONDS
 from roost.runtime.managers.base import Manager
-from roost.runtime.nodes.discover import live_nodes
+from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import living
 
 log: logging.Logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.5
+_STOP_SECONDS = 2.0
+_KNOCK_SECONDS = 0.5
 
 
 class Watch:
@@ -31,7 +34,10 @@ class Watch:
         self._connection = connection
         self._nodes = {node.ray_id: node for node in nodes}
         self._dead: dict[int, NodeInfo] = {}
+        self._silent: dict[int, NodeInfo] = {}
+        """The dead ones that may not have ended."""
         self._managers: dict[Any, Manager] = {}
+        self._restarting: set[Manager] = set()
         self._workers: dict[object, tuple[frozenset[str], Callable[[set[str]], None]]] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -60,7 +66,7 @@ class Watch:
         """End the thread, and wait until it has ended."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
+            self._thread.join(timeout=_STOP_SECONDS)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -68,12 +74,26 @@ class Watch:
             self._thread.start()
 
     def _run(self) -> None:
+        is_silent = False
         while not self._stopped.wait(_EVERY_SECONDS):
+            made = self._connection
             # Without a connection Ray's calls would start a new Ray, and without a head they would block.
-            if self._connection is not None and not is_alive(self._connection):
-                if not self._stopped.is_set() and not answers(self._connection.address):
-                    log.error("Ray's head at %s does not answer any more", self._connection.address)
-                return
+            if made is not None:
+                if not made.is_current:
+                    return
+                silent_before = made.head.silent_seconds
+                if not made.head.answers():
+                    if not is_silent and made.head.silent_seconds > BLIP_SECONDS:
+                        is_silent = True
+                        log.error("Ray's head at %s does not answer", made.address)
+                    if made.head.silent_seconds > LOST_SECONDS:
+                        log.error("Ray's head at %s is gone: this process disconnects from it", made.address)
+                        give_up(made)
+                        return
+                    continue
+                if is_silent:
+                    is_silent = False
+                    log.warning("Ray's head at %s answers again after %.0f s", made.address, silent_before)
             for check in (self._check_managers, self._check_nodes, self._check_workers):
                 try:
                     check()
@@ -83,21 +103,40 @@ class Watch:
     def _check_managers(self) -> None:
         if not self._managers:
             return
-        ended, _ = ray.wait(list(self._managers), num_returns=len(self._managers), timeout=0)
+        ended, running = ray.wait(list(self._managers), num_returns=len(self._managers), timeout=0)
+        for back in self._restarting.intersection(self._managers[call] for call in running):
+            self._restarting.discard(back)
+            log.warning("the %s is back", back.NAME)
         for call in ended:
             manager = self._managers.pop(call)
             try:
                 ray.get(call, timeout=0)
+            except ActorUnavailableError:
+                if manager not in self._restarting:
+                    self._restarting.add(manager)
+                    log.warning("the %s died: Ray restarts it", manager.NAME)
+                self.add_managers([manager])
             except RayActorError as error:
                 if not self._stopped.is_set():
                     log.error("%s", manager.died(error))
 
     def _check_nodes(self) -> None:
-        alive = {node.ray_id for node in live_nodes()}
-        for ray_id, node in self._nodes.items():
-            if ray_id not in alive and node.rank not in self._dead:
-                self._dead[node.rank] = node
+        alive = {node.ray_id for node in discover.live_nodes()}
+        lost = [node for ray_id, node in self._nodes.items() if ray_id not in alive]
+        new = {node.rank: node for node in lost if node.rank not in self._dead}
+        began = time.monotonic()
+        for rank, node in (self._silent | new).items():
+            # A machine that is off does not even refuse, and must not hold up the watch.
+            has_ended = time.monotonic() - began < _KNOCK_SECONDS and discover.has_ended(node.ray_id)
+            self._dead[rank] = node
+            # The others have their turn first.
+            self._silent.pop(rank, None)
+            if has_ended:
                 log.error("%s is gone: what ran there has ended", node)
+                continue
+            self._silent[rank] = node
+            if rank in new:
+                log.error("%s does not answer, and Ray has given it up: what ran there may still run", node)
 
     def _check_workers(self) -> None:
         watched = list(self._workers.items())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import ray
 
-from roost.runtime.managers.base import CALL_SECONDS, Manager, served
+from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
@@ -18,6 +18,9 @@ class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
     NAME: ClassVar[str] = WORKER_MANAGER
+    STATE: ClassVar[tuple[str, ...]] = ("_ledger",)
+    KEEPER: ClassVar[str] = "NodeManager"
+    WARDS: ClassVar[tuple[str, ...]] = ("NodeManager",)
     _on_the_way: ClassVar[list[Any]] = []
     """Registrations that this process made and has not waited for."""
 
@@ -32,11 +35,12 @@ class WorkerManager(Manager):
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The manager may take calls in another order than they were made in.
+        deadline = time.monotonic() + self._seconds
         calls = list(self._on_the_way)
         if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=CALL_SECONDS)
+            ray.wait(calls, num_returns=len(calls), timeout=self._seconds)
             self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
-        return super()._call(method, args, kwargs)
+        return super(WorkerManager, self.until(deadline))._call(method, args, kwargs)
 
     @classmethod
     def forget_registrations(cls) -> None:
@@ -51,8 +55,15 @@ class WorkerManager(Manager):
         if are_actors:
             # Ray knew the name before the manager did: if it is not there any more, the actor has died.
             self._roll.expect(worker.address for worker in workers)
+        self._watch_workers()
+
+    def _watch_workers(self) -> None:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch(self._roll, lambda: self._ledger.living, self._bury))
+
+    def _restored(self) -> None:
+        self._roll.expect(self._ledger.living)
+        self._watch_workers()
 
     @served
     async def get_workers(self, addresses: Sequence[str] | None = None) -> list[WorkerRecord]:

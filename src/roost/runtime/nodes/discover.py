@@ -1,4 +1,4 @@
-"""Finding the nodes of a Ray cluster: wait until they are there, probe each, put them in order."""
+"""Finding the nodes of a Ray cluster: wait until they are there, probe those that are needed, put them in order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -17,11 +18,13 @@ from roost.config.node_groups import DeclaredHardware, NodeGroup
 from roost.config.topology import Accelerator, Node, Topology
 from roost.errors import CheckFailed, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
+from roost.machine.ports import refuses
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.nodes.info import NodeInfo, RayNode
-from roost.runtime.nodes.order import NODE_RANK_VARIABLE, address_key, order_nodes
+from roost.runtime.nodes.alike import group_alike
+from roost.runtime.nodes.info import NodeInfo, RayNode, SickNode, name_node
+from roost.runtime.nodes.order import NODE_RANK_VARIABLE, address_key, rank_nodes
 from roost.runtime.process.environment import SEARCH_PATHS
-from roost.text import error_text, join_words, plural
+from roost.text import error_text, join_words, plural, printable
 
 Answer = TypeVar("Answer")
 
@@ -29,6 +32,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _SAY_EVERY_SECONDS = 10.0
+_PATIENCE_SECONDS = 15.0
+_KNOCK_SECONDS = 0.2
 
 
 def live_nodes() -> list[RayNode]:
@@ -37,7 +42,7 @@ def live_nodes() -> list[RayNode]:
         RayNode(
             ray_id=entry["NodeID"],
             address=entry["NodeManagerAddress"],
-            name=entry.get("NodeName", ""),
+            name=printable(entry.get("NodeName", "")),
             port=entry.get("NodeManagerPort", 0),
             resources=entry.get("Resources", {}),
             labels=entry.get("Labels", {}),
@@ -46,6 +51,17 @@ def live_nodes() -> list[RayNode]:
         if entry["Alive"]
     ]
     return sorted(found, key=lambda node: (address_key(node.address), node.name, node.ray_id))
+
+
+def has_ended(ray_id: str) -> bool:
+    """Return whether a node that Ray has given up has ended, and its workers with it, as far as can be known.
+
+    Ray also gives up a node that hangs, or that cannot be reached; what runs there then goes on.
+    """
+    for entry in ray.nodes():  # type: ignore[no-untyped-call]
+        if entry["NodeID"] == ray_id:
+            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", _KNOCK_SECONDS)
+    return True
 
 
 def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
@@ -68,23 +84,68 @@ def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
         time.sleep(min(_POLL_SECONDS, deadline - now))
 
 
-def discover(nodes: Sequence[RayNode], deadline: float, groups: Iterable[NodeGroup] = ()) -> tuple[NodeInfo, ...]:
-    """Probe all nodes at the same time and put them in order; each has the hardware that `groups` declare on it."""
-    variables = [*variables_of_interest(), *SEARCH_PATHS, NODE_RANK_VARIABLE]
-    reports = on_nodes({node.ray_id: str(node) for node in nodes}, probes.probe, variables, deadline=deadline)
-    ranks = {ray_id: report.environment.get(NODE_RANK_VARIABLE) for ray_id, report in reports.items()}
-    order = order_nodes(nodes, {ray_id: rank for ray_id, rank in ranks.items() if rank is not None})
+def discover(
+    nodes: Sequence[RayNode], deadline: float, groups: Iterable[NodeGroup] = (), count: int | None = None
+) -> tuple[tuple[NodeInfo, ...], str]:
+    """Probe the first `count` nodes, by default all, at the same time; return them, and a notice about the others.
+
+    Each has the hardware that `groups` declare on it. CheckFailed names the nodes that are needed and cannot be probed.
+    Without `ROOST_NODE_RANK` the order is known before any probe; where a node has it, all nodes have to be probed.
+    """
+    count = len(nodes) if count is None else count
+    ranked = rank_nodes(nodes, {})
+    probing = _Probing()
+    probing.start([node for rank, node in ranked.items() if rank < count])
+    probing.collect(deadline)
+    if probing.wanted_ranks:
+        probing.start([node for rank, node in ranked.items() if rank >= count])
+        # A sick node that is not needed must not take all the time.
+        probing.collect(min(deadline, time.monotonic() + _PATIENCE_SECONDS))
+        ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
+        if not all(rank in ranked for rank in range(count)):
+            probing.collect(deadline)
+            ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
+    reports, sick = probing.reports, probing.sick
+    needed = {rank: ranked[rank] for rank in range(count) if rank in ranked}
+    # Which of the nodes that do not tell their ranks are needed is not known.
+    suspects = [node.ray_id for node in needed.values()] if len(needed) == count else list(sick)
+    if problems := [sick[ray_id] for ray_id in suspects if ray_id in sick]:
+        raise CheckFailed([_without(problem) for problem in problems] if len(nodes) > count else problems)
     declared = [item for group in groups for item in group.hardware]
-    return tuple(_node_info(rank, node, reports[node.ray_id], declared) for rank, node in enumerate(order))
+    infos = tuple(_node_info(rank, node, reports[node.ray_id], declared) for rank, node in needed.items())
+    return infos, _notice(nodes, ranked, count)
 
 
-def first_nodes(nodes: tuple[NodeInfo, ...], count: int | None) -> tuple[tuple[NodeInfo, ...], str]:
-    """Return as many nodes as a job asks for, and a notice about those that it leaves out."""
-    used, surplus = nodes[:count], nodes[len(nodes[:count]) :]
-    if not surplus:
-        return used, ""
-    left_out = f"{join_words(surplus)} {'is' if len(surplus) == 1 else 'are'}"
-    return used, f"the cluster has {len(nodes)} nodes and num_nodes is {count}: {left_out} not used"
+def survey(nodes: Sequence[RayNode], deadline: float) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
+    """Probe all nodes at the same time; return those that answer and those that are sick, both in order."""
+    probing = _Probing()
+    probing.start(nodes)
+    probing.collect(deadline)
+    reports, problems = probing.reports, probing.sick
+    ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=problems)
+    ranks = {node.ray_id: rank for rank, node in ranked.items()}
+    infos: list[NodeInfo] = []
+    sick: list[SickNode] = []
+    for node in sorted(nodes, key=lambda node: ranks.get(node.ray_id, len(nodes))):
+        rank, problem = ranks.get(node.ray_id), problems.get(node.ray_id)
+        if rank is not None and problem is None:
+            try:
+                infos.append(_node_info(rank, node, reports[node.ray_id], ()))
+            except CheckFailed as error:
+                problem = error.problems[0]
+        if problem is not None:
+            sick.append(
+                SickNode(
+                    rank=rank,
+                    ray_id=node.ray_id,
+                    address=node.address,
+                    name=node.name,
+                    is_head=node.is_head,
+                    problem=problem.message,
+                    hint=problem.hint,
+                )
+            )
+    return tuple(infos), tuple(sick)
 
 
 def make_topology(nodes: Sequence[NodeInfo], groups: Iterable[NodeGroup] = ()) -> Topology:
@@ -171,31 +232,123 @@ def remote_function(function: Callable[..., Any]) -> Any:
 def _on_each(
     nodes: Mapping[str, str], function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], deadline: float
 ) -> dict[str, Any]:
-    """Run a function on each node that has arguments (Ray id -> arguments)."""
+    """Run a function on each node that has arguments (Ray id -> arguments); CheckFailed names those where it failed."""
+    answers, problems, late = _collect(nodes, function, _call(function, arguments), deadline)
+    problems |= {ray_id: _late(nodes[ray_id]) for ray_id in late}
+    if problems:
+        raise CheckFailed(problems[ray_id] for ray_id in arguments if ray_id in problems)
+    return answers
+
+
+def _call(function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Start a function on each node that has arguments, and return the calls."""
     calls = {}
     for ray_id, values in arguments.items():
         # Hard affinity: for a node that is gone the call fails immediately.
         strategy = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
         calls[ray_id] = remote_function(function).options(scheduling_strategy=strategy).remote(*values)
+    return calls
+
+
+def _collect(
+    nodes: Mapping[str, str], function: Callable[..., Any], calls: Mapping[str, Any], deadline: float
+) -> tuple[dict[str, Any], dict[str, Problem], set[str]]:
+    """Wait for calls until the deadline; return the answers, the failures, and the nodes that have not answered."""
     answers: dict[str, Any] = {}
-    problems: list[Problem] = []
+    problems: dict[str, Problem] = {}
+    late: set[str] = set()
     for ray_id, call in calls.items():
         try:
             answers[ray_id] = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
         except GetTimeoutError:
-            hint = "its worker processes may be slow to start: check the load there, or raise timeout"
-            problems.append(Problem(message=f"{nodes[ray_id]} did not answer in time", hint=hint))
+            late.add(ray_id)
         except RayError as error:
-            problems.append(_failure(nodes[ray_id], function, error))
-    if problems:
-        raise CheckFailed(problems)
-    return answers
+            problems[ray_id] = _failure(nodes[ray_id], function, error)
+    return answers, problems, late
+
+
+class _Probing:
+    """Probes of nodes, all at the same time, and only one for nodes that are alike."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, probes.NodeReport] = {}
+        self._names: dict[str, str] = {}
+        self._calls: dict[str, Any] = {}
+        self._alike: dict[str, list[RayNode]] = {}
+        self._problems: dict[str, Problem] = {}
+
+    @property
+    def sick(self) -> dict[str, Problem]:
+        """What is wrong with the nodes that have not reported."""
+        return self._problems | {ray_id: _late(self._names[ray_id]) for ray_id in self._calls}
+
+    @property
+    def wanted_ranks(self) -> dict[str, str]:
+        """The ranks that nodes were given by their users."""
+        ranks = {ray_id: report.environment.get(NODE_RANK_VARIABLE) for ray_id, report in self.reports.items()}
+        return {ray_id: rank for ray_id, rank in ranks.items() if rank is not None}
+
+    def start(self, nodes: Sequence[RayNode]) -> None:
+        """Start to probe nodes."""
+        self._names |= {node.ray_id: str(node) for node in nodes}
+        groups = group_alike(nodes)
+        self._alike |= {first.ray_id: others for first, *others in groups if others}
+        self._call([group[0] for group in groups])
+
+    def collect(self, deadline: float) -> None:
+        """Wait for the reports until the deadline."""
+        now = time.monotonic()
+        self._receive([ray_id for ray_id in self._calls if ray_id in self._alike], now + (deadline - now) / 2)
+        for ray_id, others in self._alike.items():
+            if ray_id in self.reports:
+                self.reports |= {node.ray_id: self.reports[ray_id] for node in others}
+            else:
+                # It may be sick in a way of its own.
+                self._call(others)
+        self._alike.clear()
+        self._receive(list(self._calls), deadline)
+
+    def _call(self, nodes: Sequence[RayNode]) -> None:
+        variables = [*variables_of_interest(), *SEARCH_PATHS, NODE_RANK_VARIABLE]
+        self._calls |= _call(probes.probe, {node.ray_id: [variables] for node in nodes})
+
+    def _receive(self, ray_ids: Sequence[str], deadline: float) -> None:
+        calls = {ray_id: self._calls[ray_id] for ray_id in ray_ids}
+        reports, problems, late = _collect(self._names, probes.probe, calls, deadline)
+        self.reports |= reports
+        self._problems |= problems
+        self._calls = {ray_id: call for ray_id, call in self._calls.items() if ray_id not in calls or ray_id in late}
+
+
+def _without(problem: Problem) -> Problem:
+    hint = "to do without it, end Ray there with `ray stop`: the next node then takes its rank"
+    return replace(problem, hint=f"{problem.hint}; {hint}" if problem.hint else hint)
+
+
+def _notice(nodes: Sequence[RayNode], ranked: Mapping[int, RayNode], count: int) -> str:
+    """Return a notice about the nodes that a job leaves out, or nothing."""
+    ranks = {node.ray_id: rank for rank, node in ranked.items()}
+    unused = [node for node in nodes if ranks.get(node.ray_id, count) >= count]
+    if not unused:
+        return ""
+    unused.sort(key=lambda node: ranks.get(node.ray_id, len(nodes)))
+    names = join_words([name_node(ranks.get(node.ray_id), node.address, node.name) for node in unused], most=8)
+    verb = "is" if len(unused) == 1 else "are"
+    return f"the cluster has {len(nodes)} nodes and num_nodes is {count}: {names} {verb} not used"
+
+
+def _late(node: str) -> Problem:
+    hint = "its worker processes may be slow to start: check the load there, or raise timeout"
+    return Problem(message=f"{node} did not answer in time", hint=hint)
 
 
 def _failure(node: str, function: Callable[..., Any], error: RayError) -> Problem:
     if isinstance(error, RayTaskError):
         why = str(error) if error.cause is None else error_text(error.cause)
         hint = ""
+        if "Traceback" in why:
+            # Ray quotes all of it where the function cannot be imported.
+            why = why.strip().splitlines()[-1]
         if "No module named" in str(error):
             hint = "install Roost and the job's own packages in the environment that the node was started from"
         return Problem(message=f"{node}: {function.__name__} failed there: {why}", hint=hint)
@@ -210,8 +363,8 @@ def _node_info(rank: int, node: RayNode, report: probes.NodeReport, declared: It
         rank=rank,
         ray_id=node.ray_id,
         address=node.address,
-        name=report.hostname if node.name in ("", node.address) else node.name,
-        hostname=report.hostname,
+        name=printable(report.hostname) if node.name in ("", node.address) else node.name,
+        hostname=printable(report.hostname),
         is_head=node.is_head,
         cpus=int(node.resources.get("CPU", 0)),
         memory=report.memory,

@@ -106,7 +106,36 @@ class NodeInfo:
 
     def __str__(self) -> str:
         """`node 2 (10.0.0.7, worker-7)`, as messages name it."""
-        return f"node {self.rank} ({self.address}, {self.name})"
+        return name_node(self.rank, self.address, self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SickNode:
+    """A node that is in Ray's table, and could not be probed."""
+
+    rank: int | None
+    """None if other nodes have a rank from `ROOST_NODE_RANK`, which this one did not tell."""
+    ray_id: str
+    address: str
+    name: str
+    is_head: bool
+    problem: str
+    hint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the node as plain values for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """As messages name it."""
+        return name_node(self.rank, self.address, self.name)
+
+
+def name_node(rank: int | None, address: str, name: str) -> str:
+    """Name a node by its rank, if that is known: `node 2 (10.0.0.7, worker-7)`."""
+    if rank is None:
+        return describe_node(address, name)
+    return f"node {rank} ({address})" if name in ("", address) else f"node {rank} ({address}, {name})"
 
 
 def describe_node(address: str, name: str) -> str:

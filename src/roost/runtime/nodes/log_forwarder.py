@@ -18,7 +18,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.machine.folders import make_folders, open_regular
 from roost.machine.processes import die_with_parent
+from roost.runtime.process.output import run_folder_name
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import RunDir, log_file
 from roost.text import printable
@@ -26,6 +28,13 @@ from roost.text import printable
 log: logging.Logger = logging.getLogger(__name__)
 
 _EVERY_SECONDS = 0.2
+_SHARE = 0.2
+"""Fetching and showing may take this share of the time."""
+_ALL_SHARE = 0.02
+"""Looking at all logs may take this share of it; in between, only those that grew lately are looked at."""
+_ALL_SECONDS = 5.0
+"""All logs are looked at this often at least."""
+_LATELY_SECONDS = 5.0
 _LOOK_EVERY_SECONDS = 2.0
 _CATCH_UP_EVERY_SECONDS = 1.0
 _FETCH_BYTES = 4 * 2**20
@@ -37,28 +46,32 @@ _STOP_SECONDS = 5.0
 class LogReader:
     """An actor that reads logs on a machine whose files the driver does not see."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder_name: str) -> None:
         die_with_parent()
+        self._folder_name = folder_name
 
     def read(self, wanted: list[tuple[str, int]]) -> list[bytes]:
         """Read each file from its offset on, a bounded amount at a time."""
         found = []
         for path, offset in wanted:
-            try:
-                with open(path, "rb") as file:
-                    file.seek(offset)
-                    found.append(file.read(_FETCH_BYTES))
-            except OSError:
-                found.append(b"")
+            data = b""
+            with contextlib.suppress(OSError):
+                if os.lstat(path).st_size > offset:
+                    with open(path, "rb", opener=open_regular) as file:
+                        file.seek(offset)
+                        data = file.read(_FETCH_BYTES)
+            found.append(data)
         return found
 
     def remove(self, paths: list[str]) -> None:
-        """Remove logs that were fetched, and the folders that are empty then."""
+        """Remove logs that were fetched, and the folders of the run that are empty then."""
         for path in paths:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
                 for folder in Path(path).parents:
                     folder.rmdir()
+                    if folder.name == self._folder_name:
+                        break
 
 
 @dataclass(slots=True)
@@ -71,16 +84,20 @@ class _Source:
     offsets: dict[str, int] = field(default_factory=dict)
     call: Any = None
     asked: list[str] = field(default_factory=list)
+    behind: set[str] = field(default_factory=set)
+    """Those of which the driver could not store everything yet, as on a full disk."""
 
 
 @dataclass(slots=True)
 class _Shown:
     """How much of one log was shown."""
 
-    path: Path
+    path: str
     offset: int = 0
     begun: bytes = b""
     """The beginning of a line that is not complete yet."""
+    grew: float = 0.0
+    """When more of it was found last."""
 
 
 class LogForwarder:
@@ -98,18 +115,17 @@ class LogForwarder:
         self._console = console
         self._find_logs = find_logs
         self._is_connected = is_connected
-        self._looked = self._caught_up = 0.0
+        self._looked = self._caught_up = self._look_at_all = 0.0
         self._sources: dict[str, _Source] = {}
         # By file and not by name: the logs of a closed group are renamed when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
+        self._lately: dict[tuple[int, int], _Shown] = {}
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         # What an earlier run left in the folder is not shown.
-        for path in self._files() if find_logs is not None else ():
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
+        for path, found in self._find_files() if find_logs is not None else ():
+            self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 
     def start(self) -> None:
         """Start the thread, if there is something to do."""
@@ -126,11 +142,10 @@ class LogForwarder:
             if source is None:
                 where = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
                 reader: Any = ray.remote(LogReader)
-                handle = reader.options(num_cpus=0, scheduling_strategy=where).remote()
+                options = reader.options(num_cpus=0, scheduling_strategy=where)
+                handle = options.remote(run_folder_name(self._run_dir))
                 source = self._sources[ray_id] = _Source(reader=handle)
-            local = log_file(self._run_dir.logs, address)
-            local.parent.mkdir(parents=True, exist_ok=True)
-            source.files[path] = local
+            source.files[path] = log_file(self._run_dir.logs, address)
             source.offsets.setdefault(path, 0)
         self.start()
 
@@ -149,7 +164,7 @@ class LogForwarder:
                 for path in ended:
                     del source.files[path], source.offsets[path]
                 if ended:
-                    self._remove(ray_id, ended)
+                    self._remove(ray_id, [path for path in ended if path not in source.behind])
         self.show()
 
     def catch_up(self, timeout: float = _STOP_SECONDS) -> None:
@@ -171,9 +186,13 @@ class LogForwarder:
     def show(self) -> None:
         """Show everything written so far."""
         with self._lock:
-            if self._find_logs is not None and not self._console.quiet:
-                for path in self._files():
-                    self._show_file(path)
+            if self._is_showing:
+                began = time.monotonic()
+                grown = [(path, found) for path, found in self._find_files() if self._has_grown(path, found)]
+                ended = time.monotonic()
+                self._look_at_all = ended + min(_ALL_SECONDS, (ended - began) / _ALL_SHARE)
+                for path, found in sorted(grown):
+                    self._show_file(path, found)
 
     def stop(self) -> None:
         """Fetch and show the rest, and end the thread."""
@@ -185,7 +204,7 @@ class LogForwarder:
             self.catch_up()
             if self._is_connected():
                 for ray_id, source in list(self._sources.items()):
-                    self._remove(ray_id, list(source.files))
+                    self._remove(ray_id, [path for path in source.files if path not in source.behind])
                     with contextlib.suppress(Exception):
                         ray.kill(source.reader)
             self._sources.clear()
@@ -194,16 +213,19 @@ class LogForwarder:
                 self._show_lines(shown.path, [shown.begun] if shown.begun else [])
 
     def _run(self) -> None:
-        while not self._stopped.wait(_EVERY_SECONDS):
+        pause = _EVERY_SECONDS
+        while not self._stopped.wait(pause):
+            began = time.monotonic()
             try:
                 if self._sources and self._is_connected():
                     self._look_for_more()
                     with self._lock:
                         for ray_id in list(self._sources):
                             self._fetch(ray_id, 0)
-                self.show()
+                self._show_some()
             except Exception as error:
                 log.debug("logs could not be shown: %s", error)
+            pause = min(_ALL_SECONDS, max(_EVERY_SECONDS, (time.monotonic() - began) / _SHARE))
 
     def _look_for_more(self) -> None:
         """Find the logs of groups that workers launched, now and then, if nodes keep their own logs."""
@@ -229,34 +251,77 @@ class LogForwarder:
             # The node is gone: nothing more will come.
             del self._sources[ray_id]
             return False
-        for path, data in zip(source.asked, found, strict=True):
-            if data:
-                source.files[path].parent.mkdir(parents=True, exist_ok=True)
-                with source.files[path].open("ab") as file:
-                    file.write(data)
-                source.offsets[path] += len(data)
-        return any(found)
+        stored = [self._store(source, path, data) for path, data in zip(source.asked, found, strict=True) if data]
+        return any(stored)
+
+    def _store(self, source: _Source, path: str, data: bytes) -> bool:
+        """Add what came to the local copy, and return whether it could be written; if not, it is fetched again."""
+        local = source.files[path]
+        source.behind.add(path)
+        try:
+            make_folders(Path(self._run_dir.path), local.parent)
+            with open(local, "ab", buffering=0, opener=open_regular) as file:
+                written = file.write(data)
+        except OSError as error:
+            log.debug("%s cannot be written: %s", local, error)
+            return False
+        source.offsets[path] += written
+        if written == len(data):
+            source.behind.discard(path)
+        return True
 
     def _remove(self, ray_id: str, paths: list[str]) -> None:
         with contextlib.suppress(Exception):
             ray.get(self._sources[ray_id].reader.remove.remote(paths), timeout=_STOP_SECONDS)
 
-    def _files(self) -> Iterator[Path]:
-        for folder, _, names in os.walk(self._run_dir.logs):
-            yield from (Path(folder) / name for name in sorted(names) if name.endswith(".log"))
+    @property
+    def _is_showing(self) -> bool:
+        return self._find_logs is not None and not self._console.quiet
 
-    def _show_file(self, path: Path) -> None:
-        try:
-            found = path.stat()
-            key = (found.st_dev, found.st_ino)
-            shown = self._shown.get(key)
-            if shown is None or shown.offset > found.st_size:
-                shown = self._shown[key] = _Shown(path)
-            # A closed group's logs may have been renamed since.
-            shown.path = path
-            if found.st_size == shown.offset:
+    def _show_some(self) -> None:
+        """Show what was added to the logs that grew lately, and now and then to all."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._look_at_all:
+                self.show()
                 return
-            with path.open("rb") as file:
+            self._lately = {key: shown for key, shown in self._lately.items() if now - shown.grew < _LATELY_SECONDS}
+            for key, shown in list(self._lately.items()) if self._is_showing else ():
+                with contextlib.suppress(OSError):
+                    found = os.lstat(shown.path)
+                    # Another file has this path if the logs of a closed group were renamed.
+                    if (found.st_dev, found.st_ino) == key and self._has_grown(shown.path, found):
+                        self._show_file(shown.path, found)
+
+    def _find_files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Find all logs, and no links to others' files."""
+        folders = [str(self._run_dir.logs)]
+        while folders:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.name.endswith(".log") and entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(OSError):
+                            yield entry.path, entry.stat(follow_symlinks=False)
+
+    def _has_grown(self, path: str, found: os.stat_result) -> bool:
+        shown = self._shown.get((found.st_dev, found.st_ino))
+        if shown is None:
+            return True
+        # A closed group's logs may have been renamed since.
+        shown.path = path
+        return shown.offset != found.st_size
+
+    def _show_file(self, path: str, found: os.stat_result) -> None:
+        key = (found.st_dev, found.st_ino)
+        shown = self._shown.get(key)
+        if shown is None or shown.offset > found.st_size:
+            shown = self._shown[key] = _Shown(path)
+        shown.grew = time.monotonic()
+        self._lately[key] = shown
+        try:
+            with open(path, "rb", opener=open_regular) as file:
                 skipped = found.st_size - shown.offset - _SHOW_BYTES
                 if skipped > 0:
                     shown.begun = b""
@@ -273,8 +338,8 @@ class LogForwarder:
             lines = [f"… {skipped / 2**20:.1f} MiB not shown, see {path}".encode(), *lines]
         self._show_lines(path, lines)
 
-    def _show_lines(self, path: Path, lines: Sequence[bytes]) -> None:
-        address = ":".join(path.relative_to(self._run_dir.logs).with_suffix("").parts)
+    def _show_lines(self, path: str, lines: Sequence[bytes]) -> None:
+        address = ":".join(Path(path).relative_to(self._run_dir.logs).with_suffix("").parts)
         for line in lines:
             # Of a line that was overwritten, as progress bars do, show the last state.
             self._console.line(printable(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")), of=address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from roost.errors import ConfigError, Problem
 from roost.runtime.nodes.info import RayNode
@@ -16,21 +16,26 @@ NODE_RANK_VARIABLE = "ROOST_NODE_RANK"
 AddressKey = tuple[int, int, tuple[int, ...]]
 
 
-def order_nodes(
-    nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str], resolve: Callable[[str], str] = socket.gethostbyname
-) -> tuple[RayNode, ...]:
-    """Sort by `wanted_ranks` where every node has one; else the head comes first, then by address, then by name.
+def rank_nodes(
+    nodes: Sequence[RayNode],
+    wanted_ranks: Mapping[str, str],
+    resolve: Callable[[str], str] = socket.gethostbyname,
+    *,
+    unknown: Collection[str] = (),
+) -> dict[int, RayNode]:
+    """Rank by `wanted_ranks` where every node has one; else the head comes first, then by address, then by name.
 
     `wanted_ranks` are the values of `ROOST_NODE_RANK` by Ray id. Nodes that share address and name are sorted by port,
-    then by the id that Ray gave them.
+    then by the id that Ray gave them. Nodes that may or may not have a wanted rank, by the ids in `unknown`, are left
+    out if others have one.
     """
     if wanted_ranks:
-        return _by_wanted_rank(nodes, wanted_ranks)
+        return _by_wanted_rank(nodes, wanted_ranks, unknown)
 
     def key(node: RayNode) -> tuple[bool, AddressKey, str, int, str]:
         return (not node.is_head, address_key(node.address, resolve), node.name, node.port, node.ray_id)
 
-    return tuple(sorted(nodes, key=key))
+    return dict(enumerate(sorted(nodes, key=key)))
 
 
 def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyname) -> AddressKey:
@@ -46,11 +51,13 @@ def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyna
     return (9, 0, tuple(ord(character) for character in address))
 
 
-def _by_wanted_rank(nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str]) -> tuple[RayNode, ...]:
+def _by_wanted_rank(
+    nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str], unknown: Collection[str]
+) -> dict[int, RayNode]:
     problems: list[Problem] = []
-    without = [str(node) for node in nodes if node.ray_id not in wanted_ranks]
+    without = [str(node) for node in nodes if node.ray_id not in wanted_ranks and node.ray_id not in unknown]
     if without:
-        number = plural(len(nodes) - len(without), "node")
+        number = plural(len(wanted_ranks), "node")
         message = f"{NODE_RANK_VARIABLE} is set on {number} of {len(nodes)}, and not on {join_words(without)}"
         problems.append(Problem(message=message, hint="set it for `ray start` on every node, or on none"))
     taken: dict[int, RayNode] = {}
@@ -71,4 +78,4 @@ def _by_wanted_rank(nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str]) -
             taken[rank] = node
     if problems:
         raise ConfigError(problems)
-    return tuple(taken[rank] for rank in sorted(taken))
+    return dict(sorted(taken.items()))

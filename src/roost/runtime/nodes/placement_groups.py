@@ -18,6 +18,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roost.errors import ClusterError
 from roost.runtime.nodes.info import NodeInfo
 
+GROUP_PREFIX = "roost:"
+"""How the names of placement groups of Roost begin."""
+
 _SETTLE_SECONDS = 10.0
 _FIRST_POLL_SECONDS = 0.001
 _LAST_POLL_SECONDS = 0.05
@@ -67,7 +70,7 @@ def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], by_label: bo
     else:
         bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
     # Names are unique in a namespace, and are what other jobs see.
-    made: PlacementGroup = placement_group(bundles, name=f"roost:{namespace}:{secrets.token_hex(8)}", **options)
+    made: PlacementGroup = placement_group(bundles, name=f"{GROUP_PREFIX}{namespace}:{secrets.token_hex(8)}", **options)
     return made
 
 

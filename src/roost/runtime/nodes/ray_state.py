@@ -1,8 +1,9 @@
 """Ray's own tables: which actor and which placement group has which part of which accelerator, and who is alive.
 
 Ray's public state API needs the dashboard and does not say which accelerator an actor has. The tables of its head do,
-but have no public interface, so this one module uses a private one. Only explanations depend on it: a holder that it
-cannot name is shown as unknown.
+but have no public interface, so this one module uses a private one. Only explanations depend on it, where a holder that
+it cannot name is shown as unknown, and the news that a process has died, which comes late without it. Names and
+commands are those of other users: they are made safe to show here.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 from ray.util import list_named_actors, placement_group_table
+
+from roost.redact import hide_in_text
+from roost.runtime.connect.connection import USER_KEY
+from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-_ALIVE = 2
-"""Ray's number for an actor that is alive."""
+_ALIVE = "ALIVE"
+"""Ray's name for the state of an actor that is alive."""
+_DEAD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,21 @@ class RayJob:
     def __str__(self) -> str:
         what = f": {self.entrypoint}" if self.entrypoint else ""
         return f"Ray job {self.id} (pid {self.pid} on {self.address}{what})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoostJob:
+    """A driver of Roost that is or was connected to Ray."""
+
+    id: str
+    namespace: str
+    user: str
+    """The account that ran it."""
+    pid: int
+    has_ended: bool
+
+    def __str__(self) -> str:
+        return f"{self.namespace} (Ray job {self.id}, pid {self.pid})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +120,11 @@ def read_ray_state() -> RayState:
     )
 
 
+def read_roost_jobs() -> tuple[RoostJob, ...]:
+    """Read which drivers of Roost are or were connected; none if this version of Ray does not show them."""
+    return _tried("its jobs", _read_roost_jobs, ())
+
+
 def name_of_job(ray_job: str) -> str:
     """Return the name of a driver among those that can hold something and die."""
     return f"Ray job {ray_job}"
@@ -112,6 +139,42 @@ def living(names: Collection[str]) -> set[str]:
     jobs: Mapping[str, RayJob] = _tried("its jobs", _read_jobs, {}) if drivers else {}
     ended = {name_of_job(job.id) for job in jobs.values() if job.has_ended}
     return (drivers - ended) | (set(list_named_actors()) & set(names) if names else set())
+
+
+def is_known_dead(handle: ActorHandle[Any]) -> bool:
+    """Whether Ray has told this process that an actor is dead; only actors that it has called can be known."""
+    # There is no public way to ask without a call to Ray's head.
+    state = _tried("what it knows about an actor", handle._get_local_state, None)
+    return bool(state == _DEAD)
+
+
+def find_instance(name: str) -> str | None:
+    """Return Ray's id of the living actor of this name: another one if it was started again. None if there is none."""
+    if not living({name}):
+        return None
+    try:
+        # There is no public way to tell two actors of one name apart.
+        return str(ray.get_actor(name)._actor_id.hex())
+    except ValueError:
+        return None
+
+
+def dead_processes(processes: Mapping[str, str]) -> set[str]:
+    """Return those of these processes that have ended: Ray's ids of drivers, actors and workers, and of their nodes.
+
+    A process counts as alive if Ray does not say.
+    """
+    # The head marks the processes of a node that is lost neither dead nor alive.
+    nodes = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}  # type: ignore[no-untyped-call]
+    ended: set[str] = _tried("its processes", lambda: _read_ended(processes), set())
+    return ended | {process for process, node in processes.items() if node in nodes}
+
+
+def _read_ended(processes: Collection[str]) -> set[str]:
+    accessor = _accessor()
+    table = importlib.import_module("ray.core.generated.gcs_pb2").WorkerTableData
+    found = {one: accessor.get_worker_info(ray.WorkerID(bytes.fromhex(one))) for one in processes}
+    return {one for one, raw in found.items() if raw is not None and not table.FromString(raw).is_alive}
 
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
@@ -129,13 +192,16 @@ def _state() -> Any:
     return importlib.import_module("ray._private.state")
 
 
-def _read_actors() -> tuple[ActorEntry, ...]:
+def _accessor() -> Any:
     state = _state().state
     # The attribute lost its underscore the other way round between Ray 2.47 and 2.60.
-    accessor = getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+    return getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+
+
+def _read_actors() -> tuple[ActorEntry, ...]:
     table = importlib.import_module("ray.core.generated.gcs_pb2").ActorTableData
-    found = (table.FromString(raw) for raw in accessor.get_actor_table(None, None))
-    return tuple(_actor(entry) for entry in found if entry.state == _ALIVE)
+    # Without the dead ones, of which a cluster that has run for long has very many.
+    return tuple(_actor(table.FromString(raw)) for raw in _accessor().get_actor_table(None, _ALIVE))
 
 
 def _actor(entry: Any) -> ActorEntry:
@@ -148,8 +214,8 @@ def _actor(entry: Any) -> ActorEntry:
         amounts[name] = {int(item.index): float(item.quantity) for item in resource.resource_ids}
     node = entry.address.node_id if hasattr(entry.address, "node_id") else entry.address.raylet_id
     return ActorEntry(
-        name=entry.name,
-        class_name=entry.class_name,
+        name=printable(entry.name),
+        class_name=printable(entry.class_name),
         pid=int(entry.pid),
         ray_job=entry.job_id.hex(),
         ray_id=node.hex(),
@@ -164,7 +230,7 @@ def _read_groups() -> tuple[GroupEntry, ...]:
         if entry["state"] != "REMOVED":
             nodes = entry["bundles_to_node_id"]
             bundles = tuple((nodes.get(index, ""), resources) for index, resources in entry["bundles"].items())
-            found.append(GroupEntry(id=group_id, name=entry["name"], bundles=bundles))
+            found.append(GroupEntry(id=group_id, name=printable(entry["name"]), bundles=bundles))
     return tuple(found)
 
 
@@ -173,9 +239,26 @@ def _read_jobs() -> dict[str, RayJob]:
         entry["JobID"]: RayJob(
             id=entry["JobID"],
             pid=int(entry.get("DriverPid", 0)),
-            address=entry.get("DriverIPAddress", ""),
-            entrypoint=entry.get("Entrypoint", ""),
+            address=printable(entry.get("DriverIPAddress", "")),
+            entrypoint=printable(hide_in_text(entry.get("Entrypoint", ""))),
             has_ended=entry["IsDead"],
         )
         for entry in _state().jobs()
     }
+
+
+def _read_roost_jobs() -> tuple[RoostJob, ...]:
+    table = importlib.import_module("ray.core.generated.gcs_pb2").JobTableData
+    rows = _accessor().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
+    found = (table.FromString(raw) for raw in rows)
+    return tuple(
+        RoostJob(
+            id=entry.job_id.hex(),
+            namespace=entry.config.ray_namespace,
+            user=entry.config.metadata[USER_KEY],
+            pid=int(entry.driver_pid),
+            has_ended=entry.is_dead,
+        )
+        for entry in found
+        if USER_KEY in entry.config.metadata
+    )

@@ -14,16 +14,19 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import ray
+from ray.exceptions import OwnerDiedError, RayError
 
-from roost.errors import WorkerDied
+from roost.errors import ClusterError, WorkerDied
 from roost.machine.ports import taken_ports
-from roost.machine.processes import die_with_parent
+from roost.machine.processes import die_with_parent, end_sibling
 from roost.runtime.failures.carry import carry
 from roost.runtime.process import output
 from roost.runtime.process.identity import Master, WorkerIdentity, assume
@@ -31,6 +34,10 @@ from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
 from roost.runtime.process.timers import measured_call
 from roost.runtime.runs.folder import RunDir
+
+_END_SECONDS = 10.0
+_LOOK_SECONDS = 2.0
+"""How often to look whether the consumers of streams are alive."""
 
 
 class MethodKind(StrEnum):
@@ -63,7 +70,8 @@ class Setup:
     identity: WorkerIdentity
     variables: dict[str, str]
     run_dir: RunDir
-    is_restart: bool
+    predecessor: int | None
+    """The process that this one replaces after a restart."""
     watched_variable: str | None
     """The variable that says which devices the process sees."""
     ports_to_try: tuple[int, ...]
@@ -85,51 +93,77 @@ class Report:
     """The first of the ports to try that is free on its node."""
 
 
-class _NotReady:
-    """Takes the place of the user's object until that exists: a process that attached may call too early."""
-
-    def __getattr__(self, method: str) -> Any:
-        address = ray.get_runtime_context().get_actor_name()
-        raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
-
-
 class WorkerActor:
-    """The actor of one worker. `make_actor_class` adds the methods of the user's class."""
+    """The actor of one worker. `make_actor_class` adds the methods of the user's class.
 
-    def __init__(self) -> None:
+    Other processes know the name of a restarted worker, and their calls may arrive before those of the process that
+    restarts it. So its actor is created with all that it needs: the call that arrives first constructs the object, in
+    the thread that serves calls, and the others wait for that.
+    """
+
+    def __init__(self, *restart: Any) -> None:
+        """Take what `_roost_construct` takes if this is a restarted worker, else nothing."""
         # The parent is the raylet; Ray alone would take up to a second to notice that it ended.
         die_with_parent()
-        self._roost_object: Any = _NotReady()
-        self._roost_setup: Setup
+        self._roost_object: Any = None
+        self._roost_setup: Setup | None = None
+        self._roost_failure: BaseException | None = None
+        self._roost_restart = restart
+        self._roost_lock = threading.RLock()
         self._roost_streams: dict[str, Any] = {}
+        self._roost_tokens: dict[str, ray.ObjectRef[Any]] = {}
+        """By stream: an object that its consumer owns, and that is lost with it."""
+        self._roost_is_watching = False
 
     def _roost_begin(self, setup: Setup) -> Report:
-        """Set up this process: environment, log, identity."""
-        with _carried():
-            self._roost_setup = setup
-            os.environ.update(setup.variables)
-            place = output.choose_place(setup.run_dir, setup.identity.address)
-            output.redirect_output(place, append=setup.is_restart)
-            # A crash in C code leaves its stack in the log.
-            faulthandler.enable(file=2)
+        """Set up this process, and report where it is."""
+        with _carried(), self._roost_lock:
+            self._roost_set_up(setup)
             taken = taken_ports([(port, 1) for port in setup.ports_to_try])
             free = next((port for port in setup.ports_to_try if port not in taken), None)
-            return replace(self._roost_report(), free_port=free)
+            return replace(_report(setup), free_port=free)
 
-    def _roost_report(self) -> Report:
-        watched = self._roost_setup.watched_variable
-        return Report(
-            ray_id=ray.get_runtime_context().get_node_id(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            interpreter=sys.executable,
-            visible=os.environ.get(watched) if watched else None,
-            log=output.own_place(),
-        )
+    def _roost_construct(self, setup: Setup, master: Master, packed: Packed, overdue_seconds: float) -> Report:
+        """Construct the object, and report what the process sees then."""
+        with _carried(), self._roost_lock:
+            self._roost_make(setup, master, packed, overdue_seconds)
+            return _report(setup)
 
-    def _roost_construct(self, master: Master, packed: Packed, overdue_seconds: float) -> Report:
-        """Load the user's class and construct the object; dump a stack into the log if that takes too long."""
-        setup = self._roost_setup
+    def _roost_become_ready(self) -> None:
+        """Construct the object of a restarted worker, unless another call does; then wait for that."""
+        with _carried(), self._roost_lock:
+            if self._roost_object is not None:
+                return
+            address = ray.get_runtime_context().get_actor_name()
+            if not self._roost_restart:
+                # Of a group that is being launched: the one that the caller knows under this name has ended.
+                raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
+            try:
+                self._roost_make(*self._roost_restart)
+            except Exception as error:
+                raise WorkerDied(f"{address} could not be restarted: {type(error).__name__}: {error}") from error
+
+    def _roost_set_up(self, setup: Setup) -> None:
+        """Set up this process, once: environment, log, identity."""
+        if self._roost_setup is not None:
+            return
+        os.environ.update(setup.variables)
+        place = output.choose_place(setup.run_dir, setup.identity.address)
+        output.redirect_output(place, is_restart=setup.predecessor is not None)
+        # A crash in C code leaves its stack in the log.
+        faulthandler.enable(file=2)
+        # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
+        if setup.predecessor is not None and not end_sibling(setup.predecessor, _END_SECONDS):
+            raise ClusterError(f"the process that it replaces, {setup.predecessor}, does not end")
+        self._roost_setup = setup
+
+    def _roost_make(self, setup: Setup, master: Master, packed: Packed, overdue_seconds: float) -> None:
+        """Load the user's class and construct the object, once; dump a stack into the log if that takes too long."""
+        if self._roost_failure is not None:
+            raise self._roost_failure
+        if self._roost_object is not None:
+            return
+        self._roost_set_up(setup)
         variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
         # Values that the caller set take precedence.
         os.environ.update(variables | {name: setup.variables[name] for name in variables if name in setup.variables})
@@ -137,26 +171,62 @@ class WorkerActor:
         # Written in C: it works even where no Python code gets to run.
         faulthandler.dump_traceback_later(overdue_seconds, file=2)
         try:
-            with _carried():
-                self._roost_object = make_object(packed)
+            self._roost_object = make_object(packed)
+        except BaseException as error:
+            self._roost_failure = error
+            raise
         finally:
             faulthandler.cancel_dump_traceback_later()
-        return self._roost_report()
 
-    def _roost_stream(self, key: str, method: str | None, *sent: Packed) -> tuple[Any, ...]:
+    def _roost_stream(
+        self, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Packed
+    ) -> tuple[Any, ...]:
         """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
         with _carried():
             if method is not None:
+                self._roost_become_ready()
                 args, kwargs = unpack(sent)
-                self._roost_streams[key] = getattr(self._roost_object, method)(*args, **kwargs)
+                self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
             stream = self._roost_streams.get(key, iter(()))
-            for item in stream:
-                if key not in self._roost_streams:
-                    # The caller gave up in the meantime.
-                    stream.close()
-                return (item,)
-            self._roost_streams.pop(key, None)
-            return ()
+            found: tuple[Any, ...] = ()
+            try:
+                for item in stream:
+                    found = (item,)
+                    if key not in self._roost_streams:
+                        # The caller gave up in the meantime.
+                        stream.close()
+                    break
+            finally:
+                if not found:
+                    self._roost_streams.pop(key, None)
+            return found
+
+    def _roost_keep_stream(self, key: str, token: Sequence[Any], items: Any) -> None:
+        """Keep the generator of a stream, until its end or that of its consumer."""
+        with self._roost_lock:
+            self._roost_streams[key] = items
+            self._roost_tokens[key] = token[0]
+            if not self._roost_is_watching:
+                self._roost_is_watching = True
+                threading.Thread(target=self._roost_watch_consumers, name="roost-streams", daemon=True).start()
+
+    def _roost_watch_consumers(self) -> None:
+        """Drop the streams whose consumers have died, as long as there are streams."""
+        this = ray.get_runtime_context().current_actor
+        dropped: set[str] = set()
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            with self._roost_lock:
+                tokens = {key: token for key, token in self._roost_tokens.items() if key in self._roost_streams}
+                self._roost_tokens = dict(tokens)
+                self._roost_is_watching = bool(tokens)
+            if not tokens:
+                return
+            for key in tokens.keys() - dropped:
+                if _has_lost_owner(tokens[key]):
+                    dropped.add(key)
+                    # By a call: code of the user's does not run next to another method.
+                    this._roost_end_stream.remote(key)
 
     def _roost_end_stream(self, key: str) -> None:
         """Drop the rest of a stream."""
@@ -169,19 +239,49 @@ class WorkerActor:
                 stream.close()
 
 
-async def _stream_async(self: Any, key: str, method: str | None, *sent: Packed) -> tuple[Any, ...]:
+def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:
+    try:
+        ray.get(token, timeout=_LOOK_SECONDS)
+    except OwnerDiedError:
+        return True
+    except RayError:
+        return False
+    return False
+
+
+def _report(setup: Setup) -> Report:
+    watched = setup.watched_variable
+    return Report(
+        ray_id=ray.get_runtime_context().get_node_id(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        interpreter=sys.executable,
+        visible=os.environ.get(watched) if watched else None,
+        log=output.own_place(),
+    )
+
+
+async def _stream_async(
+    self: Any, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Packed
+) -> tuple[Any, ...]:
     """Do what `_roost_stream` does, for an asynchronous generator."""
     with _carried():
         if method is not None:
+            self._roost_become_ready()
             args, kwargs = await unpack_async(sent)
-            self._roost_streams[key] = getattr(self._roost_object, method)(*args, **kwargs)
+            self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
         stream = self._roost_streams.get(key)
         if stream is None:
             return ()
-        async for item in stream:
-            return (item,)
-        self._roost_streams.pop(key, None)
-        return ()
+        found: tuple[Any, ...] = ()
+        try:
+            async for item in stream:
+                found = (item,)
+                break
+        finally:
+            if not found:
+                self._roost_streams.pop(key, None)
+        return found
 
 
 @contextlib.contextmanager
@@ -215,6 +315,8 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
     if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
 
         async def forward(self: Any, *sent: Packed) -> Any:
+            if self._roost_object is None:
+                self._roost_become_ready()
             with measured_call(name) as durations, _carried():
                 args, kwargs = await unpack_async(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)
@@ -224,6 +326,8 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
     else:
 
         def forward(self: Any, *sent: Packed) -> Any:
+            if self._roost_object is None:
+                self._roost_become_ready()
             with measured_call(name) as durations, _carried():
                 args, kwargs = unpack(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)

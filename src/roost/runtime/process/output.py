@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import logging
 import os
 import re
@@ -10,9 +12,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from roost.errors import ConfigError
+from roost.machine.folders import make_folders, open_regular, socket_folder
 from roost.runtime.runs.folder import RunDir, log_file
-from roost.text import printable
+from roost.text import printable, size_text
 
 WORKER_LOG = "roost.worker"
 """The parent of all loggers of workers."""
@@ -35,42 +40,52 @@ class LogPlace:
     """Where a worker writes its log, and whether that is the run's folder."""
 
     path: str
+    base: str
+    """The folder below which Roost makes those of the logs."""
     is_shared: bool
 
 
-_own = LogPlace(path="", is_shared=False)
+_own = LogPlace(path="", base="", is_shared=False)
 
 
 def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     """Choose the run's folder if this process sees it, else a folder on this node that the driver fetches from."""
     own_folder = os.environ.get(LOG_DIR_VARIABLE)
-    # Path.exists raises where this user lacks permission, as in the folder of another user's driver.
-    if not own_folder and os.path.exists(run_dir.marker):
-        return LogPlace(path=str(log_file(run_dir.logs, address)), is_shared=True)
-    from roost.machine.folders import socket_folder
-
-    folder = Path(own_folder) if own_folder else socket_folder() / "logs"
-    run = hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
-    return LogPlace(path=str(log_file(folder / run, address)), is_shared=False)
+    # Another user sees the marker and cannot read it. Where the folder is closed to it, this is False as well.
+    if not own_folder and os.access(run_dir.marker, os.R_OK):
+        return LogPlace(path=str(log_file(run_dir.logs, address)), base=run_dir.path, is_shared=True)
+    base = Path(own_folder) if own_folder else socket_folder()
+    folder = base / run_folder_name(run_dir) if own_folder else base / "logs" / run_folder_name(run_dir)
+    return LogPlace(path=str(log_file(folder, address)), base=str(base), is_shared=False)
 
 
-def redirect_output(place: LogPlace, *, append: bool) -> None:
+def run_folder_name(run_dir: RunDir) -> str:
+    """Return the name of the folder that has a run's logs on a machine that does not see the run folder."""
+    return hashlib.sha256(run_dir.token.encode()).hexdigest()[:16]
+
+
+def redirect_output(place: LogPlace, *, is_restart: bool) -> None:
     """Send everything that this process and its children print to the file."""
     global _own
-    path = Path(place.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if append else os.O_TRUNC)
-    opened = os.open(path, flags, 0o644)
+    path, base = Path(place.path), Path(place.base)
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        make_folders(base, path.parent)
+        # Never truncated: `put_aside` moves the logs of an earlier group of this name.
+        opened = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        where = f"{error.filename or path}: {error.strerror or error}"
+        raise ConfigError(f"the log {path} cannot be opened: {where}", hint="choose another run_dir") from None
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError):
+            stream.flush()
     os.dup2(opened, 1)
     os.dup2(opened, 2)
     os.close(opened)
     # Ray may have replaced these with streams into its own files.
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
     _own = place
-    if append:
+    if is_restart:
         print(f"{STARTED_AGAIN} at {time.strftime('%Y-%m-%d %H:%M:%S')}, pid {os.getpid()} ---")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -78,6 +93,34 @@ def redirect_output(place: LogPlace, *, append: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+class _LogFile(io.FileIO):
+    """A log that takes everything: what cannot be written, as on a full disk, is counted and dropped.
+
+    A job must not fail because one of its workers prints. The log says what is missing once it can be written again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._lost = 0
+        self._why = ""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            if self._lost:
+                super().write(f"\n--- {size_text(self._lost)} of output are missing here: {self._why} ---\n".encode())
+                self._lost = 0
+            return super().write(data) or 0
+        except OSError as error:
+            self._lost += len(data)
+            self._why = error.strerror or str(error)
+            return len(data)
+
+
+def _text_stream(descriptor: int) -> io.TextIOWrapper:
+    file = io.BufferedWriter(_LogFile(descriptor))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def own_place() -> LogPlace:
@@ -88,7 +131,7 @@ def own_place() -> LogPlace:
 def _read_end(path: str | os.PathLike[str]) -> str:
     """Return the end of a file as text, or nothing if it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             return file.read(_TAIL_BYTES).decode(errors="replace")

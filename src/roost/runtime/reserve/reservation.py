@@ -10,9 +10,10 @@ from ray.util import placement_group_table
 
 from roost.config.hardware import ACCELERATOR
 from roost.config.values import share_problem
-from roost.errors import ConfigError, RoostError
+from roost.errors import ConfigError, ManagerDied
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, pieces_of
+from roost.runtime.managers.base import CALL_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
 from roost.runtime.nodes.discover import live_nodes
@@ -38,12 +39,14 @@ class Reservation:
         """Node rank and local rank of each reserved accelerator."""
         return [(slot.piece.node_rank, slot.piece.local_rank) for slot in self._slots]
 
-    def close(self) -> None:
-        """Release what no other part of the job uses."""
-        if self._slots and not self._is_closed and self._context.is_connected():
-            # If the job's manager is gone, its placement groups went with it.
-            with contextlib.suppress(RoostError):
-                self._context.node_manager.let_go_slots(self._user)
+    def close(self, timeout: float = CALL_SECONDS) -> None:
+        """Release what no other part of the job uses; if that fails, ClusterError, and it can be closed again."""
+        if self._slots and not self._is_closed and self._context.is_connected:
+            if self._context.connection is not None and not self._context.is_reachable:
+                raise self._context.connection.head.gone(f": {self!r} is not released")
+            # If the job's manager is gone for good, its placement groups go with the job.
+            with contextlib.suppress(ManagerDied):
+                self._context.node_manager.within(timeout).let_go_slots(self._user)
         self._is_closed = True
 
     def __enter__(self) -> Reservation:

@@ -24,12 +24,14 @@ from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece
 from roost.runtime.connect.versions import has_bundle_labels
+from roost.runtime.managers.base import HANG_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
-from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
+from roost.runtime.reserve.holdings import Holdings, pieces_on, resource_of
+from roost.runtime.reserve.occupancy import OccupancyReader
 from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
 
@@ -38,8 +40,12 @@ log: logging.Logger = logging.getLogger(__name__)
 RESERVE_SECONDS = 60.0
 # Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
 _LEAST_SECONDS = 2.0
+_UNDO_SECONDS = 2.0
 _MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
+# After this time of waiting, twice as long between two tries.
+_PATIENCE_SECONDS = 10.0
+_MOST_PATIENCE = 4.0
 _NOTICE_SECONDS = 1.5
 # A shorter wait is not worth a message.
 _SAY_FIRST_SECONDS = 1.0
@@ -67,7 +73,7 @@ class Reserver:
 
     def __init__(self, context: JobContext, user: str, *, by_label: bool | None = None) -> None:
         self._context = context
-        self._manager = context.node_manager
+        self._manager = context.node_manager.within(HANG_SECONDS)
         self._user = user
         self._owner = context.owner
         self._occupancy = OccupancyReader(context.nodes)
@@ -155,9 +161,9 @@ class Reserver:
         try:
             yield
         except BaseException:
-            if self._context.is_connected():
+            if self._context.is_connected:
                 with contextlib.suppress(Exception):
-                    self._manager.let_go_slots(self._user)
+                    self._manager.within(_UNDO_SECONDS).let_go_slots(self._user)
             raise
 
     @property
@@ -167,7 +173,7 @@ class Reserver:
     def _pause(self, wait: _Wait, what: Callable[[], str]) -> None:
         if wait.is_time_to_say:
             self._context.console.line(f"{self._name}: waiting for {what()}")
-        time.sleep(self._random.uniform(*_PAUSE_SECONDS))
+        time.sleep(self._random.uniform(*_PAUSE_SECONDS) * wait.patience)
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
         """Return those that are known to be held by others."""
@@ -373,6 +379,11 @@ class _Wait:
     def is_noticed(self) -> bool:
         """Whether Ray has had time to notice earlier releases."""
         return self.seconds >= _NOTICE_SECONDS
+
+    @property
+    def patience(self) -> float:
+        """How much longer than at first to pause: who waits for minutes asks less often."""
+        return min(_MOST_PATIENCE, 1 + self.seconds / _PATIENCE_SECONDS)
 
     @property
     def is_time_to_say(self) -> bool:

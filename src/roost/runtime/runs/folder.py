@@ -7,21 +7,25 @@ import fcntl
 import itertools
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from roost.errors import ClusterError, ConfigError
-from roost.machine.folders import state_folder
+from roost.machine.folders import make_folder, open_regular, state_folder
 from roost.runtime.runs.index import LOCK_FILE, add_run, index_folders, is_free
 from roost.text import shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
 _KEPT_RUNS = 20
+_OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+_MARKER = re.compile(r"\.roost-([0-9a-f]{16})")
 RUNS_VARIABLE = "ROOST_RUNS_DIR"
 """Where run folders are created, in place of the user's state folder."""
 
@@ -56,7 +60,37 @@ def log_file(logs: Path, address: str) -> Path:
 def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
     """Create the run folder, the caller's or a new one, and lock it."""
     made = make_run_dir(wanted)
-    with (Path(made.path) / LOCK_FILE).open("w") as lock:
+    try:
+        lock = _lock(made)
+    except BaseException:
+        made.marker.unlink(missing_ok=True)
+        raise
+    with lock:
+        _remove_old_markers(made)
+        yield made
+
+
+def _lock(made: RunDir) -> BinaryIO:
+    """Lock a run folder; raise ConfigError if another job has it, or if a file that is not Roost's is in the way."""
+    path = Path(made.path) / LOCK_FILE
+    in_the_way = ""
+    with contextlib.ExitStack() as undo:
+        try:
+            if os.path.lexists(made.logs):
+                # Workers would fail on anything else, later.
+                make_folder(made.logs)
+            lock = undo.enter_context(open(path, "ab", opener=open_regular))
+            found = os.fstat(lock.fileno())
+            # Compared with the marker, which was just made: a file server may show another owner than this user.
+            if found.st_uid != made.marker.lstat().st_uid:
+                in_the_way = f"{path}: another user's file is in the way"
+            elif found.st_size:
+                in_the_way = f"{path}: a file that Roost did not write is in the way"
+        except OSError as error:
+            in_the_way = f"{error.filename or path}: {error.strerror or error}"
+        if in_the_way:
+            hint = "move it away, or choose another run_dir"
+            raise ConfigError(f"the run folder {made.path} cannot be used: {in_the_way}", hint=hint)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -64,10 +98,21 @@ def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
         except OSError as error:
             # Some shared file systems have no locks. A job can do without.
             log.debug("%s cannot be locked: %s", made.path, error)
-        for old in Path(made.path).glob(".roost-*"):
-            if old != made.marker:
-                old.unlink(missing_ok=True)
-        yield made
+        # The list of runs shows when a run without a record began.
+        os.utime(lock.fileno())
+        undo.pop_all()
+        return lock
+
+
+def _remove_old_markers(made: RunDir) -> None:
+    """Remove the markers that earlier runs left: files with the name and the content of one."""
+    for item in Path(made.path).iterdir():
+        if (token := _MARKER.fullmatch(item.name)) and item != made.marker:
+            with contextlib.suppress(OSError):
+                with open(item, "rb", opener=open_regular) as file:
+                    is_ours = file.read(len(token[1]) + 1) == token[1].encode()
+                if is_ours:
+                    item.unlink()
 
 
 def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
@@ -85,9 +130,10 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
     problems = []
     for path in paths:
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = RunDir(path=str(path), token=token, id=add_run(path))
-            made.marker.write_text(token, encoding="utf-8")
+            with open(made.marker, "x", encoding="utf-8", opener=open_regular) as marker:
+                marker.write(token)
         except OSError as error:
             problems.append(f"the run folder {path} cannot be created: {error.strerror or error}")
             continue
@@ -116,20 +162,25 @@ def check_group_name(name: object) -> str:
 def put_aside(folder: Path) -> None:
     """Move the logs of an earlier group of the same name to `actor.1`, or `actor.2` if there is one."""
     # Not the folders below: they belong to groups that the group's workers launched.
-    found = list(folder.glob("*.log"))
+    found = [] if folder.is_symlink() else list(folder.glob("*.log"))
     if not found:
         return
     names = (folder.with_name(f"{folder.name}.{number}") for number in itertools.count(1))
-    aside = next(path for path in names if not path.exists())
-    aside.mkdir()
-    for path in found:
-        path.rename(aside / path.name)
+    aside = next(path for path in names if not os.path.lexists(path))
+    try:
+        make_folder(aside)
+        for path in found:
+            path.rename(aside / path.name)
+    except OSError as error:
+        # As on a full disk. The logs continue in the old files.
+        log.warning("the logs in %s could not be moved to %s: %s", folder, aside, error.strerror or error)
 
 
 def _prune(runs: Path) -> None:
-    """Remove old runs beyond the newest, but none whose job may still be running."""
+    """Remove old runs beyond the newest, but none whose job may still be running, and no folder that the user named."""
     with contextlib.suppress(OSError):
-        found = sorted((item for item in runs.iterdir() if not item.is_symlink() and item.is_dir()), reverse=True)
+        ours = (item for item in runs.iterdir() if _OWN_NAME.fullmatch(item.name))
+        found = sorted((item for item in ours if not item.is_symlink() and item.is_dir()), reverse=True)
         day_ago = time.time() - 24 * 3600
         # Only some of them, the oldest: a job that starts does not wait for all.
         for old in found[_KEPT_RUNS:][-_KEPT_RUNS:]:

@@ -25,14 +25,16 @@ from typing import TypeVar
 import psutil
 
 from roost.errors import ClusterError, ConfigError
-from roost.machine.folders import socket_folder, state_folder, state_path
+from roost.machine.folders import open_regular, socket_folder, state_folder, state_path
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.text import did_you_mean, join_words
 
 log: logging.Logger = logging.getLogger(__name__)
 
-LOCK_FILE = ".lock"
+LOCK_FILE = ".roost-lock"
 """A driver holds this file in its run folder locked."""
+_OLD_LOCK_FILE = ".lock"
+"""Its name in the folders of an older Roost. Elsewhere it may be a file of the user's."""
 LATEST = "latest"
 """Names the newest run."""
 _KEPT_LINKS = 200
@@ -135,12 +137,16 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
 def is_free(folder: Path) -> bool:
     """Whether no driver locks a run folder."""
     try:
-        with (folder / LOCK_FILE).open("rb") as file:
+        with open(_lock_path(folder), "rb", opener=open_regular) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         # Any other error: it is locked, or its file system has no locks.
-        return error.errno == errno.ENOENT
+        return error.errno in (errno.ENOENT, errno.EEXIST)
     return True
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder / (LOCK_FILE if os.path.lexists(folder / LOCK_FILE) else _OLD_LOCK_FILE)
 
 
 def _read_index() -> list[Run]:
@@ -156,7 +162,7 @@ def _read_entry(entry: Path) -> Run | None:
     try:
         # Not Path.is_file: it raises where this user may not read.
         if not os.path.isfile(folder / RECORD_FILE):
-            began = (folder / LOCK_FILE).stat().st_mtime
+            began = _lock_path(folder).lstat().st_mtime
             return Run(id=entry.name, folder=folder, record=_UNRECORDED, began=began)
         record = read_run(folder)
     except OSError:

@@ -21,7 +21,8 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from roost.errors import ConfigError
-from roost.text import plural, shorten
+from roost.machine.folders import open_regular
+from roost.text import message_of, plural, shorten
 
 RECORD_VERSION = 1
 RECORD_FILE = "run.json"
@@ -311,11 +312,8 @@ def outcome_of(error: BaseException | None) -> RunOutcome:
     if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return RunOutcome(status=Status.FINISHED)
     first = next(iter(getattr(error, "worker_failures", ())), None)
-    try:
-        lines = str(error).splitlines()
-    except Exception:
-        # The class is the user's. That it cannot be shown does not make the run a success.
-        lines = ["(its message cannot be shown)"]
+    # The class is the user's. That it cannot be shown does not make the run a success.
+    lines = message_of(error).splitlines()
     more = [f"… and {plural(len(lines) - _ERROR_LINES, 'more line')}"] if len(lines) > _ERROR_LINES else []
     return RunOutcome(
         status=Status.INTERRUPTED if isinstance(error, KeyboardInterrupt) else Status.FAILED,
@@ -338,10 +336,11 @@ def files_of_others(folder: Path) -> set[str]:
     """
     there = {name for name in (RECORD_FILE, PLAN_FILE, *JOB_FILES) if os.path.lexists(folder / name)}
     earlier = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        # Reading a pipe would block.
-        if os.path.isfile(folder / RECORD_FILE):
-            earlier = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    with (
+        contextlib.suppress(OSError, ValueError, RecursionError),
+        open(folder / RECORD_FILE, encoding="utf-8", opener=open_regular) as file,
+    ):
+        earlier = json.load(file)
     # Of any version.
     if not isinstance(earlier, dict) or not {"version", "outcome"} <= set(earlier):
         return there
@@ -353,7 +352,8 @@ def files_of_others(folder: Path) -> set[str]:
     if isinstance(job, dict):
         source = os.path.join(str(earlier.get("cwd", "")), str(job.get("file", "")))
         ours |= {name for name in JOB_FILES if os.path.realpath(source) != os.path.realpath(folder / name)}
-    return there - ours
+    # A record's files are never links.
+    return {name for name in there if name not in ours or os.path.islink(folder / name)}
 
 
 def read_record(folder: Path) -> RunRecord:

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -22,10 +23,12 @@ from typing import Any, Concatenate, ParamSpec
 import psutil
 
 from roost.config.topology import Topology
+from roost.machine.folders import open_regular
 from roost.placement.from_groups import Placed, gather_plan
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan, seat
 from roost.placement.strategies import PlacementStrategy
+from roost.redact import hide_in_words
 from roost.runtime.runs.folder import RunDir
 from roost.runtime.runs.record import (
     PLAN_FILE,
@@ -119,7 +122,7 @@ class Recorder:
         self.record = RunRecord(
             id=run_dir.id,
             began=_now(),
-            command=tuple(sys.orig_argv),
+            command=tuple(hide_in_words(sys.orig_argv)),
             cwd=str(cwd),
             user=user,
             host=socket.gethostname(),
@@ -145,7 +148,7 @@ class Recorder:
             return
         kept = self._folder / source.job.stored
         # The job's file may be in the run folder itself.
-        if kept.name not in self._others or kept.read_text(encoding="utf-8") != source.text:
+        if kept.name not in self._others or not kept.is_file() or kept.read_text(encoding="utf-8") != source.text:
             self._put(kept.name, source.text)
         self._change(job=source.job)
 
@@ -257,14 +260,15 @@ class Recorder:
     def _put(self, name: str, text: str) -> None:
         """Write a file of the run folder in one step, readable by this user alone."""
         self._check_ours(name)
-        draft = self._folder / f".{name}-{os.getpid()}-{threading.get_ident()}"
-        try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        draft = self._folder / f".{name}-{secrets.token_hex(8)}"
+        with open(draft, "xb", opener=open_regular) as file:
+            try:
                 file.write(text.encode())
-            draft.replace(self._folder / name)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+                file.close()
+                draft.replace(self._folder / name)
+            except BaseException:
+                draft.unlink(missing_ok=True)
+                raise
 
     def _check_ours(self, name: str) -> None:
         if name in self._others:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from roost.redact import hide
 from roost.runtime.runs.record import GitState
 
 _PREFIXES = (
@@ -22,16 +23,8 @@ _NAMES = {
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NODEID", "PBS_JOBID", "LSB_JOBID"),
     *("MASTER_ADDR", "MASTER_PORT", "TOKENIZERS_PARALLELISM"),
 }
-_SECRET = re.compile(
-    # RAY_JOB_CONFIG has the options of `ray job submit`, with the job's variables and their values.
-    r"TOKEN(?!IZERS_PAR)|KEY|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL|^RAY_JOB_CONFIG_JSON_ENV_VAR$",
-    re.IGNORECASE,
-)
-_SECRET_VALUE = re.compile(
-    # A URL with a password or a token in it, or settings, as in JSON, one of which is named like a secret.
-    r"://[^\s/]+@|://[^\s@/]*:[^\s@]*@|(TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)?|CREDENTIALS?)([\"']\s*:|:\s|\s*=)",
-    re.IGNORECASE,
-)
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The options of `ray job submit`, with the job's variables and their values."""
 _MODULES = "roost ray numpy torch transformers vllm sglang megatron deepspeed jax gymnasium"
 _GIT_SECONDS = 10.0
 
@@ -45,8 +38,10 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
     wanted = {name: value for name, value in environ.items() if name.startswith(_PREFIXES) or name in _NAMES}
     # Ray sets it.
     wanted.pop("RAY_CLIENT_MODE", None)
-    is_secret = {name: _SECRET.search(name) or _SECRET_VALUE.search(value) for name, value in wanted.items()}
-    return {name: None if is_secret[name] else value for name, value in sorted(wanted.items())}
+    return {
+        name: None if name == _JOB_CONFIG or hide(name, value) != value else value
+        for name, value in sorted(wanted.items())
+    }
 
 
 def loaded_versions() -> dict[str, str]:

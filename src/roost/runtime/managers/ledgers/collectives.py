@@ -15,6 +15,7 @@ class CollectiveGroup:
 
     name: str
     members: tuple[str, ...]
+    node_rank: int
     address: str
     port: int
 
@@ -24,20 +25,35 @@ class CollectiveLedger:
     """Every communication group of the job by its name."""
 
     groups: dict[str, CollectiveGroup] = field(default_factory=dict)
+    listeners: dict[str, str] = field(default_factory=dict)
+    """By group: which instance of its first member listens, once that is known."""
 
-    def find(self, name: str, members: Sequence[str]) -> CollectiveGroup | None:
-        """Return the group, if it exists; NameTaken if it exists with other members."""
+    def find(self, name: str, members: Sequence[str], node_rank: int) -> CollectiveGroup | None:
+        """Return the group, if it exists; NameTaken if it exists with other members or on another node."""
         found = self.groups.get(name)
-        if found is not None and found.members != tuple(members):
-            raise NameTaken(
-                f"communication group {name!r} exists already, with other members: "
-                f"{join_words(found.members)}, not {join_words(list(members))}"
-            )
-        return found
+        if found is None:
+            return None
+        if found.members != tuple(members):
+            difference = f"with other members: {join_words(found.members)}, not {join_words(list(members))}"
+        elif found.node_rank != node_rank:
+            difference = f"on node {found.node_rank}, not on node {node_rank}"
+        else:
+            return found
+        raise NameTaken(
+            f"communication group {name!r} exists already, {difference}",
+            hint=f"it ends when {found.members[0]}, which listens, is closed; remove_group({name!r}) ends it now",
+        )
 
-    def add(self, group: CollectiveGroup) -> CollectiveGroup:
-        """Add a group, unless it was added in the meantime."""
-        return self.groups.setdefault(group.name, group)
+    def is_over(self, name: str, listener: str | None) -> bool:
+        """Whether the first member of a group has died since it was seen; `listener` is its instance that lives now."""
+        if listener is not None:
+            self.listeners.setdefault(name, listener)
+        return self.listeners.get(name) != listener
+
+    def remove(self, name: str) -> None:
+        """Remove a group."""
+        self.groups.pop(name, None)
+        self.listeners.pop(name, None)
 
     def get(self, name: str) -> CollectiveGroup:
         """Return a group by its name."""

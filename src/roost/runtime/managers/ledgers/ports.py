@@ -50,7 +50,7 @@ class PortLedger:
     def __init__(self, ranges: Mapping[str, range], seed: int = 0) -> None:
         self._ranges = dict(ranges)
         self._held: dict[str, dict[int, Block]] = {network: {} for network in ranges}
-        self._numbers = itertools.count(1)
+        self._last_number = 0
         self._busy: dict[str, set[int]] = {network: set() for network in ranges}
         # Two jobs on one machine know nothing of each other, so each starts at a random place.
         start = random.Random(seed)  # noqa: S311 - not a secret
@@ -66,7 +66,8 @@ class PortLedger:
             # A block does not go over the end of the range.
             run = (run + 1 if port != ports.start else 1) if free else 0
             if run == count:
-                block = Block(start=port - count + 1, count=count, holder=holder, number=next(self._numbers))
+                self._last_number += 1
+                block = Block(start=port - count + 1, count=count, holder=holder, number=self._last_number)
                 held.update(dict.fromkeys(block.ports, block))
                 self._next[network] = port + 1 if port + 1 in ports else ports.start
                 return block

@@ -48,6 +48,10 @@ class GroupRecord:
     """The methods that can be called, and the kind of each."""
     launch: str = ""
     """Tells this launch from another one under the same name."""
+    owner: str | None = None
+    """The process that launched it, if it can end before the job does."""
+    restarts_left: tuple[int, ...] = ()
+    """By rank: how often a dead worker will still be restarted in its place."""
 
 
 class RollCall:

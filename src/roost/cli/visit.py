@@ -1,0 +1,75 @@
+"""What commands ask a live cluster: in a child process with a deadline, since Ray's own calls may hang for minutes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from roost.errors import ClusterError, RoostError
+from roost.machine.child import Child, Say, answer, last_line
+
+if TYPE_CHECKING:
+    from roost.runtime.status import ClusterStatus, LiveHardware, LiveNodes
+
+_STATUS = "roost.runtime.status"
+# To find out that there is nothing to join, to ask for jobs and reservations, and to leave the cluster.
+_SPARE_SECONDS = 15.0
+
+
+def visit_nodes(address: str | None, timeout: float) -> LiveNodes:
+    """Return the nodes of a cluster; each has `timeout` seconds to answer."""
+    found: LiveNodes = _ask("get_nodes", timeout, address=address)
+    return found
+
+
+def visit_hardware(num_nodes: int | None, address: str | None, timeout: float) -> LiveHardware:
+    """Return the hardware that a job with `num_nodes` would get."""
+    found: LiveHardware = _ask("get_hardware", timeout, num_nodes=num_nodes, address=address)
+    return found
+
+
+def visit_status(address: str | None, timeout: float) -> ClusterStatus:
+    """Return the nodes, the jobs and the leftovers of a cluster."""
+    found: ClusterStatus = _ask("get_status", timeout, address=address)
+    return found
+
+
+def _ask(function: str, timeout: float, **arguments: Any) -> Any:
+    """Call a function of `runtime.status` in a child process; ClusterError at the deadline."""
+    answers: list[Any] = []
+
+    def hear(said: Any) -> bool:
+        if said is not None:
+            answers.append(said)
+        return said is not None
+
+    task = {"function": function, "arguments": {**arguments, "timeout": timeout}}
+    with Child(__name__, task, hear) as child:
+        # The answer is made of its classes. It loads Ray, which the child does at the same time.
+        import_module(_STATUS)
+        is_late = not child.wait(timeout + _SPARE_SECONDS)
+    if answers and isinstance(answers[0], RoostError):
+        raise answers[0]
+    if answers:
+        return answers[0]
+    last = last_line(child.last_words)
+    what = f"did not answer in {timeout + _SPARE_SECONDS:.0f} s" if is_late else "could not be asked"
+    raise ClusterError(
+        f"the Ray cluster {what}{f': {last}' if last else ''}",
+        hint="Ray's head may hang, or have died just now: roost doctor says more",
+    )
+
+
+def work(function: str, arguments: dict[str, Any], say: Say) -> None:
+    """Answer with what the function returns, or with the error that it raises."""
+    call = getattr(import_module(_STATUS), function)
+    say(None)
+    try:
+        found = call(**arguments)
+    except RoostError as error:
+        found = error
+    say(found)
+
+
+if __name__ == "__main__":
+    answer(work)

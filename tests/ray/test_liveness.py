@@ -1,0 +1,199 @@
+"""A head, a manager or a network that hangs, dies or is away for a moment: what survives, and what is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from foreign import all_is_free
+from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy, PackedPlacementStrategy, WorkerManager
+from roost.runtime.nodes.ray_state import read_ray_state
+from roost.testing import LocalCluster, local_cluster
+from waiting import wait_until
+from workers import Performer
+
+
+@pytest.fixture(scope="module")
+def roost_local_cluster() -> Iterator[LocalCluster]:
+    """A cluster of its own, whose processes the tests stop and kill."""
+    with local_cluster("2x2") as local:
+        yield local
+
+
+@pytest.fixture
+def cluster(roost_local_cluster) -> Iterator[Cluster]:
+    with Cluster(num_nodes=len(roost_local_cluster.nodes), quiet=True) as opened:
+        yield opened
+
+
+def pid_of(name: str) -> int:
+    """The process of a named actor."""
+    return next(actor.pid for actor in read_ray_state().actors if actor.name == name)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Let a process hang inside the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def head_of(local: LocalCluster) -> int:
+    (pid,) = [pid for pid in local.pids[0] if psutil.Process(pid).name() == "gcs_server"]
+    return pid
+
+
+def test_managers_that_are_killed_come_back_with_what_they_knew(cluster, caplog):
+    strategy = PackedPlacementStrategy(0, 1)
+    group = Performer.create_group().launch(cluster, strategy, name="actor", restarts=3)
+    port = cluster.master_port
+    leased = cluster.node_manager.count_leased_ports()
+    with caplog.at_level(logging.WARNING):
+        # One after the other: each keeps what another one knows.
+        for name in ("WorkerManager", "NodeManager", "CollectiveManager", "WorkerManager"):
+            before = pid_of(name)
+            os.kill(before, signal.SIGKILL)
+            wait_until(lambda name=name: f"the {name} is back" in caplog.text, "the watch says so")
+            caplog.clear()
+            assert pid_of(name) != before
+    assert [item.address for item in cluster.worker_manager.get_workers()] == ["actor:0", "actor:1"]
+    assert cluster.node_manager.get_master_port() == port
+    assert cluster.node_manager.count_leased_ports() == leased
+    assert [held.users[0][0].partition("#")[0] for held in cluster.node_manager.get_slots()] == ["actor", "actor"]
+    with contextlib.suppress(ClusterError):
+        group.end(1, "kill").wait(60)
+    wait_until(lambda: group[1].rank_of().outcomes(60)[0].is_ok, "the rank was restarted in its place")
+    with Performer.create_group().launch(cluster, NodePlacementStrategy([1]), name="new") as other:
+        assert other.rank_of().wait(60) == [0]
+    group.close()
+    wait_until(lambda: all_is_free(cluster), "a manager that was restarted gives the accelerators back")
+
+
+@pytest.mark.parametrize("name", ["WorkerManager", "NodeManager"])
+def test_a_manager_that_hangs_holds_nothing_up_for_longer_than_its_deadline(cluster, name):
+    group = Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 1), name="actor")
+    with stopped(pid_of(name)):
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match=f"the {name} of 'roost' did not answer"):
+            Performer.create_group().launch(cluster, PackedPlacementStrategy(2, 3), name="late", timeout=5)
+        with pytest.raises(ClusterError, match=f"'actor' could not be closed in 2 s; still there: .*{name}"):
+            group.close(timeout=2)
+        assert time.monotonic() - began < 55, "a call of a manager has a minute by default"
+    group.close()
+    wait_until(lambda: all_is_free(cluster), "what could not be closed is closed the second time")
+
+
+def test_a_head_that_hangs_is_named_and_a_close_can_be_repeated(cluster, roost_local_cluster):
+    group = Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 1), name="actor")
+    with stopped(head_of(roost_local_cluster)):
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match="Ray did not list its actors in"):
+            _ = group.alive
+        with pytest.raises(ClusterError, match=r"could not be closed in 2 s; still there: actor:0, actor:1"):
+            group.close(timeout=2)
+        assert time.monotonic() - began < 55, "each of Ray's calls takes a minute"
+    group.close()
+    wait_until(lambda: all_is_free(cluster), "closed the second time")
+
+
+@contextlib.contextmanager
+def blip(local: LocalCluster) -> Iterator[None]:
+    """Cut the network to the head inside the block."""
+    route = ["blackhole", f"{local.address.partition(':')[0]}/32", "table", "local"]
+    ip = shutil.which("ip")
+    if ip is None or subprocess.run([ip, "route", "add", *route], capture_output=True, check=False).returncode:
+        pytest.skip("this user cannot change routes")
+    try:
+        yield
+    finally:
+        subprocess.run([ip, "route", "del", *route], check=True)
+
+
+def test_after_a_blip_of_the_network_everything_goes_on(cluster, roost_local_cluster, caplog):
+    strategy = PackedPlacementStrategy(0, 1)
+    kept = Performer.create_group().launch(cluster, strategy, name="kept", restarts=3)
+    closed = Performer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="closed")
+    kept.count().wait(60)
+    with contextlib.ExitStack() as end, caplog.at_level(logging.WARNING):
+        end.enter_context(blip(roost_local_cluster))
+        threading.Timer(2.5, end.close).start()
+        # Each of these waits until the head answers again, and believes nothing before.
+        closed.close()
+        assert kept.alive == [0, 1]
+        with pytest.raises(ConfigError, match="kept:0 is alive"):
+            kept.restart(0)
+        assert "head" not in caplog.text, "a blip is not worth a word"
+    assert kept.count().wait(60) == [2, 2], "no worker lost its state"
+    with pytest.raises(ClusterError, match="no group 'closed'"):
+        WorkerManager.get_proxy().get_group("closed")
+    with contextlib.suppress(ClusterError):
+        kept.end(1, "kill").wait(60)
+    wait_until(lambda: kept[1].rank_of().outcomes(60)[0].is_ok, "the watch goes on, and restarts what dies")
+    kept.close()
+
+
+def test_a_driver_without_descriptors_takes_nothing_for_dead(cluster):
+    with Performer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="few") as group:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = [os.open(os.devnull, os.O_RDONLY)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(used) + 1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                used.append(os.open(os.devnull, os.O_RDONLY))
+            assert group.alive == [0, 1]
+            assert cluster.dead_nodes == ()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for descriptor in used:
+                os.close(descriptor)
+
+
+HEADLESS = """
+import atexit, time
+from roost import Cluster, ClusterError, NodePlacementStrategy
+from roost.runtime.managers import watch
+from workers import Performer
+# Less than Ray's own minute, after which it ends this process.
+watch.LOST_SECONDS = 6
+atexit.register(lambda: print("at exit", flush=True))
+with Cluster(num_nodes=2, quiet=True) as cluster:
+    group = Performer.create_group().launch(cluster, NodePlacementStrategy([1]), name="actor")
+    print("open", flush=True)
+    try:
+        group.hang_here().wait()
+    except ClusterError as error:
+        print(str(error).splitlines()[0], flush=True)
+        try:
+            group.rank_of()
+        except ClusterError as again:
+            print(str(again).splitlines()[0], flush=True)
+    finally:
+        print("finally", flush=True)
+print("closed", flush=True)
+"""
+
+
+def test_a_driver_outlives_its_head_and_unwinds(driver):
+    with local_cluster("2x1") as local:
+        mine = driver(HEADLESS, local)
+        assert mine.line() == "open"
+        os.kill(head_of(local), signal.SIGKILL)
+        gone = f"Ray's head at {local.address} does not answer"
+        assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
+        assert mine.line() == "at exit"
+        assert mine.process.wait(60) == 0
+        assert "is gone: this process disconnects from it" in mine.process.stderr.read()

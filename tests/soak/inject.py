@@ -1,0 +1,223 @@
+"""Carries out faults, on what belongs to the round and on nothing else.
+
+Only processes that descend from the keeper of the round's own cluster, or drivers that the round itself started, are
+ever signalled. Only addresses of that cluster are cut off, and only the round's own disk is filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from roost.testing import LocalCluster
+from soak.history import InjectedFault
+from soak.schedule import FAULTS, PlannedFault
+
+# How Ray titles the processes of actors: by the name of the class.
+_TITLES = {
+    "worker": "ray::SoakWorker",
+    "engine": "ray::EngineWorker",
+    "rollout manager": "ray::ManagerWorker",
+    "node manager": "ray::NodeManagerActor",
+    "worker manager": "ray::WorkerManagerActor",
+    "collective manager": "ray::CollectiveManagerActor",
+}
+_RETRY_SECONDS = 0.3
+
+
+def impossible_here() -> dict[str, str]:
+    """Return the acts that this machine does not let this user do, and why."""
+    reasons = {}
+    if os.geteuid() != 0:
+        reasons = dict.fromkeys(("cut", "blip", "fill"), "only root can do it")
+    for act, command in (("cut", "ss"), ("blip", "ip"), ("fill", "mount")):
+        if shutil.which(command) is None:
+            reasons[act] = f"there is no {command} here"
+    return reasons
+
+
+class Injector:
+    """Injects the faults of a round from a thread of its own, and undoes those that last."""
+
+    def __init__(
+        self,
+        local: LocalCluster,
+        drivers: Mapping[str, subprocess.Popen[bytes]],
+        disk: Path,
+        faults: Sequence[PlannedFault],
+    ) -> None:
+        self._local = local
+        self._keeper = psutil.Process(local.keeper_pid)
+        self._drivers = drivers
+        self._disk = disk
+        self._faults = faults
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.injected: list[InjectedFault] = []
+        self.missed: list[str] = []
+
+    def start(self) -> None:
+        """Begin; the faults come when they are due."""
+        began = time.monotonic()
+        for fault in self._faults:
+            thread = threading.Thread(target=self._run, args=(fault, began), name=f"soak-{fault.name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Undo what still lasts, and inject nothing more."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def wait_for_end(self, timeout: float) -> None:
+        """Wait until every fault was injected and has ended."""
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self, fault: PlannedFault, began: float) -> None:
+        if self._over.wait(max(0.0, began + fault.at - time.monotonic())):
+            return
+        kind = FAULTS[fault.name]
+        while not self._over.is_set():
+            acted = self._network(fault) if kind.act in ("cut", "blip") else None
+            acted = acted or (self._fill(fault) if kind.act == "fill" else self._signal(fault))
+            if acted:
+                self.injected.append(acted)
+                return
+            # The target is not there yet.
+            self._over.wait(_RETRY_SECONDS)
+        self.missed.append(fault.name)
+
+    def _signal(self, fault: PlannedFault) -> InjectedFault | None:
+        kind = FAULTS[fault.name]
+        found = self._targets(kind.target)
+        if not found:
+            return None
+        name, process = found[int(fault.pick * len(found))]
+        began = time.time()
+        with contextlib.suppress(psutil.Error):
+            if not self._is_ours(process):
+                return None
+            # psutil does not signal a later process with the same id.
+            process.kill() if kind.act == "kill" else process.suspend()
+            if kind.act == "stop":
+                self._over.wait(fault.seconds)
+        if kind.act == "stop":
+            with contextlib.suppress(psutil.Error):
+                process.resume()
+        return InjectedFault(
+            name=fault.name,
+            target=name,
+            began=began,
+            ended=time.time() if kind.act == "stop" else began,
+            pid=process.pid,
+        )
+
+    def _targets(self, target: str) -> list[tuple[str, psutil.Process]]:
+        """Return the processes that a fault can hit, oldest first, each with its name."""
+        if target == "driver":
+            running = {who: item.pid for who, item in self._drivers.items() if item.poll() is None}
+            return [(who, psutil.Process(pid)) for who, pid in running.items()]
+        if target in ("raylet", "head raylet", "gcs"):
+            ranks = [rank for rank in self._local.pids if (rank == 0) == (target != "raylet")]
+            name = "gcs_server" if target == "gcs" else "raylet"
+            pids = {pid: rank for rank in ranks for pid in self._local.pids[rank]}
+            return [
+                (f"{name} of node {pids[process.pid]}", process)
+                for process in self._descendants()
+                if process.pid in pids and self._title(process).startswith(name)
+            ]
+        found = [process for process in self._descendants() if self._title(process).startswith(_TITLES[target])]
+        return [(self._title(process), process) for process in sorted(found, key=lambda process: process.pid)]
+
+    def _descendants(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            return self._keeper.children(recursive=True)
+        return []
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        """Whether the process belongs to this round's cluster, or is one of its drivers."""
+        if process.pid in {item.pid for item in self._drivers.values() if item.poll() is None}:
+            return process.ppid() == os.getpid()
+        return self._keeper.is_running() and self._keeper in process.parents()
+
+    def _title(self, process: psutil.Process) -> str:
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            return words[0] if words and words[0].startswith("ray::") else process.name()
+        return ""
+
+    def _network(self, fault: PlannedFault) -> InjectedFault | None:
+        """Cut the connections of a node, or make its address unreachable for a while."""
+        kind = FAULTS[fault.name]
+        head = self._local.address.rpartition(":")[0]
+        ranks = [rank for rank in self._local.pids if (rank == 0) == kind.at_head]
+        if not ranks:
+            return None
+        rank = ranks[int(fault.pick * len(ranks))]
+        address = f"{head.rpartition('.')[0]}.{rank + 1}"
+        began = time.time()
+        if kind.act == "cut":
+            for side in ("src", "dst"):
+                _run(["ss", "-K", "-H", "state", "established", side, address])
+        else:
+            route = ["unreachable", f"{address}/32", "table", "local"]
+            _run(["ip", "route", "replace", *route])
+            try:
+                self._over.wait(min(3.0, fault.seconds))
+            finally:
+                _run(["ip", "route", "del", *route])
+        return InjectedFault(name=fault.name, target=f"node {rank} at {address}", began=began, ended=time.time())
+
+    def _fill(self, fault: PlannedFault) -> InjectedFault | None:
+        """Fill the disk of the runs for a while."""
+        began = time.time()
+        ballast = self._disk / f"ballast-{fault.at:g}"
+        with ballast.open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"\0" * 2**16)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        self._over.wait(fault.seconds)
+        ballast.unlink()
+        return InjectedFault(name=fault.name, target=str(self._disk), began=began, ended=time.time())
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, is_possible: bool):
+    """A disk of some MiB at a path, or a plain folder where this user cannot mount one."""
+    path.mkdir()
+    if not is_possible:
+        yield
+        return
+    _run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0700", "soak", str(path)])
+    try:
+        yield
+    finally:
+        # Lazily: a process that is about to end may still have a file open.
+        _run(["umount", "--lazy", str(path)])
+
+
+def resume_all(processes: Sequence[psutil.Process]) -> None:
+    """Let everything go on that is stopped."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGCONT)
+
+
+def _run(command: Sequence[str]) -> None:
+    subprocess.run(command, check=False, capture_output=True, timeout=30)

@@ -1,0 +1,403 @@
+"""A driver of the soak: random work from a seed, every operation of it written down. Run as a program of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from roost import (
+    CallTimedOut,
+    Cluster,
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    PackedPlacementStrategy,
+    PlacementStrategy,
+    WorkerGroup,
+    make_plan,
+)
+from soak.record import Recorder
+from soak.workers import SoakWorker, inside
+
+OPEN_SECONDS = 30.0
+LAUNCH_SECONDS = 20.0
+CALL_SECONDS = 10.0
+END_SECONDS = 15.0
+CLOSE_SECONDS = 30.0
+PROVE_SECONDS = 20.0
+STATS_SECONDS = 60.0
+"""What a manager has to answer a call that takes no timeout."""
+WEIGHTS = {"w": [[0.0, 1.0]] * 4, "b": [0.0, 0.0]}
+
+
+class Soaked:
+    """One driver at work."""
+
+    def __init__(self, folder: Path, who: str, seed: int, num_nodes: int, seconds: float) -> None:
+        self.folder = folder
+        self.who = who
+        self.num_nodes = num_nodes
+        self.choose = random.Random(seed)  # noqa: S311 - to be repeated
+        self.recorder = Recorder(folder, who)
+        self.seconds = seconds
+        self.until = time.monotonic() + seconds
+        self.groups: list[WorkerGroup] = []
+        self.launched = 0
+        self.ports = 10**9
+        self.cluster: Cluster
+
+    @property
+    def has_time(self) -> bool:
+        return time.monotonic() < self.until
+
+    def open(self) -> bool:
+        """Open the Cluster, with fewer nodes if some are gone; whether that worked."""
+        num_nodes = self.num_nodes
+        while self.has_time:
+            with self.recorder.op("open", OPEN_SECONDS) as op:
+                run_dir = self.folder / "disk" / f"{self.who}-{self.launched}"
+                self.cluster = Cluster(num_nodes=num_nodes, timeout=OPEN_SECONDS, run_dir=run_dir, quiet=True)
+            if op.ok:
+                self.resources("opened")
+                self.until = time.monotonic() + self.seconds
+                return True
+            num_nodes = max(1, num_nodes - 1)
+            self.launched += 1
+            time.sleep(0.5)
+        return False
+
+    def close(self) -> None:
+        """Close everything, and write down what is still open after it."""
+        self.prove()
+        for group in reversed([*self.groups]):
+            self.end_group(group)
+        self.resources("groups closed")
+        with self.recorder.op("close cluster", CLOSE_SECONDS):
+            self.cluster.close()
+        self.resources("closed")
+
+    def prove(self) -> None:
+        """Launch and call a group on the head, which is always there; try for some time, as after a fault."""
+        ok = False
+        deadline = time.monotonic() + PROVE_SECONDS
+        while not ok and time.monotonic() < deadline:
+            self.launched += 1
+            with self.recorder.op("prove", LAUNCH_SECONDS + CALL_SECONDS + CLOSE_SECONDS) as op:
+                draft = SoakWorker.create_group(str(self.folder), self.who)
+                strategy, name = NodePlacementStrategy([0]), f"p{self.launched}"
+                with draft.launch(self.cluster, strategy, name=name, timeout=LAUNCH_SECONDS) as group:
+                    op.expect(group.echo("here").wait(CALL_SECONDS), [(0, "here")])
+            ok = op.ok
+            time.sleep(0.0 if ok else 0.5)
+        self.recorder.note("proved", ok=ok)
+
+    def resources(self, when: str, **more: Any) -> None:
+        """Write down what this process has open."""
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("roost")]
+        with contextlib.suppress(Exception):
+            if when in ("opened", "groups closed"):
+                more["ports"] = self.count_ports()
+        self.recorder.note("resources", when=when, descriptors=psutil.Process().num_fds(), threads=threads, **more)
+
+    def count_ports(self) -> int:
+        """Count the leased ports, after a moment in which those of processes that ended are released."""
+        manager = self.cluster.node_manager.within(CALL_SECONDS)
+        deadline = time.monotonic() + CALL_SECONDS
+        self.ports = min(self.ports, manager.count_leased_ports())
+        while (found := manager.count_leased_ports()) > self.ports and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    # Groups that come and go.
+
+    def work(self) -> None:
+        """Do one random thing after the other."""
+        steps: list[tuple[int, Callable[[], None]]] = [
+            (3, self.launch),
+            (8, self.call),
+            (4, self.map),
+            (4, self.stream),
+            (2, self.fail),
+            (1, self.die),
+            (3, self.restart),
+            (2, self.reserve),
+            (2, self.end),
+        ]
+        weights = [weight for weight, _ in steps]
+        while self.has_time:
+            self.choose.choices([step for _, step in steps], weights)[0]()
+            time.sleep(self.choose.uniform(0.0, 0.1))
+
+    def strategy(self) -> PlacementStrategy:
+        """Choose where a group goes: a few accelerators in order, some of them, or nodes."""
+        total = self.cluster.num_accelerators
+        kind = self.choose.choice(["packed", "flexible", "flexible", "node"])
+        if kind == "node" or not total:
+            nodes = range(self.cluster.num_nodes)
+            return NodePlacementStrategy(sorted(self.choose.choices(nodes, k=self.choose.randint(1, 3))))
+        if kind == "packed":
+            first = self.choose.randrange(total)
+            return PackedPlacementStrategy(first, min(total - 1, first + self.choose.randint(0, 2)))
+        ranks = self.choose.sample(range(total), self.choose.randint(1, min(3, total)))
+        return FlexiblePlacementStrategy([[rank] for rank in sorted(ranks)])
+
+    def launch(self) -> None:
+        if len(self.groups) >= 2:
+            return
+        self.launched += 1
+        strategy, restarts = self.strategy(), self.choose.choice([0, 0, 1, 2])
+        share = self.choose.choice([None, None, 0.5, 0.3])
+        name = f"g{self.launched}"
+        with self.recorder.op("launch", LAUNCH_SECONDS, name=name, strategy=repr(strategy), restarts=restarts):
+            draft = SoakWorker.create_group(str(self.folder), self.who)
+            self.groups.append(
+                draft.launch(self.cluster, strategy, name=name, timeout=LAUNCH_SECONDS, restarts=restarts, share=share)
+            )
+
+    def pick(self) -> WorkerGroup | None:
+        return self.choose.choice(self.groups) if self.groups else None
+
+    def call(self) -> None:
+        group, value = self.pick(), self.choose.randrange(10**6)
+        if group is None:
+            return
+        some = group.on(*self.choose.sample(group.ranks, self.choose.randint(1, len(group))))
+        with self.recorder.op("call", CALL_SECONDS) as op:
+            op.expect(some.echo(value).wait(CALL_SECONDS), [(rank, value) for rank in some.ranks])
+
+    def map(self) -> None:
+        group = self.pick()
+        if group is None:
+            return
+        values = [self.choose.randrange(10**6) for _ in group.ranks]
+        with self.recorder.op("map", CALL_SECONDS) as op:
+            got = group.map("echo", values).wait(CALL_SECONDS)
+            op.expect(got, list(zip(group.ranks, values, strict=True)))
+
+    def stream(self) -> None:
+        group, number = self.pick(), self.choose.randint(1, 20)
+        if group is None:
+            return
+        with self.recorder.op("stream", 3 * CALL_SECONDS) as op:
+            got: dict[int, list[Any]] = {}
+            for rank, item in group.stream("count", number).within(CALL_SECONDS):
+                got.setdefault(rank, []).append(item)
+            op.expect(got, {rank: [(rank, item) for item in range(number)] for rank in group.ranks})
+
+    def fail(self) -> None:
+        group = self.pick()
+        if group is None:
+            return
+        with self.recorder.op("fail", CALL_SECONDS) as op:
+            op.expect(group.fail().wait(CALL_SECONDS), "an exception")
+
+    def die(self) -> None:
+        group = self.pick()
+        if group is None:
+            return
+        with self.recorder.op("die", CALL_SECONDS) as op:
+            op.expect(group[0].die().wait(CALL_SECONDS), "an exception")
+
+    def restart(self) -> None:
+        group = self.pick()
+        if group is None:
+            return
+        by_force = self.choose.random() < 0.3
+        with self.recorder.op("restart", LAUNCH_SECONDS + END_SECONDS):
+            if by_force:
+                group.restart(self.choose.choice(group.ranks), force=True, timeout=LAUNCH_SECONDS)
+            elif dead := sorted(set(group.ranks) - set(group.alive)):
+                group.restart(dead[0], timeout=LAUNCH_SECONDS)
+
+    def reserve(self) -> None:
+        total = self.cluster.num_accelerators
+        if not total:
+            return
+        first = self.choose.randrange(total)
+        last = min(total - 1, first + self.choose.randint(0, 2))
+        with self.recorder.op("reserve", CALL_SECONDS) as op:
+            plan = make_plan({"cluster": {"component_placement": {"x": f"{first}-{last}"}}}, self.cluster)
+            reservation = self.cluster.reserve(plan, timeout=CALL_SECONDS)
+        if op.ok:
+            with self.recorder.op("release", CLOSE_SECONDS):
+                reservation.close()
+
+    def end(self) -> None:
+        group = self.pick()
+        if group is not None:
+            self.end_group(group)
+
+    def end_group(self, group: WorkerGroup) -> None:
+        with self.recorder.op("close", END_SECONDS) as op:
+            group.close(END_SECONDS)
+        # One that could not be closed is closed again later.
+        if op.ok:
+            self.groups.remove(group)
+
+    # Engines and a rollout manager under load.
+
+    def roll_out(self) -> None:
+        """Run engines under load until the time is over."""
+        from roost.rl import RolloutManager, create_placement_groups
+        from roost.testing import NumpyEngine
+
+        args = argparse.Namespace(actor_num_nodes=1, rollout_num_gpus=2, debug_rollout_only=True)
+        while self.has_time:
+            with contextlib.ExitStack() as undo:
+                opened: list[RolloutManager] = []
+                with self.recorder.op("launch engines", 2 * LAUNCH_SECONDS):
+                    groups = create_placement_groups(args, self.cluster, timeout=LAUNCH_SECONDS)
+                    undo.callback(self.closed, "close reservation", groups.close)
+                    opened.append(
+                        RolloutManager(
+                            args,
+                            NumpyEngine,
+                            groups["rollout"],
+                            cluster=self.cluster,
+                            buffer_size=64,
+                            timeout=LAUNCH_SECONDS,
+                            health_timeout=LAUNCH_SECONDS,
+                        )
+                    )
+                    undo.callback(self.closed, "close engines", opened[0].close)
+                if opened:
+                    Load(self, opened[0]).run()
+            time.sleep(0.2)
+
+    def closed(self, what: str, close: Callable[[], None]) -> None:
+        with self.recorder.op(what, CLOSE_SECONDS):
+            close()
+
+
+class Load:
+    """Threads that use a rollout manager at the same time."""
+
+    def __init__(self, soaked: Soaked, manager: Any) -> None:
+        self.soaked = soaked
+        self.manager = manager
+        self.recorder = soaked.recorder
+        self.numbers = iter(range(10**9))
+        self.version = 0
+        self.consumers: WorkerGroup | None = None
+
+    def run(self) -> None:
+        soaked = self.soaked
+        with self.recorder.op("launch", LAUNCH_SECONDS, name="consumers"):
+            draft = SoakWorker.create_group(str(soaked.folder), soaked.who)
+            nodes = NodePlacementStrategy([0, soaked.cluster.num_nodes - 1])
+            self.consumers = draft.launch(soaked.cluster, nodes, name="consumers", timeout=LAUNCH_SECONDS, restarts=5)
+            soaked.groups.append(self.consumers)
+        works = [self.put, self.put, self.get, self.generate, self.generate, self.update, self.lock, self.mend]
+        if self.consumers is not None:
+            works += [self.consume, self.enter]
+        threads = [threading.Thread(target=self.repeat, args=(work, index)) for index, work in enumerate(works)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.drain()
+
+    def repeat(self, work: Callable[[random.Random], None], index: int) -> None:
+        choose = random.Random(f"{self.soaked.who}{index}")  # noqa: S311 - to be repeated
+        while self.soaked.has_time:
+            work(choose)
+            time.sleep(choose.uniform(0.0, 0.2))
+
+    def put(self, choose: random.Random) -> None:
+        ids = [f"{self.soaked.who}-{threading.get_ident()}-{next(self.numbers)}" for _ in range(choose.randint(1, 4))]
+        with self.recorder.op("put", CALL_SECONDS) as op:
+            op.note("put", ids=ids)
+            self.manager.put(ids, timeout=CALL_SECONDS)
+        # Slower than they are taken, so that consumers wait.
+        time.sleep(choose.uniform(0.0, 0.6))
+
+    def get(self, choose: random.Random) -> None:
+        count, timeout = choose.randint(1, 4), choose.choice([0.1, 1.0, CALL_SECONDS])
+        with self.recorder.op("get", timeout, count=count) as op, contextlib.suppress(CallTimedOut):
+            op.note("get", ids=self.manager.get(count, timeout=timeout))
+
+    def consume(self, choose: random.Random) -> None:
+        with self.recorder.op("call", CALL_SECONDS):
+            self.consumers.consume(self.manager, choose.randint(1, 3), CALL_SECONDS / 2).wait(CALL_SECONDS)
+
+    def generate(self, _choose: random.Random) -> None:
+        with self.recorder.op("generate", CALL_SECONDS) as op:
+            answer = self.manager.generate({"observations": [[1.0] * 4]}, timeout=CALL_SECONDS)
+            op.expect(len(answer["actions"]), 1)
+            op.note("served", version=answer["version"])
+
+    def update(self, choose: random.Random) -> None:
+        self.version += 1
+        with self.recorder.op("update", CALL_SECONDS) as op:
+            op.note("update", version=self.version)
+            self.manager.update_weights(WEIGHTS, self.version, timeout=CALL_SECONDS)
+        time.sleep(choose.uniform(0.0, 2.0))
+
+    def lock(self, _choose: random.Random) -> None:
+        with self.recorder.op("lock", CALL_SECONDS) as op:
+            inside(self.manager, CALL_SECONDS, self.soaked.folder, self.soaked.who, op)
+
+    def enter(self, _choose: random.Random) -> None:
+        with self.recorder.op("call", 2 * CALL_SECONDS):
+            self.consumers[0].enter(self.manager, CALL_SECONDS).wait(2 * CALL_SECONDS)
+
+    def mend(self, _choose: random.Random) -> None:
+        """Restart what does not serve, as a job does that wants to go on."""
+        time.sleep(1.0)
+        if not self.is_manager_alive():
+            with self.recorder.op("restart manager", LAUNCH_SECONDS):
+                self.manager.restart(LAUNCH_SECONDS)
+        ill: list[int] = []
+        with self.recorder.op("health", CALL_SECONDS):
+            health = self.manager.engines.health(timeout=CALL_SECONDS)
+            ill = [rank for rank, is_well in enumerate(health) if not is_well]
+        for rank in ill[:1]:
+            with self.recorder.op("restart engine", LAUNCH_SECONDS):
+                self.manager.restart_engine(rank, weights=WEIGHTS, version=self.version, timeout=LAUNCH_SECONDS)
+
+    def is_manager_alive(self) -> bool:
+        with self.recorder.op("stats", STATS_SECONDS) as op:
+            self.manager.buffer_stats()
+        return op.ok
+
+    def drain(self) -> None:
+        """Take what is left in the buffer, so that nothing that is lost is taken for something that waits."""
+        is_empty = False
+        while not is_empty:
+            with self.recorder.op("get", 2.0, count=1) as op:
+                try:
+                    op.note("get", ids=self.manager.get(1, timeout=2.0))
+                except CallTimedOut:
+                    is_empty = True
+            if not op.ok:
+                return
+        self.soaked.resources("drained", drained=True)
+
+
+def main() -> None:
+    """Work as the first argument says."""
+    given = json.loads(sys.argv[1])
+    folder = Path(given["folder"])
+    has_rollout = given["has_rollout"]
+    soaked = Soaked(folder, given["who"], given["seed"], given["num_nodes"], given["seconds"])
+    if soaked.open():
+        try:
+            soaked.roll_out() if has_rollout else soaked.work()
+        finally:
+            soaked.close()
+    soaked.recorder.note("done")
+    # What an interpreter does at its end is part of the job.
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The worker around an engine: its weights only ever get newer, in whatever order updates end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from roost.errors import ConfigError
+from roost.rl.engines import EngineWorker
+
+LONG = 60.0
+
+
+class SlowEngine:
+    """Takes weights in its own time: a test says when it begins and may end with each version."""
+
+    def __init__(self):
+        self.began = {version: threading.Event() for version in range(9)}
+        self.may_end = {version: threading.Event() for version in range(9)}
+        self.served = []
+
+    def update_weights(self, weights, version):
+        self.began[version].set()
+        assert self.may_end[version].wait(LONG)
+        if weights is None:
+            raise RuntimeError("broken weights")
+        self.served.append(version)
+
+    def let_end(self, *versions):
+        for version in versions:
+            self.may_end[version].set()
+
+
+@pytest.fixture
+def worker():
+    worker = EngineWorker(SlowEngine, (), {})
+    yield worker
+    worker._engine.let_end(*range(9))
+
+
+@pytest.fixture
+def aside(worker):
+    """Threads that run next to the test, as the calls of an engine's worker do."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        yield pool
+        worker._engine.let_end(*range(9))
+
+
+def test_an_update_that_takes_long_never_overwrites_a_newer_one(worker, aside):
+    engine = worker._engine
+    old = aside.submit(worker.update_weights, "w", 2)
+    assert engine.began[2].wait(LONG)
+    # The caller of version 2 has given up by now, and version 3 comes.
+    new = aside.submit(worker.update_weights, "w", 3)
+    engine.let_end(3)
+    while worker._newest_asked != 3:
+        assert not new.done()
+    engine.let_end(2)
+    old.result(LONG)
+    new.result(LONG)
+    assert engine.served == [2, 3]
+    assert worker.weights_version() == 3
+
+
+def test_an_update_that_waits_for_its_turn_is_refused_if_a_newer_one_was_asked_for(worker, aside):
+    engine = worker._engine
+    engine.let_end(2, 3, 4)
+    first = aside.submit(worker.update_weights, "w", 1)
+    assert engine.began[1].wait(LONG)
+    for version in (2, 3, 4):
+        aside.submit(worker.update_weights, "w", version)
+        while worker._newest_asked != version:
+            assert not first.done()
+    with pytest.raises(ConfigError, match="takes no weights of version 3: version 4 was asked for"):
+        worker.update_weights("w", 3)
+    engine.let_end(1)
+    first.result(LONG)
+    aside.shutdown()
+    assert engine.served == [1, 4]
+    assert worker.weights_version() == 4
+
+
+def test_the_same_version_can_be_sent_again_and_an_older_one_cannot(worker):
+    worker._engine.let_end(*range(9))
+    for version in (3, 3, 5):
+        worker.update_weights("w", version)
+    with pytest.raises(ConfigError, match=r"takes no weights of version 4: version 5 was asked for[\s\S]*only go up"):
+        worker.update_weights("w", 4)
+    assert worker.weights_version() == 5
+
+
+def test_what_an_engine_serves_is_not_known_before_the_first_update_and_after_one_that_failed(worker):
+    worker._engine.let_end(*range(9))
+    assert worker.weights_version() is None
+    worker.update_weights("w", 1)
+    with pytest.raises(RuntimeError, match="broken weights"):
+        worker.update_weights(None, 2)
+    assert worker.weights_version() is None
+    worker.update_weights("w", 2)
+    assert worker.weights_version() == 2
+
+
+@pytest.mark.parametrize("version", [-1, 1.0, "1", None, True])
+def test_what_is_not_a_version_is_refused(worker, version):
+    with pytest.raises(ConfigError, match="a version is a whole number from 0 on"):
+        worker.update_weights("w", version)

@@ -1,0 +1,233 @@
+"""The pure half of the soak: a schedule follows from its seed, and each invariant fails on a history that breaks it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from soak import claims
+from soak.history import GRACE_SECONDS, INVARIANTS, DriverEnd, History, InjectedFault, check
+from soak.record import Recorder, read_events
+from soak.schedule import FAULTS, enabled_faults, make_round
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def begin(op: str, t: float, *, what: str = "call", limit: float = 10.0, who: str = "d0", **more: object) -> dict:
+    return {"e": "begin", "op": op, "t": t, "what": what, "limit": limit, "who": who, "pid": 7, **more}
+
+
+def end(op: str, t: float, *bases: str, text: str = "", who: str = "d0") -> dict:
+    error = {"type": bases[0], "bases": list(bases), "text": text} if bases else None
+    return {"e": "end", "op": op, "t": t, "who": who, "ok": not bases, "error": error}
+
+
+def note(kind: str, t: float, **more: object) -> dict:
+    return {"e": kind, "t": t, "who": "d0", "pid": 7, **more}
+
+
+def put(op: str, t: float, *ids: str, acknowledged: bool = True) -> list[dict]:
+    ended = [end(op, t + 0.1)] if acknowledged else []
+    return [begin(op, t, what="put"), note("put", t, op=op, ids=list(ids)), *ended]
+
+
+def get(op: str, t: float, *ids: str) -> list[dict]:
+    return [begin(op, t, what="get", count=len(ids)), note("get", t + 0.1, op=op, ids=list(ids)), end(op, t + 0.1)]
+
+
+DRAINED = note("resources", 99.0, when="drained", drained=True, descriptors=50, threads=[])
+OPENED = note("resources", 1.0, when="opened", descriptors=50, threads=[], ports=3)
+CLOSED = note("resources", 98.0, when="groups closed", descriptors=50, threads=[], ports=3)
+GONE = note("resources", 99.0, when="closed", descriptors=50, threads=[])
+LIVED = DriverEnd(who="d0", code=0, ended=100.0, was_killed=False)
+KILLED = DriverEnd(who="d0", code=-9, ended=50.0, was_killed=True)
+
+# One that keeps every invariant, with an error that is as it should be, and one of the user's own.
+GOOD = History(
+    events=[
+        OPENED,
+        *put("p1", 2.0, "a", "b"),
+        *get("g1", 3.0, "a"),
+        *get("g2", 4.0, "b"),
+        begin("u1", 5.0, what="update"),
+        note("update", 5.0, op="u1", version=1),
+        end("u1", 6.0),
+        begin("s1", 7.0, what="generate"),
+        note("served", 7.1, op="s1", version=1),
+        end("s1", 7.1),
+        begin("c1", 8.0),
+        end("c1", 9.0, "WorkerDied", "ClusterError", "RoostError", text="g1:0 on node 1 (…) died in 'echo'"),
+        begin("c2", 10.0),
+        end("c2", 11.0, "Oops", "Exception", text="mine"),
+        DRAINED,
+        CLOSED,
+        GONE,
+    ],
+    drivers=[LIVED],
+    left={"placement group": [], "process": []},
+)
+
+
+def broken(invariant: str, *events: dict, **more: object) -> History:
+    """The good history with something in it that breaks one invariant."""
+    given = {"drivers": [LIVED], "left": {}, "faults": []} | more
+    return pytest.param(invariant, History(events=[*GOOD.events, *events], **given), id=f"{invariant}-{len(events)}")
+
+
+def test_a_history_as_it_should_be_breaks_nothing():
+    assert check(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("invariant", "history"),
+    [
+        broken("no accelerator and no lock twice", note("clash", 9.0, what="node1-0", mine="d0", theirs="d1")),
+        broken("right values", note("wrong", 9.0, op="c1", got=[1], want=[2])),
+        broken("no sample lost or doubled", *put("p2", 20.0, "c")),
+        broken("no sample lost or doubled", *get("g3", 20.0, "a")),
+        broken("no sample lost or doubled", *get("g3", 20.0, "never put in")),
+        # A consumer that died long before the sample came is no excuse, and neither is one that timed out.
+        broken(
+            "no sample lost or doubled",
+            begin("g3", 20.0, what="get", count=1),
+            *put("p2", 40.0, "c"),
+            faults=[InjectedFault(name="kill-worker", target="ray::SoakWorker", began=30.0, ended=30.0, pid=7)],
+            drivers=[],
+        ),
+        broken(
+            "no sample lost or doubled",
+            begin("g3", 20.0, what="get", count=1),
+            end("g3", 21.0, "CallTimedOut", "RoostError", text="rollout_manager:0"),
+            *put("p2", 21.0, "c"),
+        ),
+        broken(
+            "weights never go back",
+            begin("s2", 20.0, what="generate"),
+            note("served", 20.1, op="s2", version=0),
+            end("s2", 20.2),
+        ),
+        broken("every wait in time", begin("c3", 20.0, limit=10), end("c3", 31.0 + GRACE_SECONDS)),
+        broken("every wait in time", begin("c3", 20.0, limit=10)),
+        broken("every error names who", begin("c3", 20.0), end("c3", 21.0, "GetTimeoutError", text="node 1")),
+        broken("every error names who", begin("c3", 20.0), end("c3", 21.0, "ClusterError", "RoostError", text="no")),
+        broken("drivers live", drivers=[DriverEnd(who="d0", code=1, ended=60.0, was_killed=False)]),
+        broken("drivers live", drivers=[DriverEnd(who="d0", code=None, ended=60.0, was_killed=False)]),
+        broken("jobs recover", note("proved", 97.0, ok=False)),
+        broken("nothing left", left={"placement group": ["roost:roost:1"]}),
+        broken("nothing left", note("resources", 99.5, when="closed", descriptors=500, threads=[])),
+        broken("nothing left", note("resources", 99.5, when="closed", descriptors=50, threads=["roost-watch"])),
+        broken("nothing left", note("resources", 98.5, when="groups closed", descriptors=50, threads=[], ports=4)),
+    ],
+)
+def test_each_invariant_fails_on_a_history_that_breaks_it_and_no_other_does(invariant, history):
+    assert {violation.invariant for violation in check(history)} == {invariant}
+
+
+def test_every_invariant_is_broken_by_some_history():
+    marks = test_each_invariant_fails_on_a_history_that_breaks_it_and_no_other_does.pytestmark
+    assert {param.values[0] for mark in marks for param in mark.args[1]} == set(INVARIANTS)
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        # The sample was in the hands of a consumer when that was killed.
+        History(
+            events=[begin("g3", 20.0, what="get", count=1, in_worker=True), *put("p2", 29.0, "c"), DRAINED],
+            faults=[InjectedFault(name="kill-worker", target="ray::SoakWorker", began=30.0, ended=30.0, pid=7)],
+            drivers=[LIVED],
+        ),
+        # It went with the manager; nobody acknowledged it; the driver that would have taken it was killed.
+        History(
+            events=[*put("p2", 20.0, "c"), DRAINED],
+            faults=[InjectedFault(name="kill-rollout-manager", target="x", began=21.0, ended=21.0, pid=8)],
+        ),
+        History(events=[*put("p2", 20.0, "c"), begin("m", 21.0, what="restart manager"), end("m", 22.0), DRAINED]),
+        History(events=[*put("p2", 20.0, "c", acknowledged=False), DRAINED], drivers=[KILLED]),
+        History(events=put("p2", 20.0, "c"), drivers=[KILLED]),
+        # It was itself stopped while it waited, or killed.
+        History(
+            events=[begin("c3", 20.0, limit=1), end("c3", 30.0)],
+            faults=[InjectedFault(name="stop-driver", target="d0", began=21.0, ended=29.0, pid=7)],
+            drivers=[LIVED],
+        ),
+        History(events=[begin("c3", 20.0, limit=1)], drivers=[KILLED]),
+        # The fault was a moment ago, or was the end of the cluster.
+        History(
+            events=[note("proved", 40.0, ok=False)],
+            faults=[InjectedFault(name="stop-node-manager", target="x", began=30.0, ended=39.0)],
+        ),
+        History(
+            events=[note("proved", 90.0, ok=False)],
+            faults=[InjectedFault(name="kill-gcs", target="x", began=30.0, ended=30.0)],
+        ),
+    ],
+)
+def test_what_a_fault_explains_is_no_violation(history):
+    assert check(history) == []
+
+
+def test_the_same_seed_makes_the_same_round_and_others_make_others():
+    faults = enabled_faults("all")
+    rounds = [make_round(seed, faults) for seed in range(200)]
+    assert rounds == [make_round(seed, faults) for seed in range(200)]
+    assert len(set(map(str, rounds))) == 200
+    assert {fault.name for item in rounds for fault in item.faults} == set(FAULTS), "every fault has its turn"
+    assert {len(item.accelerators) for item in rounds} == {3, 4, 5}
+    assert {driver.has_rollout for item in rounds for driver in item.drivers} == {True, False}
+    for item in rounds:
+        assert all(2 <= driver.num_nodes <= len(item.accelerators) for driver in item.drivers)
+        assert [fault.at for fault in item.faults] == sorted(fault.at for fault in item.faults)
+        assert sum(FAULTS[fault.name].at_head for fault in item.faults) <= 1
+        assert all(0 <= fault.pick <= 1 and fault.seconds > 0 for fault in item.faults)
+
+
+def test_only_faults_that_are_allowed_are_chosen():
+    for seed in range(50):
+        assert {fault.name for fault in make_round(seed, ["kill-worker"]).faults} == {"kill-worker"}
+        assert {fault.name for fault in make_round(seed, ["stop-gcs"]).faults} == {"stop-gcs"}
+        assert make_round(seed, []).faults == ()
+    assert not any(FAULTS[name].off for name in enabled_faults())
+    with pytest.raises(ValueError, match="there is no fault kill-everything"):
+        enabled_faults("kill-everything")
+
+
+def test_a_claim_is_shared_by_one_owner_and_refused_to_another_until_the_process_ends(tmp_path):
+    held = tmp_path / "claims"
+    code = f"import sys; sys.path.insert(0, {str(TESTS)!r})\nfrom pathlib import Path\nfrom soak.claims import claim\n"
+    code += f"assert claim(Path({str(held)!r}), 'node1-0', 'd1') is None\nprint('held', flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
+        assert other.stdout.readline() == b"held\n"
+        try:
+            assert claims.claim(held, "node1-0", "d0", wait=0.1) == "d1"
+            assert claims.claim(held, "node1-0", "d1", wait=0.1) is None
+            claims.release_all()
+            assert claims.claim(held, "node1-1", "d0", wait=0.1) is None
+        finally:
+            other.kill()
+    assert claims.claim(held, "node1-0", "d0", wait=0.1) is None
+    claims.release_all()
+
+
+def test_what_is_recorded_can_be_read_and_half_a_line_is_dropped(tmp_path):
+    recorder = Recorder(tmp_path, "d0")
+    with recorder.op("call", 5.0) as op:
+        op.expect(1, 1)
+        op.expect(2, 3)
+    with recorder.op("fail", 5.0):
+        raise ValueError("mine")
+    assert op.ok
+    with (tmp_path / f"events-{os.getpid()}.jsonl").open("a") as file:
+        file.write('{"e": "beg')
+    events = read_events(tmp_path)
+    assert [event["e"] for event in events] == ["begin", "wrong", "end", "begin", "end"]
+    assert events[-1]["error"]["bases"] == ["ValueError", "Exception", "BaseException", "object"]
+    assert {violation.invariant for violation in check(History(events=events))} == {
+        "right values",
+        "every error names who",
+    }
