@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -17,6 +19,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from roost.config.ranks import format_ranks
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.failures.failure import make_error
+from roost.runtime.groups.source import Source, failures_of, late_sources, look_at, timings_of
+from roost.runtime.process.packing import Passable, Sent
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -53,19 +57,67 @@ class Outcome:
         return self.kind is OutcomeKind.VALUE
 
 
-class CallResult:
+class CallResult(Passable):
     """What a call on a group returns without waiting: the workers may still be running.
 
-    `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish.
+    `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish. As an
+    argument of another call it arrives there as the list of the values, which do not pass through this process;
+    `result[0]` arrives as one value, and `result[0:4]` as some of them.
     """
 
-    def __init__(self, members: Members, method: str, ranks: Sequence[int], refs: Sequence[ray.ObjectRef[Any]]) -> None:
+    def __init__(
+        self,
+        members: Members,
+        method: str,
+        ranks: Sequence[int],
+        replies: Sequence[Sequence[ray.ObjectRef[Any]]],
+        sources: Sequence[Sequence[Source]],
+    ) -> None:
+        """Keep references to the value of each rank and to what it timed, and by rank what makes its arguments."""
         self._members = members
         self._method = method
         self._doing = f"in {method!r}"
         self._ranks = tuple(ranks)
-        self._refs = list(refs)
-        self._durations: dict[int, dict[str, float]] = {}
+        self._replies = tuple(replies)
+        self._refs = [value for value, _ in replies]
+        self._timings = [timing for _, timing in replies]
+        self._sources_by_rank = tuple(sources)
+        self._sources = tuple(dict.fromkeys(source for some in sources for source in some))
+        self._has_durations = True
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """Ray's references to the values, in rank order, for code that uses Ray itself."""
+        return list(self._refs)
+
+    @property
+    def _source(self) -> Source:
+        """What another call that takes the result has to know about this one."""
+        return Source(
+            group=self._members.name,
+            method=self._method,
+            workers=tuple(map(self._members.identity, self._ranks)),
+            timings=tuple(self._timings),
+            value_ids=tuple(ref.hex() for ref in self._refs),
+        )
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, which: slice) -> CallResult: ...
+    @overload
+    def __getitem__(self, which: SupportsIndex) -> RankResult: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> CallResult | RankResult:
+        """Return the result of one rank, or of several by slice."""
+        if isinstance(which, slice):
+            kept = self._ranks[which], self._replies[which], self._sources_by_rank[which]
+            return CallResult(self._members, self._method, *kept)
+        index = operator.index(which)
+        if not -len(self._ranks) <= index < len(self._ranks):
+            raise IndexError(f"{self!r} has no rank {index} here: it has {format_ranks(self._ranks) or 'none'}")
+        index %= len(self._ranks)
+        return RankResult(self[index : index + 1])
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
@@ -73,7 +125,8 @@ class CallResult:
         deadline = time.monotonic() + (math.inf if seconds is None else seconds)
         try:
             with self._members.context.stop:
-                replies = ray.get(self._refs, timeout=seconds)
+                # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
+                found = ray.get([*self._refs, *timings_of(self._sources)], timeout=seconds)
         except GetTimeoutError:
             if late := self._late():
                 raise self._timed_out(seconds, late) from None
@@ -85,7 +138,7 @@ class CallResult:
             # What Ray raises here when the watch disconnects from a head that is gone.
             self._members.context.check_open()
             raise
-        return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
+        return found[: len(self._refs)]
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._wait_async().__await__()
@@ -100,39 +153,46 @@ class CallResult:
 
     def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
         pending = dict(zip(self._refs, self._ranks, strict=True))
+        # Waited for as well: Ray starts this call only after all of them, even if one has failed.
+        sources = dict.fromkeys(timings_of(self._sources))
         while pending:
             self._begin(None)
             with self._members.context.stop:
-                ready, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
+                ready, _ = ray.wait([*sources, *pending], num_returns=1, timeout=seconds)
             if not ready:
                 raise self._timed_out(seconds, sorted(pending.values()))
             try:
-                reply = ray.get(ready[0])
+                value = ray.get(ready[0])
             except RayError:
                 raise self._failed() from None
-            rank = pending.pop(ready[0])
-            yield rank, self._open(rank, reply)
+            if ready[0] in pending:
+                yield pending.pop(ready[0]), value
+            else:
+                del sources[ready[0]]
 
     def done(self) -> bool:
         """Whether every worker has finished, successfully or not."""
         self._begin(None)
-        return not self._late()
+        return len(look_at(self._timings)) == len(self._timings)
 
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
         """Return how the call ended in each worker, in rank order, after at most `timeout`; never raises a failure."""
         seconds = self._begin(timeout)
         late = set(self._late(seconds))
         out = []
-        for rank, ref in zip(self._ranks, self._refs, strict=True):
+        for rank, ref, sources in zip(self._ranks, self._refs, self._sources_by_rank, strict=True):
             if rank in late:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
                 continue
             try:
-                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(ref))))
+                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=ray.get(ref)))
             except RayError as error:
-                failure = self._members.describe(error, rank)
+                failure = self._members.describe(error, rank, self._method, sources)
                 raised = make_error([failure], self._doing)
-                out.append(Outcome(rank=rank, kind=OutcomeKind(failure.kind.value), error=raised))
+                # A worker whose argument failed is alive itself.
+                kind = OutcomeKind.EXCEPTION if failure.passed_to else OutcomeKind(failure.kind.value)
+                out.append(Outcome(rank=rank, kind=kind, error=raised))
+        look_at([*self._timings, *timings_of(self._sources)])
         return out
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
@@ -141,25 +201,20 @@ class CallResult:
             raise ConfigError(
                 f"reduction is {reduction!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
             )
-        if len(self._durations) < len(self._ranks):
-            # Includes the workers that succeeded where another failed.
-            self.outcomes()
+        self._begin(None)
         by_tag: dict[str, dict[int, float]] = {}
-        for rank in self._ranks:
-            for tag, seconds in self._durations.get(rank, {}).items():
-                by_tag.setdefault(tag, {})[rank] = seconds
-        self._durations = {rank: {} for rank in self._ranks}
+        for rank, ref in zip(self._ranks, self._timings, strict=True) if self._has_durations else ():
+            # Also of the workers that succeeded where another failed.
+            with contextlib.suppress(RayError), self._members.context.stop:
+                for tag, seconds in ray.get(ref).items():
+                    by_tag.setdefault(tag, {})[rank] = seconds
+        self._has_durations = False
         if reduction is None:
             return by_tag
         return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
 
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
-
-    def _open(self, rank: int, reply: list[Any]) -> Any:
-        value, durations = reply
-        self._durations.setdefault(rank, durations)
-        return value
 
     def _begin(self, timeout: float | None) -> float | None:
         """Check that the Cluster is open, and return the seconds to wait; None is without limit."""
@@ -176,24 +231,30 @@ class CallResult:
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
         hint = "the call goes on: wait() for it again, or look at their logs"
+        if waits_for := late_sources(self._sources):
+            hint = f"it waits for its arguments, from {waits_for}; {hint}"
         return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint)
 
     def _failed(self, deadline: float = math.inf) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
         grace = min(_GRACE_SECONDS, max(0.0, deadline - time.monotonic()))
         late = self._late(grace)
-        ended = dict(zip(self._ranks, self._refs, strict=True))
-        failures = []
-        for rank in ended.keys() - late:
+        failed = {source: list(failures_of(self._members.context, source)) for source in self._sources}
+        failures = [self._members.passed_on(item, self._method) for found in failed.values() for item in found]
+        for rank, ref, sources in zip(self._ranks, self._refs, self._sources_by_rank, strict=True):
+            # Ray does not start a call whose argument failed.
+            if rank in late or any(failed[source] for source in sources):
+                continue
             try:
-                ray.get(ended[rank])
+                ray.get(ref)
             except RayError as error:
-                failures.append(self._members.describe(error, rank))
+                failures.append(self._members.describe(error, rank, self._method, sources))
+        look_at([*self._refs, *self._timings])
         return make_error(failures, self._doing, late)
 
     async def _wait_async(self) -> list[Any]:
         self._begin(None)
-        answers = [asyncio.wrap_future(ref.future()) for ref in self._refs]
+        answers = [asyncio.wrap_future(ref.future()) for ref in [*self._refs, *timings_of(self._sources)]]
         for answer in answers:
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -201,7 +262,50 @@ class CallResult:
             await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             raise await asyncio.to_thread(self._failed)
-        return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]
+        return [answer.result() for answer in answers[: len(self._refs)]]
+
+
+class RankResult(Passable):
+    """The result of one rank, from `result[0]`. As an argument of another call it arrives as the value."""
+
+    is_single = True
+
+    def __init__(self, result: CallResult) -> None:
+        self._result = result
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """Ray's reference to the value, in a list."""
+        return self._result.refs
+
+    @property
+    def _source(self) -> Source:
+        """What another call that takes the result has to know about the one that makes it."""
+        return self._result._source
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the value; raises the failure of the rank, and CallTimedOut if it is late."""
+        return self._result.wait(timeout)[0]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        values = yield from self._result.__await__()
+        return values[0]
+
+    def done(self) -> bool:
+        """Whether the worker has finished, successfully or not."""
+        return self._result.done()
+
+    def __repr__(self) -> str:
+        return f"<RankResult of {self._result._method!r} in {self._source.workers[0].address}>"
+
+
+def sources_of(sent: Sequence[Sent]) -> list[list[Source]]:
+    """Return the calls whose results are among what is sent to each rank."""
+    results = dict.fromkeys(result for item in sent for result in item.results)
+    known: dict[Passable, Source] = {
+        result: result._source for result in results if isinstance(result, CallResult | RankResult)
+    }
+    return [[known[result] for result in item.results] for item in sent]
 
 
 def check_seconds(timeout: float | None) -> float | None:

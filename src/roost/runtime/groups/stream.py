@@ -13,8 +13,9 @@ import ray
 from ray.exceptions import RayError
 
 from roost.runtime.failures.failure import make_error
-from roost.runtime.groups.result import check_seconds, timed_out
+from roost.runtime.groups.result import check_seconds, sources_of, timed_out
 from roost.runtime.process.actor import MethodKind
+from roost.runtime.process.packing import Sent
 
 if TYPE_CHECKING:
     from roost.runtime.groups.members import Members
@@ -26,9 +27,10 @@ class ItemStream:
     Leaving the loop early frees the workers: they drop what they were preparing.
     """
 
-    def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> None:
+    def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: Sent) -> None:
         self._members = members
         self._method = method
+        (self._sources,) = sources_of([sent])
         # An object of this process: its id is unique in the world, and workers can tell whether its owner is alive.
         self._token = ray.put(None)
         self._key = self._token.hex()
@@ -36,7 +38,7 @@ class ItemStream:
         self._step = "_roost_stream_async" if is_async else "_roost_stream"
         self._handles = dict(zip(ranks, members.handles(ranks), strict=True))
         # In a list, where Ray leaves a reference as it is.
-        self._running = {self._ask(rank, method, [self._token], *sent): rank for rank in ranks}
+        self._running = {self._ask(rank, method, [self._token], *sent.arguments): rank for rank in ranks}
 
     def __iter__(self) -> ItemStream:
         return self
@@ -81,7 +83,7 @@ class ItemStream:
                 found = ray.get(ready[0])
             except RayError as error:
                 rest = list(self._running.values())
-                failure = self._members.describe(error, rank)
+                failure = self._members.describe(error, rank, self._method, self._sources)
                 self.close()
                 raise make_error([failure], f"in {self._method!r}", rest) from None
             if found:
