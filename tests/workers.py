@@ -92,6 +92,16 @@ class Performer(Worker):
     def length(self, data: bytes) -> tuple[int, int]:
         return len(data), id(type(data))
 
+    def make(self, length: int) -> Any:
+        """An array of this worker's rank."""
+        import numpy as np
+
+        return np.full(length, self.rank)
+
+    def look(self, arrays: list[Any]) -> list[tuple[int, int, bool]]:
+        """The first number and the length of each array, and whether it is a copy of this worker's."""
+        return [(int(array[0]), len(array), array.flags.writeable) for array in arrays]
+
     def count(self) -> int:
         self.calls += 1
         return self.calls
@@ -113,6 +123,12 @@ class Performer(Worker):
         if self.rank == rank:
             raise RuntimeError("one of us is missing")
         wait_for_file(folder, "never")
+
+    def wait_or_fail(self, folder: str, rank: int) -> None:
+        """The same, and what they wait for comes."""
+        if self.rank == rank:
+            raise RuntimeError("one of us is missing")
+        wait_for_file(folder, "go")
 
     def fail_large(self, rank: int, folder: str) -> None:
         if self.rank == rank:
@@ -279,6 +295,9 @@ class Talker(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.arrived = asyncio.Event()
+
+    async def echo(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
 
     async def meet(self, first: bool) -> str:
         """One of two calls that can only end if both run at the same time."""

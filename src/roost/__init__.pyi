@@ -49,6 +49,7 @@ from .runtime.groups.group import WorkerGroup as WorkerGroup
 from .runtime.groups.result import CallResult as CallResult
 from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind
+from .runtime.groups.result import RankResult as RankResult
 from .runtime.groups.stream import ItemStream as ItemStream
 from .runtime.groups.worker import Worker as Worker
 from .runtime.job import Job as Job

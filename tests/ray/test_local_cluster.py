@@ -169,6 +169,15 @@ def test_a_wrong_description_starts_nothing(spec, message):
         local_cluster(spec)
 
 
+def test_the_object_store_has_the_size_that_it_is_given():
+    size = 80 * 2**20
+    with local_cluster("2x0", object_store_memory=size):
+        ray.init(namespace="size", log_to_driver=False)
+        assert {node["Resources"]["object_store_memory"] for node in ray.nodes()} == {size}
+    with pytest.raises(ConfigError, match=r"object_store_memory=1000\n.*at least 78,643,200"):
+        local_cluster("2x0", object_store_memory=1000)
+
+
 def test_a_node_that_cannot_start_is_reported_and_nothing_is_left():
     local = local_cluster([LocalNode(resources={"GPU": 1})])
     with pytest.raises(ClusterError, match="node 0"):

@@ -179,6 +179,7 @@ def test_the_public_names_are_these():
         "PlanDiff",
         "PortLease",
         "PortsExhausted",
+        "RankResult",
         "Reservation",
         "ReservationLost",
         "RoostError",

@@ -28,6 +28,8 @@ from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.text import plural
 
 _OBJECT_STORE_BYTES = 100 * 2**20
+_LEAST_OBJECT_STORE_BYTES = 75 * 2**20
+"""Ray starts no smaller one."""
 _MAX_NODES = 250
 _PORTS_PER_NODE = 3
 # Not the global generator: a test may seed it, and two clusters would draw the same addresses.
@@ -48,7 +50,7 @@ class LocalNode:
     """One node of a local cluster.
 
     `env` is added to the environment of the node's processes, as in `ROOST_NODE_RANK=1 ray start …`; `name` is what
-    Ray calls the node.
+    Ray calls the node. `object_store_memory` is the size of its object store in bytes, which is in shared memory.
     """
 
     accelerators: int = 0
@@ -59,8 +61,15 @@ class LocalNode:
     resources: Mapping[str, float] = field(default_factory=dict)
     address: str | None = None
     name: str | None = None
+    object_store_memory: int = _OBJECT_STORE_BYTES
 
     def __post_init__(self) -> None:
+        size = self.object_store_memory
+        if type(size) is not int or size < _LEAST_OBJECT_STORE_BYTES:
+            raise ConfigError(
+                f"a local node has object_store_memory={size!r}",
+                hint=f"it is a number of bytes, at least {_LEAST_OBJECT_STORE_BYTES:,}",
+            )
         if type(self.accelerators) is not int or self.accelerators < 0 or type(self.cpus) is not int or self.cpus < 1:
             raise ConfigError(
                 f"a local node has accelerators={self.accelerators!r} and cpus={self.cpus!r}",
@@ -202,7 +211,7 @@ class LocalCluster:
                 },
                 "labels": dict(node.labels),
                 "env": dict(node.env),
-                "object_store_memory": _OBJECT_STORE_BYTES,
+                "object_store_memory": node.object_store_memory,
                 "ports": [next(ports) for _ in range(_PORTS_PER_NODE)],
             }
             for rank, node in enumerate(nodes, first)
@@ -255,22 +264,32 @@ class LocalCluster:
 
 
 def local_cluster(
-    spec: str | Sequence[LocalNode] = "1x1", *, cpus: int = 8, timeout: float = 90, fast: bool = True
+    spec: str | Sequence[LocalNode] = "1x1",
+    *,
+    cpus: int = 8,
+    object_store_memory: int = _OBJECT_STORE_BYTES,
+    timeout: float = 90,
+    fast: bool = True,
 ) -> LocalCluster:
     """Start a Ray cluster on this machine for a `with` block.
 
     `spec` is nodes x accelerators [: model], as everywhere in Roost, or a list of `LocalNode`. Inside the block
     `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Every node has its own loopback
-    address. The accelerators are fake: Ray counts them, but there are no devices. `fast=False` starts the nodes with
-    `ray start`, which takes longer and uses only Ray's public interface.
+    address. The accelerators are fake: Ray counts them, but there are no devices. `object_store_memory` is the size of
+    each node's object store in bytes; what does not fit in goes to disk. With a list of `LocalNode`, each has its own
+    `cpus` and `object_store_memory`. `fast=False` starts the nodes with `ray start`, which takes longer and uses only
+    Ray's public interface.
 
         with local_cluster("2x8,1x0") as local:
             cluster = Cluster(num_nodes=3)
     """
-    return LocalCluster(local_nodes(spec, cpus=cpus), timeout=timeout, fast=fast)
+    nodes = local_nodes(spec, cpus=cpus, object_store_memory=object_store_memory)
+    return LocalCluster(nodes, timeout=timeout, fast=fast)
 
 
-def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[LocalNode]:
+def local_nodes(
+    spec: str | Sequence[LocalNode], *, cpus: int = 8, object_store_memory: int = _OBJECT_STORE_BYTES
+) -> list[LocalNode]:
     """The nodes that a shorthand describes."""
     if not isinstance(spec, str):
         if not all(isinstance(node, LocalNode) for node in spec):
@@ -282,6 +301,7 @@ def local_nodes(spec: str | Sequence[LocalNode], *, cpus: int = 8) -> list[Local
             accelerators=len(node.accelerators),
             model=node.accelerators[0].model if node.accelerator_type != AcceleratorType.NONE else None,
             cpus=cpus,
+            object_store_memory=object_store_memory,
         )
         for node in nodes
     ]

@@ -7,7 +7,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
-from typing import TypedDict, TypeVar
+from typing import NotRequired, TypedDict, TypeVar
 
 from ray import cloudpickle
 
@@ -40,9 +40,19 @@ class Description(TypedDict):
     when: float
     pid: int
     pickled: bytes | None
+    origin: NotRequired[Origin]
 
 
-def carry(error: BaseException, log_tail: str) -> RemoteFailure:
+class Origin(TypedDict):
+    """The call that raised an exception: another one's argument may be its result, and then fails with it."""
+
+    address: str
+    rank: int
+    node: str
+    method: str
+
+
+def carry(error: BaseException, log_tail: str, origin: Origin | None = None) -> RemoteFailure:
     """Prepare an exception to travel: called in the worker that caught it."""
     # Leave out our own frames, which called the user's code.
     trace = error.__traceback__
@@ -56,16 +66,17 @@ def carry(error: BaseException, log_tail: str) -> RemoteFailure:
         lambda: "".join(traceback.TracebackException(kind, error, trace).format()),
         "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), what]),
     )
-    return RemoteFailure(
-        {
-            "what": what,
-            "traceback": _cut_middle(shown),
-            "log_tail": _cut_middle(log_tail),
-            "when": time.time(),
-            "pid": os.getpid(),
-            "pickled": _tried(lambda: _pickled(error), None),
-        }
-    )
+    description: Description = {
+        "what": what,
+        "traceback": _cut_middle(shown),
+        "log_tail": _cut_middle(log_tail),
+        "when": time.time(),
+        "pid": os.getpid(),
+        "pickled": _tried(lambda: _pickled(error), None),
+    }
+    if origin is not None:
+        description["origin"] = origin
+    return RemoteFailure(description)
 
 
 def revive(pickled: bytes, note: str) -> Exception | None:

@@ -19,8 +19,10 @@ from typing import Any
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
+    ObjectLostError,
     OutOfMemoryError,
     RayActorError,
+    RayError,
     RaySystemError,
     RayTaskError,
     WorkerCrashedError,
@@ -34,6 +36,7 @@ from roost.text import error_text, message_of, plural, printable, printable_line
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NAME = re.compile(r"^\s*name: (\S+)$", re.MULTILINE)
 _DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
 
@@ -60,6 +63,10 @@ class Failure:
     pid: int | None = None
     when: float = 0.0
     pickled: bytes | None = None
+    method: str = ""
+    """The method that failed, where it is known."""
+    passed_to: str = ""
+    """The call that failed because its argument is the result of this one: `'train' of 'actor'`."""
 
     def __str__(self) -> str:
         return f"{self.address} on {self.node}: {self.what}"
@@ -101,6 +108,7 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
     if isinstance(cause, RemoteFailure):
         described: dict[str, Any] = dict(cause.description)
+        base |= described.pop("origin", {})
         # An exception may quote what its worker got from elsewhere.
         described |= {name: printable_lines(described[name]) for name in ("what", "traceback", "log_tail")}
         return Failure(kind=FailureKind.EXCEPTION, **base, **described)
@@ -118,10 +126,30 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     return Failure(what=printable_lines(error_text(error)), **base)
 
 
+def lost_argument(error: BaseException) -> RayError | None:
+    """Return why Ray did not start a call: the worker that makes an argument of it died, or the argument is lost."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(error, RayTaskError) and isinstance(cause, (*_DEATHS, ObjectLostError)) else None
+
+
+def dead_name(error: RayError) -> str:
+    """Return the name of the actor whose death Ray reports; empty if Ray does not say."""
+    found = _NAME.search(str(error))
+    return found[1] if found else ""
+
+
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
     """Make the exception for the caller: the first cause as it was raised, or a description of it, with all details."""
     # When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
-    first, *others = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
+    ordered = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
+    # A failure that was passed on to several ranks is one failure.
+    unique: dict[tuple[str, str], Failure] = {}
+    for item in ordered:
+        unique.setdefault((item.address, item.method), item)
+    first, *others = unique.values()
+    if first.passed_to:
+        failed = f"{first.method!r}" if first.method else "a call"
+        doing = f"in {failed}, whose result was passed to {first.passed_to}"
     rest = []
     if others:
         rest.append(f"  also failed ({len(others)}):")

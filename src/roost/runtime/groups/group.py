@@ -252,8 +252,11 @@ class WorkerGroup:
         self._check_method(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
-    def map(self, method: str, arguments: Sequence[Any]) -> CallResult:
-        """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple."""
+    def map(self, method: str, arguments: Sequence[Any] | CallResult) -> CallResult:
+        """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple.
+
+        With the result of another call, the first rank gets the first value, and so on.
+        """
         self._check_method(method)
         if len(arguments) != len(self._ranks):
             raise ConfigError(
@@ -261,6 +264,9 @@ class WorkerGroup:
                 f"{plural(len(self._ranks), 'worker')}",
                 hint="give one tuple of arguments for each rank, in rank order",
             )
+        if isinstance(arguments, CallResult):
+            # Iterating over it would wait for the values.
+            arguments = [arguments[index] for index in range(len(arguments))]
         sent = [pack_call(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
         return self._members.call(method, self._ranks, sent)
 

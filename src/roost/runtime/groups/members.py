@@ -18,7 +18,8 @@ from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, Wor
 from roost.runtime.connect.connection import end_actors
 from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.failures.failure import Failure
-from roost.runtime.groups.result import CallResult
+from roost.runtime.groups.result import CallResult, sources_of
+from roost.runtime.groups.source import Source, failures_of, lost_value
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.launch import Launch
 from roost.runtime.launch.progress import Phase, show_launch
@@ -30,6 +31,7 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
+from roost.runtime.process.packing import Sent
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
 from roost.text import join_words, plural
@@ -92,15 +94,17 @@ class Members:
         alive = living(addresses)
         return [rank for rank, address in enumerate(addresses) if address in alive]
 
-    def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
+    def call(self, method: str, ranks: Sequence[int], sent: Sequence[Sent]) -> CallResult:
         """Call a method on some ranks, with what is sent to each."""
         # After calls that are kept, so that each worker gets them in order.
         late = self.restarting(ranks) | {rank for rank, *_ in list(self._kept)}
         calls = [
-            self._keep(rank, method, args) if rank in late else getattr(self._handles[rank], method).remote(*args)
-            for rank, args in zip(ranks, sent, strict=True)
+            self._keep(rank, method, item.arguments)
+            if rank in late
+            else getattr(self._handles[rank], method).remote(*item.arguments)
+            for rank, item in zip(ranks, sent, strict=True)
         ]
-        return CallResult(self, method, ranks, calls)
+        return CallResult(self, method, ranks, calls, sources_of(sent))
 
     def _keep(self, rank: int, method: str, args: tuple[Any, ...]) -> Future[Any]:
         """Send a call when its rank is back."""
@@ -124,9 +128,18 @@ class Members:
                 if not self._kept:
                     return
 
-    def describe(self, error: BaseException, rank: int) -> Failure:
-        """Turn what Ray raised for a call into the worker's failure."""
-        return self.context.describe(self.identity(rank), error)
+    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[Source] = ()) -> Failure:
+        """Turn what Ray raised for a call into the failure of its worker, or of one that makes its arguments."""
+        for failure in (found for source in sources for found in failures_of(self.context, source)):
+            return self.passed_on(failure, method)
+        own = self.identity(rank)
+        found = lost_value(self.context, error, sources) or self.context.describe(own, error)
+        is_own = found.address == own.address and found.method in ("", method)
+        return found if is_own else self.passed_on(found, method)
+
+    def passed_on(self, failure: Failure, method: str) -> Failure:
+        """Add to which call of this group the failed call's result was passed."""
+        return replace(failure, passed_to=f"{method!r} of {self.name!r}")
 
     def check_open(self) -> None:
         """Raise ClusterError if the group or its Cluster was closed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import operator
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -21,6 +22,8 @@ from roost.config.ranks import format_ranks
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.connect.connection import get
 from roost.runtime.failures.failure import make_error
+from roost.runtime.groups.source import Source, failures_of, late_sources, look_at, timings_of
+from roost.runtime.process.packing import Passable, Sent
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from roost.runtime.managers.context import JobContext
 
 Ref = ray.ObjectRef[Any]
+Reply = Sequence[Ref]
+"""References to the value that a worker returns and to what it timed."""
 
 _GRACE_SECONDS = 1.0
 """How long to wait after the first failure for others of the same call: together they show what happened."""
@@ -62,29 +67,79 @@ class Outcome:
         return self.kind is OutcomeKind.VALUE
 
 
-class CallResult:
+class CallResult(Passable):
     """What a call on a group returns without waiting: the workers may still be running.
 
-    `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish.
+    `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish. As an
+    argument of another call it arrives there as the list of the values, which do not pass through this process;
+    `result[0]` arrives as one value, and `result[0:4]` as some of them.
     """
 
-    def __init__(self, members: Members, method: str, ranks: Sequence[int], calls: Sequence[Ref | Future[Ref]]) -> None:
-        """Take the call to each rank; to one that is being restarted it is sent in the future."""
+    def __init__(
+        self,
+        members: Members,
+        method: str,
+        ranks: Sequence[int],
+        calls: Sequence[Reply | Future[Reply]],
+        sources: Sequence[Sequence[Source]],
+    ) -> None:
+        """Take the call to each rank, and by rank what makes its arguments.
+
+        The call to a rank that is being restarted is sent in the future.
+        """
         self._members = members
         self._method = method
         self._doing = f"in {method!r}"
         self._ranks = tuple(ranks)
         self._calls = list(calls)
-        self._durations: dict[int, dict[str, float]] = {}
+        self._sources_by_rank = tuple(sources)
+        self._sources = tuple(dict.fromkeys(source for some in sources for source in some))
+        self._has_durations = True
+
+    @property
+    def refs(self) -> list[Ref]:
+        """Ray's references to the values, in rank order, for code that uses Ray itself."""
+        return [value for value, _ in self._send(math.inf)]
+
+    @property
+    def _source(self) -> Source:
+        """What another call that takes the result has to know about this one."""
+        replies = self._send(math.inf)
+        return Source(
+            group=self._members.name,
+            method=self._method,
+            workers=tuple(map(self._members.identity, self._ranks)),
+            timings=tuple(timing for _, timing in replies),
+            value_ids=tuple(value.hex() for value, _ in replies),
+        )
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    @overload
+    def __getitem__(self, which: slice) -> CallResult: ...
+    @overload
+    def __getitem__(self, which: SupportsIndex) -> RankResult: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> CallResult | RankResult:
+        """Return the result of one rank, or of several by slice."""
+        if isinstance(which, slice):
+            kept = self._ranks[which], self._calls[which], self._sources_by_rank[which]
+            return CallResult(self._members, self._method, *kept)
+        index = operator.index(which)
+        if not -len(self._ranks) <= index < len(self._ranks):
+            raise IndexError(f"{self!r} has no rank {index} here: it has {format_ranks(self._ranks) or 'none'}")
+        index %= len(self._ranks)
+        return RankResult(self[index : index + 1])
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
         deadline = deadline_in(seconds)
         try:
-            refs = self._send(deadline)
+            refs = [value for value, _ in self._send(deadline)]
             with self._members.context.stop:
-                replies = get(refs, seconds_until(deadline))
+                # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
+                found = get([*refs, *timings_of(self._sources)], seconds_until(deadline))
         except GetTimeoutError:
             if late := self._late():
                 raise self._timed_out(seconds, late) from None
@@ -92,7 +147,7 @@ class CallResult:
             return self.wait(0)
         except RayError:
             raise self._failed(deadline) from None
-        return [self._open(rank, reply) for rank, reply in zip(self._ranks, replies, strict=True)]
+        return list(found[: len(refs)])
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._wait_async().__await__()
@@ -107,19 +162,25 @@ class CallResult:
 
     def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
         pending = list(self._ranks)
+        # Waited for as well: Ray starts this call only after all of them, even if one has failed.
+        sources = dict.fromkeys(timings_of(self._sources))
         deadline = deadline_in(seconds)
         while pending:
             try:
-                refs = dict(zip(self._send(deadline), self._ranks, strict=True))
-                ready = wait_for_one(self._members.context, [ref for ref in refs if refs[ref] in pending], deadline)
+                ranks = {value: rank for rank, (value, _) in zip(self._ranks, self._send(deadline), strict=True)}
+                wanted = [*sources, *(ref for ref, rank in ranks.items() if rank in pending)]
+                ready = wait_for_one(self._members.context, wanted, deadline)
                 with self._members.context.stop:
-                    reply = get(ready, seconds_until(deadline))
+                    value = get(ready, seconds_until(deadline))
             except GetTimeoutError:
                 raise self._timed_out(seconds, pending) from None
             except RayError:
                 raise self._failed() from None
-            pending.remove(refs[ready])
-            yield refs[ready], self._open(refs[ready], reply)
+            if ready in sources:
+                del sources[ready]
+                continue
+            pending.remove(ranks[ready])
+            yield ranks[ready], value
             deadline = deadline_in(seconds)
 
     def done(self) -> bool:
@@ -131,18 +192,21 @@ class CallResult:
         """Return how the call ended in each worker, in rank order, after at most `timeout`; never raises a failure."""
         seconds = self._begin(timeout)
         late = set(self._late(seconds))
-        refs = self._refs()
+        sent = self._sent()
         out = []
-        for rank in self._ranks:
+        for rank, sources in zip(self._ranks, self._sources_by_rank, strict=True):
             if rank in late:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
                 continue
             try:
-                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=self._open(rank, ray.get(refs[rank]))))
+                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=ray.get(sent[rank][0])))
             except RayError as error:
-                failure = self._members.describe(error, rank)
+                failure = self._members.describe(error, rank, self._method, sources)
                 raised = make_error([failure], self._doing)
-                out.append(Outcome(rank=rank, kind=OutcomeKind(failure.kind.value), error=raised))
+                # A worker whose argument failed is alive itself.
+                kind = OutcomeKind.EXCEPTION if failure.passed_to else OutcomeKind(failure.kind.value)
+                out.append(Outcome(rank=rank, kind=kind, error=raised))
+        look_at([*(timing for _, timing in sent.values()), *timings_of(self._sources)])
         return out
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
@@ -151,25 +215,21 @@ class CallResult:
             raise ConfigError(
                 f"reduction is {reduction!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
             )
-        if len(self._durations) < len(self._ranks):
-            # Includes the workers that succeeded where another failed.
-            self.outcomes()
+        self._begin(None)
         by_tag: dict[str, dict[int, float]] = {}
-        for rank in self._ranks:
-            for tag, seconds in self._durations.get(rank, {}).items():
-                by_tag.setdefault(tag, {})[rank] = seconds
-        self._durations = {rank: {} for rank in self._ranks}
+        replies = zip(self._ranks, self._send(math.inf), strict=True) if self._has_durations else ()
+        for rank, (_, timing) in replies:
+            # Also of the workers that succeeded where another failed.
+            with contextlib.suppress(RayError), self._members.context.stop:
+                for tag, seconds in get(timing).items():
+                    by_tag.setdefault(tag, {})[rank] = seconds
+        self._has_durations = False
         if reduction is None:
             return by_tag
         return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
 
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
-
-    def _open(self, rank: int, reply: list[Any]) -> Any:
-        value, durations = reply
-        self._durations.setdefault(rank, durations)
-        return value
 
     def _begin(self, timeout: float | None) -> float | None:
         """Check that the Cluster is open, and return the seconds to wait; None is without limit."""
@@ -181,47 +241,54 @@ class CallResult:
         deadline = deadline_in(seconds)
         with contextlib.suppress(GetTimeoutError):
             self._send(deadline)
-        refs = self._refs()
-        done = set(wait_for(self._members.context, list(refs.values()), len(refs), deadline))
-        return [rank for rank in self._ranks if refs.get(rank) not in done]
+        timings = {rank: timing for rank, (_, timing) in self._sent().items()}
+        done = set(wait_for(self._members.context, list(timings.values()), len(timings), deadline))
+        return [rank for rank in self._ranks if timings.get(rank) not in done]
 
-    def _refs(self) -> dict[int, Ref]:
-        """Return the call to each rank that it was sent to."""
+    def _sent(self) -> dict[int, Reply]:
+        """Return the references to value and timings of each rank that the call was sent to."""
         calls = zip(self._ranks, self._calls, strict=True)
         return {rank: call for rank, call in calls if not isinstance(call, Future)}
 
-    def _send(self, deadline: float) -> list[Ref]:
+    def _send(self, deadline: float) -> list[Reply]:
         """Wait until the call was sent to the ranks that are being restarted; GetTimeoutError at the deadline."""
         unsent = [call for call in self._calls if isinstance(call, Future)]
         late = wait_for_futures(unsent, seconds_until(deadline)).not_done if unsent else ()
         self._calls = [call.result() if isinstance(call, Future) and call.done() else call for call in self._calls]
         if late:
             raise GetTimeoutError
-        return list(self._refs().values())
+        return list(self._sent().values())
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
         hint = "the call goes on: wait() for it again, or look at their logs"
+        if waits_for := late_sources(self._sources):
+            hint = f"it waits for its arguments, from {waits_for}; {hint}"
         return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint)
 
     def _failed(self, deadline: float = math.inf) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
         grace = min(_GRACE_SECONDS, max(0.0, deadline - time.monotonic()))
         late = self._late(grace)
-        ended = self._refs()
-        failures = []
-        for rank in ended.keys() - late:
+        failed = {source: list(failures_of(self._members.context, source)) for source in self._sources}
+        failures = [self._members.passed_on(item, self._method) for found in failed.values() for item in found]
+        sent = self._sent()
+        for rank, sources in zip(self._ranks, self._sources_by_rank, strict=True):
+            # Ray does not start a call whose argument failed.
+            if rank in late or rank not in sent or any(failed[source] for source in sources):
+                continue
             try:
-                ray.get(ended[rank])
+                ray.get(sent[rank][0])
             except RayError as error:
-                failures.append(self._members.describe(error, rank))
+                failures.append(self._members.describe(error, rank, self._method, sources))
+        look_at([ref for reply in sent.values() for ref in reply])
         return make_error(failures, self._doing, late)
 
     async def _wait_async(self) -> list[Any]:
         self._begin(None)
-        if len(refs := self._refs()) < len(self._ranks):
+        if len(self._sent()) < len(self._ranks):
             await asyncio.to_thread(self._send, math.inf)
-            refs = self._refs()
-        answers = [asyncio.wrap_future(ref.future()) for ref in refs.values()]
+        refs = self.refs
+        answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *timings_of(self._sources)]]
         for answer in answers:
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -232,7 +299,50 @@ class CallResult:
             _, pending = await asyncio.wait(pending, timeout=_SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             raise await asyncio.to_thread(self._failed)
-        return [self._open(rank, answer.result()) for rank, answer in zip(self._ranks, answers, strict=True)]
+        return [answer.result() for answer in answers[: len(refs)]]
+
+
+class RankResult(Passable):
+    """The result of one rank, from `result[0]`. As an argument of another call it arrives as the value."""
+
+    is_single = True
+
+    def __init__(self, result: CallResult) -> None:
+        self._result = result
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """Ray's reference to the value, in a list."""
+        return self._result.refs
+
+    @property
+    def _source(self) -> Source:
+        """What another call that takes the result has to know about the one that makes it."""
+        return self._result._source
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the value; raises the failure of the rank, and CallTimedOut if it is late."""
+        return self._result.wait(timeout)[0]
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        values = yield from self._result.__await__()
+        return values[0]
+
+    def done(self) -> bool:
+        """Whether the worker has finished, successfully or not."""
+        return self._result.done()
+
+    def __repr__(self) -> str:
+        return f"<RankResult of {self._result._method!r} in {self._source.workers[0].address}>"
+
+
+def sources_of(sent: Sequence[Sent]) -> list[list[Source]]:
+    """Return the calls whose results are among what is sent to each rank."""
+    results = dict.fromkeys(result for item in sent for result in item.results)
+    known: dict[Passable, Source] = {
+        result: result._source for result in results if isinstance(result, CallResult | RankResult)
+    }
+    return [[known[result] for result in item.results] for item in sent]
 
 
 def deadline_in(seconds: float | None) -> float:

@@ -14,8 +14,16 @@ from ray.exceptions import GetTimeoutError, RayError
 from roost.errors import CallTimedOut
 from roost.runtime.connect.connection import get
 from roost.runtime.failures.failure import make_error
-from roost.runtime.groups.result import check_seconds, deadline_in, seconds_until, timed_out, wait_for_one
+from roost.runtime.groups.result import (
+    check_seconds,
+    deadline_in,
+    seconds_until,
+    sources_of,
+    timed_out,
+    wait_for_one,
+)
 from roost.runtime.process.actor import MethodKind
+from roost.runtime.process.packing import Sent
 
 if TYPE_CHECKING:
     from roost.runtime.groups.members import Members
@@ -27,9 +35,10 @@ class ItemStream:
     Leaving the loop early frees the workers: they drop what they were preparing.
     """
 
-    def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: tuple[Any, ...]) -> None:
+    def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: Sent) -> None:
         self._members = members
         self._method = method
+        (self._sources,) = sources_of([sent])
         # An object of this process: its id is unique in the world, and workers can tell whether its owner is alive.
         self._token = ray.put(None)
         self._key = self._token.hex()
@@ -38,7 +47,7 @@ class ItemStream:
         self._ranks = tuple(ranks)
         self._handles: dict[int, ActorHandle[Any]] = {}
         self._running: dict[Any, int] = {}
-        self._to_send: tuple[Any, ...] | None = sent
+        self._to_send: Sent | None = sent
         # Otherwise it begins when they are back and the first item is asked for.
         if not members.restarting(ranks):
             self._begin()
@@ -86,7 +95,7 @@ class ItemStream:
                 raise self._timed_out(seconds, self._running.values()) from None
             except RayError as error:
                 rest = [other for other in self._running.values() if other != rank]
-                failure = self._members.describe(error, rank)
+                failure = self._members.describe(error, rank, self._method, self._sources)
                 self.close()
                 raise make_error([failure], f"in {self._method!r}", rest) from None
             # Asked again last, so that a fast worker does not crowd out the others.
@@ -97,10 +106,10 @@ class ItemStream:
         return None
 
     def _begin(self) -> None:
-        sent, self._to_send = self._to_send or (), None
+        sent, self._to_send = self._to_send or Sent(), None
         self._handles = dict(zip(self._ranks, self._members.handles(self._ranks), strict=True))
         # In a list, where Ray leaves a reference as it is.
-        self._running = {self._ask(rank, self._method, [self._token], *sent): rank for rank in self._ranks}
+        self._running = {self._ask(rank, self._method, [self._token], *sent.arguments): rank for rank in self._ranks}
 
     def _timed_out(self, seconds: float | None, late: Iterable[int]) -> CallTimedOut:
         hint = "the workers go on: ask for the next item again, or close() the stream"

@@ -107,7 +107,8 @@ class JobContext:
                 if living({identity.address}):
                     return replace(found, kind=FailureKind.EXCEPTION)
         if found.kind is not FailureKind.DEATH:
-            return found
+            # Another worker may have raised it, whose result is an argument of this call.
+            return replace(found, log_path=self.log_path(found.address))
         self.logs.catch_up()
         tail = read_tail(path)
         # What an earlier process of this rank printed says nothing about the end of this one.

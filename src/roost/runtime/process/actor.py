@@ -27,9 +27,9 @@ from ray.exceptions import OwnerDiedError, RayError
 from roost.errors import ClusterError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.machine.processes import die_with_parent, end_sibling
-from roost.runtime.failures.carry import carry
+from roost.runtime.failures.carry import Origin, carry
 from roost.runtime.process import output
-from roost.runtime.process.identity import Master, WorkerIdentity, assume
+from roost.runtime.process.identity import Master, WorkerIdentity, assume, current_identity
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
 from roost.runtime.process.timers import measured_call
@@ -179,7 +179,7 @@ class WorkerActor:
             faulthandler.cancel_dump_traceback_later()
 
     def _roost_stream(
-        self, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Packed
+        self, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Any
     ) -> tuple[Any, ...]:
         """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
         with _carried():
@@ -262,7 +262,7 @@ def _report(setup: Setup) -> Report:
 
 
 async def _stream_async(
-    self: Any, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Packed
+    self: Any, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Any
 ) -> tuple[Any, ...]:
     """Do what `_roost_stream` does, for an asynchronous generator."""
     with _carried():
@@ -285,15 +285,22 @@ async def _stream_async(
 
 
 @contextlib.contextmanager
-def _carried() -> Iterator[None]:
-    """Send what is raised inside to the caller as a RemoteFailure."""
+def _carried(method: str = "") -> Iterator[None]:
+    """Send what is raised inside to the caller as a RemoteFailure; it names the worker if a method is given."""
     try:
         yield
     except (SystemExit, GeneratorExit):
         # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        raise carry(error, output.read_tail(output.own_place().path)) from None
+        raise carry(error, output.read_tail(output.own_place().path), _origin(method)) from None
+
+
+def _origin(method: str) -> Origin | None:
+    identity = current_identity()
+    if identity is None or not method:
+        return None
+    return Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
@@ -306,33 +313,33 @@ def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
 
 
 def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
-    """Make a method that calls the object's and returns its value with what was timed.
+    """Make a method that calls the object's and returns its value and, as an object of its own, what was timed.
 
-    A generator called this way returns all its items; one by one they come through `_roost_stream`. The reply is a
-    list because Ray packs a tuple more slowly.
+    A generator called this way returns all its items; one by one they come through `_roost_stream`.
     """
     forward: Callable[..., Any]
     if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
 
-        async def forward(self: Any, *sent: Packed) -> Any:
+        async def forward(self: Any, *sent: Any) -> Any:
             if self._roost_object is None:
                 self._roost_become_ready()
-            with measured_call(name) as durations, _carried():
+            with measured_call(name) as durations, _carried(name):
                 args, kwargs = await unpack_async(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)
                 value = [item async for item in value] if kind.is_generator else await value
-            return [value, durations]
+            return value, durations
 
     else:
 
-        def forward(self: Any, *sent: Packed) -> Any:
+        def forward(self: Any, *sent: Any) -> Any:
             if self._roost_object is None:
                 self._roost_become_ready()
-            with measured_call(name) as durations, _carried():
+            with measured_call(name) as durations, _carried(name):
                 args, kwargs = unpack(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)
                 value = list(value) if kind.is_generator else value
-            return [value, durations]
+            return value, durations
 
     forward.__name__ = forward.__qualname__ = name
-    return forward
+    method: Callable[..., Any] = ray.method(num_returns=2)(forward)
+    return method

@@ -1,4 +1,8 @@
-"""Arguments as bytes: pickled once for many workers, and loaded only when the receiver is ready for them."""
+"""Arguments as bytes: pickled once for many workers, and loaded only when the receiver is ready for them.
+
+The results of other calls are not pickled. They are arguments of Ray's: Ray brings their values from the workers that
+made them, before it starts the call.
+"""
 
 from __future__ import annotations
 
@@ -37,20 +41,45 @@ class Packed:
         return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *blobs))
 
 
-def pack(thing: Any) -> Packed:
-    """Pickle a value; raises what pickling raises."""
+class Passable:
+    """The result of a call, which may be an argument of another: it arrives as its values, or as its single value."""
+
+    is_single: bool = False
+
+    @property
+    def refs(self) -> list[ray.ObjectRef[Any]]:
+        """References to the values."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} can only be passed to a method of a group; elsewhere wait() for it, or send its refs"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a call sends to a worker."""
+
+    arguments: tuple[Any, ...] = ()
+    """Nothing, or the packed arguments and then references to the values of the results among them."""
+    results: tuple[Passable, ...] = ()
+
+
+def pack(thing: Any, results: list[Passable] | None = None) -> Packed:
+    """Pickle a value; raises what pickling raises. With a list for the results in it, these are left to Ray."""
     packed = Packed(data=b"", buffers=[], apart=[])
     out = io.BytesIO()
-    packer: Any = _Packer(out, packed)
+    packer: Any = _Packer(out, packed, results)
     packer.dump(thing)
     packed.data = out.getvalue()
     return packed
 
 
-def ship(thing: Any, name: Callable[[], str]) -> Packed | ray.ObjectRef[Packed]:
+def ship(thing: Any, name: Callable[[], str], results: list[Passable] | None = None) -> Packed | ray.ObjectRef[Packed]:
     """Pack a value for many workers: pickled once, and stored once if large. ConfigError if it is not picklable."""
     try:
-        packed = pack(thing)
+        packed = pack(thing, results)
     except Exception as error:
         raise ConfigError(
             f"{name()} cannot be sent to a worker: {shorten(str(error), 300)}",
@@ -59,30 +88,32 @@ def ship(thing: Any, name: Callable[[], str]) -> Packed | ray.ObjectRef[Packed]:
     return ray.put(packed) if packed.size > _LARGE else packed
 
 
-def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sent:
     """Pack the arguments of a call to many workers; nothing is sent if there are none."""
     if not args and not kwargs:
-        return ()
-    return (ship((tuple(args), dict(kwargs)), lambda: f"{_culprit(args, kwargs)} of {method!r}"),)
+        return Sent()
+    results: list[Passable] = []
+    packed = ship((tuple(args), dict(kwargs)), lambda: f"{_culprit(args, kwargs)} of {method!r}", results)
+    return Sent((packed, *(ref for result in results for ref in result.refs)), tuple(results))
 
 
 def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Say which argument cannot be pickled."""
     for place, value in (*enumerate(args), *kwargs.items()):
         try:
-            pack(value)
+            pack(value, [])
         except Exception:
             return f"argument {place!r} ({type(value).__name__})"
     return "an argument"
 
 
-def unpack(sent: Sequence[Packed]) -> Call:
-    """Unpack the arguments of a call and fetch those that are references. As in Ray, references inside them stay."""
+def unpack(sent: Sequence[Any]) -> Call:
+    """Unpack what a call sent, and fetch arguments that are references. As in Ray, references inside of them stay."""
     call, refs = _load(sent)
     return _fill(call, ray.get(refs)) if refs else call
 
 
-async def unpack_async(sent: Sequence[Packed]) -> Call:
+async def unpack_async(sent: Sequence[Any]) -> Call:
     """Do the same without blocking the event loop, as a plain ray.get would."""
     call, refs = _load(sent)
     return _fill(call, [await ref for ref in refs]) if refs else call
@@ -94,8 +125,8 @@ def make_object(packed: Packed) -> Any:
     return cls(*args, **kwargs)
 
 
-def _load(sent: Sequence[Packed]) -> tuple[Call, list[Any]]:
-    args, kwargs = _Unpacker(sent[0]).load() if sent else ((), {})
+def _load(sent: Sequence[Any]) -> tuple[Call, list[Any]]:
+    args, kwargs = _Unpacker(sent[0], sent[1:]).load() if sent else ((), {})
     return (args, kwargs), [value for value in (*args, *kwargs.values()) if isinstance(value, ray.ObjectRef)]
 
 
@@ -107,11 +138,19 @@ def _fill(call: Call, fetched: Iterable[Any]) -> Call:
 
 
 class _Packer(cloudpickle.CloudPickler):
-    def __init__(self, out: io.BytesIO, packed: Packed) -> None:
+    def __init__(self, out: io.BytesIO, packed: Packed, results: list[Passable] | None) -> None:
         super().__init__(out, protocol=5, buffer_callback=packed.buffers.append)  # type: ignore[no-untyped-call]
         self._packed = packed
+        self._results = results
+        self._values = 0
 
-    def persistent_id(self, thing: object) -> int | None:
+    def persistent_id(self, thing: object) -> int | tuple[int, int | None] | None:
+        """Return the place of what is not pickled: in `apart`, or the first and the number of values of a result."""
+        if self._results is not None and isinstance(thing, Passable):
+            first, count = self._values, len(thing.refs)
+            self._values += count
+            self._results.append(thing)
+            return first, None if thing.is_single else count
         if isinstance(thing, ray.ObjectRef):
             self._packed.apart.append(thing)
         elif type(thing) is bytes and len(thing) > _LARGE:
@@ -122,10 +161,14 @@ class _Packer(cloudpickle.CloudPickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, packed: Packed) -> None:
+    def __init__(self, packed: Packed, values: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(packed.data), buffers=packed.buffers)
         self._packed = packed
+        self._values = values
 
-    def persistent_load(self, index: int) -> Any:
-        item = self._packed.apart[index]
+    def persistent_load(self, place: int | tuple[int, int | None]) -> Any:
+        if isinstance(place, tuple):
+            first, count = place
+            return self._values[first] if count is None else list(self._values[first : first + count])
+        item = self._packed.apart[place]
         return item if isinstance(item, ray.ObjectRef) else bytes(item)
