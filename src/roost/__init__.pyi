@@ -50,7 +50,7 @@ from .runtime.groups.result import CallResult as CallResult
 from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind
 from .runtime.groups.stream import ItemStream as ItemStream
-from .runtime.groups.worker import Worker as Worker
+from .comm.worker import Worker as Worker
 from .runtime.job import Job as Job
 from .runtime.managers.collective_manager import CollectiveManager as CollectiveManager
 from .runtime.managers.ledgers.collectives import CollectiveGroup as CollectiveGroup

@@ -14,7 +14,7 @@ from roost.rl.fair_lock import FairLock
 from roost.rl.router import EngineState, Router, RouterOptions
 from roost.rl.tickets import Ticket
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.groups.worker import Worker
+from roost.comm.worker import Worker
 from roost.runtime.nodes.ray_state import dead_processes
 from roost.text import error_text
 

@@ -13,7 +13,7 @@ from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.result import CallResult
-from roost.runtime.groups.worker import Worker
+from roost.comm.worker import Worker
 
 
 class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):
