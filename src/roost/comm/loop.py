@@ -93,6 +93,16 @@ class Handle(Generic[Value]):
         """End with an error, unless it has ended."""
         self._end(None, error)
 
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, if it has."""
+        return self._error
+
+    @property
+    def raw(self) -> Any:
+        """What it was completed with."""
+        return self._value
+
     def on_done(self, callback: Callable[[], None]) -> None:
         """Call a function when it is done, in the thread that completes it; at once if it is done."""
         with self._loop.turns:

@@ -107,6 +107,11 @@ class Mailbox(Generic[Receiver]):
         self._count(found, -found.size)
         return found
 
+    def put_back(self, message: Message) -> None:
+        """Let the next receive have a message that was not received after all."""
+        self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
+        self._count(message, message.size)
+
     def withdraw(self, receive: Receive[Receiver]) -> bool:
         """Take a receive back; False if it has got its message."""
         box = self._boxes.get((receive.source, receive.tag))

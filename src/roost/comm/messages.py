@@ -14,7 +14,7 @@ from roost.comm.loop import Handle
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
-from roost.errors import ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.errors import ConfigError, RoostError, WorkerFailed
 
 _MOST_WAITING = 1 << 26
 """How many bytes of one peer may wait to be received, if no receive waits for that peer: its sends wait then."""
@@ -143,6 +143,13 @@ class Messages:
             self._targets.pop(receive.receiver, None)
             return self.endpoint.mailbox.withdraw(receive)
 
+    def put_back(self, handle: Handle[Any]) -> None:
+        """Let the next receive have a message whose receiver was interrupted before it got it."""
+        message = handle.raw
+        if isinstance(message, Message):
+            with self.endpoint.lock:
+                self.endpoint.mailbox.put_back(message)
+
     def _take(self, peer: Peer, frame: Frame) -> None:
         """Take a frame in; in the thread that reads."""
         endpoint = self.endpoint
@@ -269,15 +276,3 @@ def _opener(source: str, target: Buffer | None) -> Callable[[Message], Any]:
         return (value, message.source) if source.endswith(ANY) else value
 
     return open_message
-
-
-def check_address(group_name: Any, rank: Any) -> str:
-    """Return the address of a peer; ConfigError if it is none."""
-    if not isinstance(group_name, str) or not group_name:
-        raise ConfigError(f"{group_name!r} is not the name of a group")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
-        raise ConfigError(f"{rank!r} is not a rank of {group_name!r}")
-    return f"{group_name}:{rank}"
-
-
-__all__ = ["ANY", "ClusterError", "Messages", "check_address"]

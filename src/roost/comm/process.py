@@ -13,6 +13,7 @@ from roost.comm.connection import Peer
 from roost.comm.endpoint import Directory, Endpoint, Listing, own_instance
 from roost.comm.loop import let_main_thread_read
 from roost.comm.messages import Messages
+from roost.comm.talk import Talk
 from roost.errors import ClusterError, RoostError
 from roost.runtime.connect import connection
 from roost.runtime.process.identity import WorkerIdentity, current_identity
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
 _lock = threading.RLock()
-_made: dict[tuple[int, str, str], Messages] = {}
+_made: dict[tuple[int, str, str], Talk] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
 
 
@@ -98,7 +99,7 @@ class PlainDirectory:
 _plain_directory = PlainDirectory()
 
 
-def process_messages(identity: WorkerIdentity | None = None) -> Messages:
+def process_talk(identity: WorkerIdentity | None = None) -> Talk:
     """Return the communication of this process, or of a worker that a test made by hand in it."""
     identity = identity or current_identity()
     context = _context()
@@ -106,10 +107,10 @@ def process_messages(identity: WorkerIdentity | None = None) -> Messages:
     key = os.getpid(), job, identity.address if identity is not None else _DRIVER
     with _lock:
         made = _made.get(key)
-        if made is None or made.endpoint.is_closed:
-            made = _made[key] = Messages(_make_endpoint(identity, context))
+        if made is None or made.messages.endpoint.is_closed:
+            made = _made[key] = Talk(Messages(_make_endpoint(identity, context)))
             if context is not None:
-                context.at_close.append(made.endpoint.close)
+                context.at_close.append(made.messages.endpoint.close)
         return made
 
 

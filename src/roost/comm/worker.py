@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,6 +21,9 @@ from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
+    from roost.comm.loop import Handle
+    from roost.comm.options import CollectiveGroupOptions
+    from roost.comm.talk import Talk
     from roost.runtime.cluster import Cluster
     from roost.runtime.groups.group import GroupDraft
 
@@ -142,6 +145,77 @@ class Worker:
     _placement = placement
     _group_name = group_name
     _worker_address = address
+
+    def send(
+        self,
+        object: Any,
+        dst_group_name: str,
+        dst_rank: int | Sequence[int],
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        piggyback_payload: Any = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Handle[None] | None:
+        """Send any picklable object to a worker of the job, or to several ranks of a group.
+
+        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns, or
+        with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
+        """
+        peers = dst_group_name, dst_rank
+        return self._roost_talk.send(object, peers, async_op, options, tag, timeout, piggyback_payload)
+
+    def recv(
+        self,
+        src_group_name: str,
+        src_rank: int | str | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive an object: the k-th receive from a worker gets the k-th that it sent under this tag.
+
+        Returns `(object, payload)` if a payload was sent along. `recv(ANY)` and `recv("rollout", ANY)` receive from any
+        worker, or any of a group, and return `(object, address of the sender)`.
+        """
+        return self._roost_talk.recv(None, (src_group_name, src_rank), async_op, options, tag, timeout)
+
+    def send_tensor(
+        self,
+        tensor: Any,
+        dst_group_name: str,
+        dst_rank: int | Sequence[int],
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Handle[None] | None:
+        """Send the content of a tensor or array, for `recv_tensor` at the other end: quicker than `send` if large."""
+        return self._roost_talk.send_tensor(tensor, (dst_group_name, dst_rank), async_op, options, tag, timeout)
+
+    def recv_tensor(
+        self,
+        tensor: Any,
+        src_group_name: str,
+        src_rank: int | str | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive into a tensor or array that has the size of the one that was sent with `send_tensor`."""
+        return self._roost_talk.recv(tensor, (src_group_name, src_rank), async_op, options, tag, timeout)
+
+    @property
+    def _roost_talk(self) -> Talk:
+        from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
+
+        return process_talk(self._identity)
 
     def log_debug(self, message: object) -> None:
         """Write a debug line into this worker's log."""
