@@ -102,7 +102,7 @@ _plain_directory = PlainDirectory()
 def process_talk(identity: WorkerIdentity | None = None) -> Talk:
     """Return the communication of this process, or of a worker that a test made by hand in it."""
     identity = identity or current_identity()
-    context = _context()
+    context = job_context()
     job = context.job.id if context is not None else ""
     key = os.getpid(), job, identity.address if identity is not None else _DRIVER
     with _lock:
@@ -140,7 +140,7 @@ def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) 
     return Endpoint(own, secret, directory, context.nodes[node_rank].address, port)
 
 
-def _context() -> JobContext | None:
+def job_context() -> JobContext | None:
     """Return the job that this process belongs to; None in a plain process, which need not load Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():

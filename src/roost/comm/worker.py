@@ -21,6 +21,7 @@ from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
+    from roost.comm.channel import Channel
     from roost.comm.loop import Handle
     from roost.comm.options import CollectiveGroupOptions
     from roost.comm.talk import Talk
@@ -210,6 +211,32 @@ class Worker:
     ) -> Any:
         """Receive into a tensor or array that has the size of the one that was sent with `send_tensor`."""
         return self._roost_talk.recv(tensor, (src_group_name, src_rank), async_op, options, tag, timeout)
+
+    def create_channel(
+        self,
+        channel_name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        *,
+        max_bytes: int | None = None,
+    ) -> Channel:
+        """Create a channel, as `Channel.create` does; in a process without Ray it is a local one."""
+        from roost.comm.channel import MAX_BYTES, Channel  # a worker that does not communicate pays nothing
+        from roost.comm.process import job_context
+
+        is_local = local or job_context() is None
+        limit = MAX_BYTES if max_bytes is None else max_bytes
+        return Channel.create(
+            channel_name, maxsize, distributed and not is_local, node_rank, is_local, max_bytes=limit
+        )
+
+    def connect_channel(self, channel_name: str, *, timeout: float | None = None) -> Channel:
+        """Return a channel that exists, as `Channel.connect` does."""
+        from roost.comm.channel import Channel  # likewise
+
+        return Channel.connect(channel_name, self, timeout=timeout)
 
     @property
     def _roost_talk(self) -> Talk:
