@@ -299,10 +299,11 @@ class Channel:
         weights = list(weight) if isinstance(weight, Iterable) else [weight] * len(things)
         if len(weights) != len(things):
             raise ConfigError(f"put_many was given {plural(len(things), 'item')} and {plural(len(weights), 'weight')}")
+        for each in set(weights):
+            _check_weight(each)
         batches: list[list[Item]] = []
         size = _BATCH_BYTES
-        for thing, each in zip(things, weights, strict=True):
-            packed = route.pack(thing, _check_weight(each))
+        for packed in route.pack_many(things, weights):
             if size >= _BATCH_BYTES or len(batches[-1]) >= _BATCH_ITEMS:
                 batches.append([])
                 size = 0

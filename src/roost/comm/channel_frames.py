@@ -7,14 +7,15 @@ table says where each begins: a home slices them and never looks inside.
 from __future__ import annotations
 
 import enum
+import itertools
 import pickle
 import struct
 import sys
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from roost.comm.connection import Frame, SharedBuffer
+from roost.comm.connection import SHARED_FROM, Frame, SharedBuffer
 from roost.comm.queues import Answer, Item, Status, Want
 
 _ASK = struct.Struct("<BBHIId")
@@ -28,8 +29,14 @@ _BATCH = 32
 _UNSIGNED = "I"
 _BIG_ENDIAN = sys.byteorder == "big"
 
+_RUNS = 64
+_FEWEST_USED = 0.25
+"""What part of a block must be needed for the whole block to be passed on."""
+
 Content = tuple[Any, Sequence[Any]]
-"""What a home knows of an item: its pickle, and the buffers next to it."""
+"""An item where it is put: its pickle, and the buffers next to it."""
+Piece = tuple[Any, Sequence[Any], Any, int]
+"""An item on its way: its pickle, the buffers next to it, the block that the pickle is in, if any, and where in it."""
 
 
 class Op(enum.IntEnum):
@@ -81,9 +88,9 @@ def write_put(key: bytes, items: Sequence[Item], waits: bool) -> tuple[bytes, by
     flags = _WAITS if waits else 0
     if len(items) == 1:
         (item,) = items
-        data, buffers = item.content
+        data, buffers = item.content[:2]
         return _ASK.pack(Op.PUT, flags, len(key), 1, 0, item.weight) + key, data, buffers
-    flags, table, data, buffers = _write_items(items, flags)
+    flags, table, data, buffers = _write_items(items, flags, [])
     weights = b""
     if any(item.weight for item in items):
         flags |= _WEIGHTS
@@ -110,31 +117,34 @@ def read_ask(frame: Frame) -> Put | Get:
         target = number if flags & _BATCH else None
         return Get(key, Want(count, least, target, waits, bool(flags & _AHEAD)))
     if not flags & _TABLE:
-        return Put(key, [Item((frame.data, frame.buffers), number, frame.size)], waits)
-    weights: Sequence[float] = ()
+        return Put(key, [Item((frame.data, frame.buffers, None, 0), number, frame.size)], waits)
+    weights: Iterable[float] = ()
     if flags & _WEIGHTS:
         weights = _unpack("d", envelope[start : start + 8 * count])
         start += 8 * count
     contents = _read_items(flags, memoryview(envelope)[start:], count, frame)
+    if not flags & (_WEIGHTS | _BUFFERS):
+        return Put(key, [Item(content, 0.0, len(content[0])) for content in contents], waits)
+    weights = weights or itertools.repeat(0.0, count)
     return Put(
         key,
-        [
-            Item(content, weights[place] if weights else 0.0, content_size(content))
-            for place, content in enumerate(contents)
-        ],
+        [Item(content, weight, content_size(content)) for content, weight in zip(contents, weights, strict=True)],
         waits,
     )
 
 
-def write_answer(answer: Answer) -> tuple[bytes, Any, Sequence[Any]]:
-    """Encode the answer to a put or a get; returns the envelope, the data and the buffers of its frame."""
+def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[Any]]:
+    """Encode the answer to a put or a get; returns the envelope, the data and the buffers of its frame.
+
+    If it is for a process on the same node, items that are in shared memory stay where they are.
+    """
     items = answer.items
     if len(items) == 1:
-        data, buffers = items[0].content
+        data, buffers = items[0].content[:2]
         return _REPLY.pack(answer.status, 0, 0, 1, 0.0), data, buffers
     if not items:
         return _REPLY.pack(answer.status, 0, 0, answer.accepted, answer.weight), b"", ()
-    flags, table, data, buffers = _write_items(items, 0)
+    flags, table, data, buffers = _write_items(items, 0, _runs(items) if is_local else [])
     return _REPLY.pack(answer.status, flags, 0, len(items), 0.0) + table, data, buffers
 
 
@@ -144,11 +154,11 @@ def read_status(frame: Frame) -> tuple[Status, int, float]:
     return Status(status), count, weight
 
 
-def read_contents(frame: Frame) -> list[Content]:
+def read_contents(frame: Frame) -> list[Piece]:
     """Decode the items of an answer."""
     _, flags, _, count, _ = _REPLY.unpack_from(frame.envelope)
     if not flags & _TABLE:
-        return [(frame.data, frame.buffers)] if count else []
+        return [(frame.data, frame.buffers, None, 0)] if count else []
     return _read_items(flags, memoryview(frame.envelope)[_REPLY.size :], count, frame)
 
 
@@ -162,9 +172,9 @@ def read_failure(frame: Frame) -> str:
     return frame.envelope[_REPLY.size :].decode()
 
 
-def content_size(content: Content) -> int:
+def content_size(content: Content | Piece) -> int:
     """Return the size of an item in bytes."""
-    data, buffers = content
+    data, buffers = content[:2]
     return len(data) + sum(buffer.nbytes for buffer in buffers) if buffers else len(data)
 
 
@@ -173,31 +183,75 @@ def view(buffer: Any) -> memoryview:
     return buffer.view if isinstance(buffer, SharedBuffer) else memoryview(buffer).cast("B")
 
 
-def _write_items(items: Sequence[Item], flags: int) -> tuple[int, bytes, bytes, list[Any]]:
+def _runs(items: Sequence[Item]) -> list[tuple[Any, int, int]]:
+    """Return the blocks of shared memory that items are in: each with where the first begins, and how many follow it.
+
+    Empty if the items should be copied together.
+    """
+    runs: list[tuple[Any, int, int]] = []
+    end = used = 0
+    for item in items:
+        data, _, block, start = item.content
+        if not isinstance(block, SharedBuffer):
+            return []
+        if runs and runs[-1][0] is block and start == end:
+            runs[-1] = block, runs[-1][1], runs[-1][2] + 1
+        else:
+            runs.append((block, start, 1))
+        end = start + len(data)
+        used += len(data)
+    return runs if used >= _FEWEST_USED * sum(block.nbytes for block, _, _ in runs) else []
+
+
+def _write_items(
+    items: Sequence[Item], flags: int, runs: list[tuple[Any, int, int]]
+) -> tuple[int, bytes, bytes, list[Any]]:
     contents = [item.content for item in items]
-    table = _pack(_UNSIGNED, [len(content[0]) for content in contents])
+    lengths = [len(content[0]) for content in contents]
+    table = _pack(_UNSIGNED, lengths)
     buffers = [buffer for content in contents for buffer in content[1]]
     flags |= _TABLE
     if buffers:
         flags |= _BUFFERS
         table += _pack(_UNSIGNED, [len(content[1]) for content in contents])
-    return flags, table, b"".join([content[0] for content in contents]), buffers
+    data = b""
+    if not runs:
+        data = b"".join([content[0] for content in contents])
+        if len(data) < SHARED_FROM:
+            return flags, table, data, buffers
+        # Large enough to go through shared memory.
+        runs, data = [(data, 0, len(items))], b""
+    table += _pack(_UNSIGNED, [len(runs), *(start for _, start, _ in runs), *(count for _, _, count in runs)])
+    return flags | _RUNS, table, data, [block for block, _, _ in runs] + buffers
 
 
-def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list[Content]:
+def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list[Piece]:
     lengths = _unpack(_UNSIGNED, table[: 4 * count])
-    data, start = memoryview(frame.data), 0
-    contents: list[Content] = []
-    counts = _unpack(_UNSIGNED, table[4 * count : 8 * count]) if flags & _BUFFERS else None
+    table = table[4 * count :]
+    counts: Any = None
+    if flags & _BUFFERS:
+        counts = _unpack(_UNSIGNED, table[: 4 * count])
+        table = table[4 * count :]
+    blocks: list[tuple[Any, int, int]] = [(None, 0, count)]
     first = 0
-    for place, length in enumerate(lengths):
-        buffers: Sequence[Any] = ()
-        if counts is not None:
-            buffers = frame.buffers[first : first + counts[place]]
-            first += counts[place]
-        contents.append((data[start : start + length], buffers))
-        start += length
-    return contents
+    if flags & _RUNS:
+        numbers = _unpack(_UNSIGNED, table)
+        first = numbers[0]
+        starts, sizes = numbers[1 : first + 1], numbers[first + 1 : 2 * first + 1]
+        blocks = list(zip(frame.buffers[:first], starts, sizes, strict=True))
+    pieces: list[Piece] = []
+    for block, start, size in blocks:
+        data = memoryview(frame.data) if block is None else view(block)
+        for length in lengths[len(pieces) : len(pieces) + size]:
+            pieces.append((data[start : start + length], (), block, start))
+            start += length
+    if counts is None:
+        return pieces
+    with_buffers = []
+    for (data, _, block, start), number in zip(pieces, counts, strict=True):
+        with_buffers.append((data, frame.buffers[first : first + number], block, start))
+        first += number
+    return with_buffers
 
 
 def _pack(kind: str, numbers: Sequence[Any]) -> bytes:

@@ -133,8 +133,8 @@ class Connection:
         self._wanted: int | memoryview = next(self._reader)
         self._is_reading = True
         self._numbers: dict[Memory, int] = {}
-        self._lent: dict[int, tuple[SharedBuffer, Callable[[], None] | None]] = {}
-        """What the other end borrowed, by the number that it knows the memory by."""
+        self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
+        """What the other end borrowed, each as often as it did, by the number that it knows the memory by."""
         self._lock = threading.RLock()
         self._maps: dict[int, Memory] = {}
         sock.setblocking(False)
@@ -197,7 +197,7 @@ class Connection:
             number = len(self._numbers) + 1
             self._numbers[memory] = number
             self._write([_HEADER.pack(Kind.MEMORY, 0, 0, 0, 0, number)], memory)
-        self._lent[number] = kept, on_free
+        self._lent.setdefault(number, deque()).append((kept, on_free))
         return number
 
     def _write(self, parts: Sequence[Any], memory: Memory | None = None) -> None:
@@ -421,8 +421,12 @@ class Connection:
 
     def _take_back(self, number: int) -> None:
         with self._lock:
-            kept, on_free = self._lent.pop(number, (None, None))
-        if kept is not None:
+            lent = self._lent.get(number)
+            kept, on_free = lent.popleft() if lent else (None, None)
+            is_back = not lent
+            if is_back:
+                self._lent.pop(number, None)
+        if kept is not None and is_back:
             # Only memory of this process's own goes back to its pool; other memory goes back to its owner.
             self._shared.give(kept.memory)
         if on_free is not None:

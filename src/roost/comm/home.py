@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.comm.channel_frames import Op, Put, read_ask, write_answer, write_failure
-from roost.comm.connection import Connection, Frame, Kind, Peer
+from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import Endpoint
 from roost.comm.loop import Handle
 from roost.comm.queues import Answer, Event, Freed, Queues, Status
@@ -146,7 +146,7 @@ class Home:
             if connection is None:
                 continue
             if isinstance(event, Answer):
-                connection.send(Kind.REPLY, event.number, *write_answer(event))
+                connection.send(Kind.REPLY, event.number, *_share(connection, *write_answer(event, connection.is_local)))
             else:
                 # The second reply to a request: return what it got.
                 connection.send(Kind.REPLY, event.number)
@@ -251,6 +251,18 @@ class _Place:
         waiting, self._waiting = self._waiting or [], None
         for reply in waiting:
             reply((self._rank, self.number) if error is None else error)
+
+
+def _share(
+    connection: Connection, envelope: bytes, data: Any, buffers: Sequence[Any]
+) -> tuple[bytes, Any, Sequence[Any]]:
+    """Copy the buffers that are in this process's own memory into shared memory, where that is of use."""
+    if buffers:
+        buffers = [
+            buffer if isinstance(buffer, SharedBuffer) else connection.share(buffer, len(buffer)) or buffer
+            for buffer in buffers
+        ]
+    return envelope, data, buffers
 
 
 def _teller(envelope: bytes) -> Callable[[Connection], None]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from roost.comm.loop import Handle, Loop
 from roost.comm.queues import Item, Status, Want
 from roost.comm.routes import Route
-from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
 
 GRACE_SECONDS = 1.0
@@ -265,13 +265,15 @@ def open_item(route: Route, channel: str, content: Any) -> Any:
     """Make the object of an item; WorkerFailed says that it cannot be unpickled."""
     try:
         return route.unpack(content)
-    except RoostError:
-        raise
     except Exception as error:
-        raise WorkerFailed(
-            f"an item of channel {channel!r} cannot be unpickled: {type(error).__name__}: {error}",
-            hint="the process that gets it needs the modules and classes of the one that put it",
-        ) from error
+        raise _not_opened(channel, error) from error
+
+
+def _not_opened(channel: str, error: Exception) -> Exception:
+    return WorkerFailed(
+        f"an item of channel {channel!r} cannot be unpickled: {type(error).__name__}: {error}",
+        hint="the process that gets it needs the modules and classes of the one that put it",
+    )
 
 
 def take_one(arrival: Arrival) -> Any:
@@ -290,9 +292,11 @@ def take_all(arrival: Arrival) -> list[Any]:
     if not contents:
         return []
     try:
-        found = [open_item(arrival.route, arrival.channel, content) for content in contents]
-    except BaseException:
+        found = arrival.route.unpack_many(contents)
+    except BaseException as error:
         arrival.give_back()
+        if isinstance(error, Exception):
+            raise _not_opened(arrival.channel, error) from error
         raise
     arrival.acknowledge()
     return found

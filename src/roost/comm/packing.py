@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from roost.errors import ConfigError
@@ -14,7 +14,10 @@ from roost.text import shorten
 _OUT_OF_BAND = 1 << 13
 """Smaller buffers are copied into the pickle."""
 
-Packed = tuple[bytes, list[Any]]
+_NO_BUFFERS: tuple[Any, ...] = ()
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
+
+Packed = tuple[bytes, Sequence[Any]]
 
 
 def pack(thing: Any) -> Packed:
@@ -55,6 +58,37 @@ def pack(thing: Any) -> Packed:
             f"a {type(thing).__name__} cannot be sent: {shorten(str(failure or error), 300)}",
             hint="what is sent must be picklable: send what it is made from, and make it at the other end",
         ) from None
+
+
+def pack_many(things: Iterable[Any]) -> list[Packed]:
+    """Pickle objects one by one: the same as `pack` for each, and quicker for many small ones."""
+    if "torch" in sys.modules:
+        return [pack(thing) for thing in things]
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    packed: list[Packed] = []
+    dumps = pickle.dumps
+    for thing in things:
+        try:
+            data = b"" if type(thing) is bytes and len(thing) >= _OUT_OF_BAND else dumps(thing, 5, buffer_callback=keep)
+        except Exception:
+            data = b""
+        if not data or (type(thing) not in _PLAIN and b"__main__" in data):
+            buffers.clear()
+            packed.append(pack(thing))
+        elif buffers:
+            packed.append((data, buffers.copy()))
+            buffers.clear()
+        else:
+            packed.append((data, _NO_BUFFERS))
+    return packed
 
 
 def unpack(data: Any, buffers: Sequence[Any]) -> Any:

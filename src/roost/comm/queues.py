@@ -13,7 +13,7 @@ import enum
 import itertools
 import operator
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -232,13 +232,15 @@ class Queues:
         if lease is None:
             return out
         line = lease.line
-        for _ in range(min(count or len(lease.items), len(lease.items))):
-            self.bytes -= lease.items.popleft().size
-            line.gets += 1
-            self.gets += 1
-            line.ahead -= lease.is_ahead
-        if not lease.items:
+        if not count or count >= len(lease.items):
+            taken: Sequence[Item] = lease.items
             self._end_lease(line, (client, number))
+        else:
+            taken = [lease.items.popleft() for _ in range(count)]
+        self.bytes -= sum([item.size for item in taken])
+        line.gets += len(taken)
+        self.gets += len(taken)
+        line.ahead -= len(taken) if lease.is_ahead else 0
         self._settle(line, out)
         return out
 
@@ -353,15 +355,15 @@ class Queues:
         """Whether it has as many items as it may, however few bytes they are."""
         return bool(self.maxsize) and line.depth >= self.maxsize
 
-    def _accept(self, line: _Line, items: Iterable[Item]) -> None:
-        count = 0
-        for item in items:
-            item.place = next(self._places)
-            self.bytes += item.size
-            line.items.append(item)
-            count += 1
-        line.puts += count
-        self.puts += count
+    def _accept(self, line: _Line, items: Sequence[Item]) -> None:
+        size = 0
+        for item, place in zip(items, self._places, strict=False):
+            item.place = place
+            size += item.size
+        line.items.extend(items)
+        self.bytes += size
+        line.puts += len(items)
+        self.puts += len(items)
 
     def _work(self, line: _Line, out: list[Event]) -> None:
         """Do all that can be done for those that wait at a line."""
@@ -401,7 +403,10 @@ class Queues:
             return False
         request = getter.client, getter.number
         self._stop_waiting(line, request)
-        items = deque(line.items.popleft() for _ in range(count))
+        if count < len(line.items):
+            items = deque([line.items.popleft() for _ in range(count)])
+        else:
+            items, line.items = line.items, deque()
         line.turn += 1
         if items:
             lease = _Lease(getter.client, line, items, want.ahead)

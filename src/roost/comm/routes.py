@@ -25,7 +25,7 @@ from roost.comm.connection import Connection, Frame, Kind
 from roost.comm.endpoint import Endpoint
 from roost.comm.home import ChannelSettings, write_acknowledgement, write_call
 from roost.comm.loop import Handle, Loop
-from roost.comm.packing import pack, unpack
+from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.queues import Answer, Freed, Item, Queues, Status, Want
 from roost.errors import ClusterError
 
@@ -54,8 +54,14 @@ class Route(Protocol):
     def pack(self, thing: Any, weight: float) -> Item:
         """Make an item of an object."""
 
+    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Item]:
+        """Make items of objects."""
+
     def unpack(self, content: Any) -> Any:
         """Make the object again."""
+
+    def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
+        """Make the objects again."""
 
     def number(self) -> int:
         """Return a number for a request."""
@@ -104,9 +110,20 @@ class RemoteRoute:
         content = pack(thing)
         return Item(content, weight, content_size(content) if content[1] else len(content[0]))
 
+    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Item]:
+        return [
+            Item(content, weight, content_size(content) if content[1] else len(content[0]))
+            for content, weight in zip(pack_many(things), weights, strict=True)
+        ]
+
     def unpack(self, content: Any) -> Any:
-        data, buffers = content
+        data, buffers = content[:2]
         return unpack(data, [view(buffer) for buffer in buffers] if buffers else ())
+
+    def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
+        if any([content[1] for content in contents]):
+            return [self.unpack(content) for content in contents]
+        return [pickle.loads(content[0]) for content in contents]  # noqa: S301 - from a member of this job
 
     def number(self) -> int:
         return self._endpoint.number()
@@ -213,8 +230,14 @@ class LocalRoute:
     def pack(self, thing: Any, weight: float) -> Item:
         return Item(thing, weight, getattr(thing, "nbytes", 0) if self.settings.max_bytes else 0)
 
+    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Item]:
+        return [self.pack(thing, weight) for thing, weight in zip(things, weights, strict=True)]
+
     def unpack(self, content: Any) -> Any:
         return content
+
+    def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
+        return list(contents)
 
     def number(self) -> int:
         return next(self._numbers)
