@@ -211,8 +211,14 @@ class Connection:
             if view.nbytes:
                 self._out.append(view)
                 self._queued += view.nbytes
-        if was_idle:
+        # Small frames that are sent in answer to several others leave together.
+        if was_idle and not self._loop.at_end_of_turn(self._flush_all):
             self._flush()
+
+    def _flush_all(self) -> None:
+        with self._lock:
+            if not self.is_closed:
+                self._flush()
 
     def _flush(self) -> None:
         """Write what the socket takes."""

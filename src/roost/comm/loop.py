@@ -205,6 +205,9 @@ class Loop:
         self._is_asked = False
         self._is_stopped = False
         self._thread: threading.Thread | None = None
+        self._turning = 0
+        """The thread that handles events right now."""
+        self._at_end: list[Callable[[], None]] = []
 
     def watch(self, fd: int, handler: Callable[[int], None]) -> None:
         """Call a handler with the events of a descriptor."""
@@ -230,6 +233,13 @@ class Loop:
         self._calls.append(function)
         with contextlib.suppress(OSError):
             os.eventfd_write(self._woken, 1)
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> bool:
+        """Call a function when all that has arrived is handled, if this thread is handling it; returns whether it is."""
+        if self._turning != threading.get_ident():
+            return False
+        self._at_end.append(function)
+        return True
 
     def interrupt(self, waiter: _Waiter) -> None:
         """Let a thread look again if it is the one that reads; with the lock of the turns held."""
@@ -327,19 +337,29 @@ class Loop:
         """Wait for events and handle them."""
         if self._calls:
             self._make_calls()
-        for fd, event in self._poll.poll(seconds if seconds is not None and seconds < 1e6 else None):
-            if fd == self._woken:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._woken)
-                self._make_calls()
-                continue
-            handler = self._handlers.get(fd)
-            if handler is not None:
-                try:
-                    handler(event)
-                except Exception:
-                    log.exception("a connection could not be handled")
-                    self.forget(fd)
+        events = self._poll.poll(seconds if seconds is not None and seconds < 1e6 else None)
+        self._turning = threading.get_ident()
+        try:
+            for fd, event in events:
+                self._handle(fd, event)
+        finally:
+            self._turning = 0
+            while self._at_end:
+                self._at_end.pop()()
+
+    def _handle(self, fd: int, event: int) -> None:
+        if fd == self._woken:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._woken)
+            self._make_calls()
+            return
+        handler = self._handlers.get(fd)
+        if handler is not None:
+            try:
+                handler(event)
+            except Exception:
+                log.exception("a connection could not be handled")
+                self.forget(fd)
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
