@@ -70,6 +70,9 @@ class Get(NamedTuple):
     want: Want
 
 
+_ONE_DONE = _REPLY.pack(Status.DONE, 0, 0, 1, 0.0)
+
+
 def write_key(key: Hashable) -> bytes:
     """Encode a key: text as it is, other values pickled."""
     return b"t" + key.encode() if isinstance(key, str) else b"p" + pickle.dumps(key)
@@ -109,28 +112,44 @@ def write_get(key: bytes, want: Want) -> bytes:
 def read_ask(frame: Frame) -> Put | Get:
     """Decode a put or a get."""
     envelope = frame.envelope
-    op, flags, size, count, least, number = _ASK.unpack_from(envelope)
-    start = _ASK.size + size
-    key = read_key(envelope[_ASK.size : start])
-    waits = bool(flags & _WAITS)
-    if op == Op.GET:
-        target = number if flags & _BATCH else None
-        return Get(key, Want(count, least, target, waits, bool(flags & _AHEAD)))
-    if not flags & _TABLE:
-        return Put(key, [Item((frame.data, frame.buffers, None, 0), number, frame.size)], waits)
+    # Most are the same again and again.
+    known = _known.get(envelope)
+    if known is None:
+        op, flags, size, count, least, number = _ASK.unpack_from(envelope)
+        key = read_key(envelope[_ASK.size : _ASK.size + size])
+        waits = bool(flags & _WAITS)
+        if op == Op.PUT and flags & _TABLE:
+            return Put(key, _read_put(envelope, flags, count, frame), waits)
+        if op == Op.GET:
+            target = number if flags & _BATCH else None
+            known = Get(key, Want(count, least, target, waits, bool(flags & _AHEAD)))
+        else:
+            known = key, number, waits
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[envelope] = known
+    if isinstance(known, Get):
+        return known
+    key, weight, waits = known
+    size = len(frame.data) if not frame.buffers else frame.size
+    return Put(key, [Item((frame.data, frame.buffers, None, 0), weight, size)], waits)
+
+
+_known: dict[bytes, Any] = {}
+_MOST_KNOWN = 1024
+
+
+def _read_put(envelope: bytes, flags: int, count: int, frame: Frame) -> list[Item]:
+    start = _ASK.size + _ASK.unpack_from(envelope)[2]
     weights: Iterable[float] = ()
     if flags & _WEIGHTS:
         weights = _unpack("d", envelope[start : start + 8 * count])
         start += 8 * count
-    contents = _read_items(flags, memoryview(envelope)[start:], count, frame)
+    pieces = _read_items(flags, memoryview(envelope)[start:], count, frame)
     if not flags & (_WEIGHTS | _BUFFERS):
-        return Put(key, [Item(content, 0.0, len(content[0])) for content in contents], waits)
+        return [Item(piece, 0.0, len(piece[0])) for piece in pieces]
     weights = weights or itertools.repeat(0.0, count)
-    return Put(
-        key,
-        [Item(content, weight, content_size(content)) for content, weight in zip(contents, weights, strict=True)],
-        waits,
-    )
+    return [Item(piece, weight, content_size(piece)) for piece, weight in zip(pieces, weights, strict=True)]
 
 
 def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[Any]]:
@@ -140,9 +159,11 @@ def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[A
     """
     items = answer.items
     if len(items) == 1:
-        data, buffers = items[0].content[:2]
-        return _REPLY.pack(answer.status, 0, 0, 1, 0.0), data, buffers
+        data, buffers, _, _ = items[0].content
+        return _ONE_DONE, data, buffers
     if not items:
+        if answer.accepted == 1 and answer.status is Status.DONE:
+            return _ONE_DONE, b"", ()
         return _REPLY.pack(answer.status, 0, 0, answer.accepted, answer.weight), b"", ()
     flags, table, data, buffers = _write_items(items, 0, _runs(items) if is_local else [])
     return _REPLY.pack(answer.status, flags, 0, len(items), 0.0) + table, data, buffers

@@ -146,7 +146,9 @@ class Home:
             if connection is None:
                 continue
             if isinstance(event, Answer):
-                connection.send(Kind.REPLY, event.number, *_share(connection, *write_answer(event, connection.is_local)))
+                connection.send(
+                    Kind.REPLY, event.number, *_share(connection, *write_answer(event, connection.is_local))
+                )
             else:
                 # The second reply to a request: return what it got.
                 connection.send(Kind.REPLY, event.number)
@@ -183,9 +185,7 @@ class Home:
         elif op is Op.RELEASE:
             self._free(*arguments)
 
-    def _locate(
-        self, reply: Callable[[Any], None], key: Hashable, near: int, but_not: int, assigns: bool
-    ) -> None:
+    def _locate(self, reply: Callable[[Any], None], key: Hashable, near: int, but_not: int, assigns: bool) -> None:
         """Say which home owns a key, and which assignment that is; a key that no home owns is assigned."""
         place = self._places.get(key)
         if place is not None and place.number != but_not:

@@ -160,9 +160,7 @@ class GetOperation(Operation):
 
     __slots__ = ("__weakref__", "want")
 
-    def __init__(
-        self, owner: Owner, loop: Loop, key: Hashable, want: Want, open_value: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, owner: Owner, loop: Loop, key: Hashable, want: Want, open_value: Callable[[Any], Any]) -> None:
         super().__init__(owner, loop, key, open_value)
         self.want = want
 

@@ -228,9 +228,7 @@ class Worker:
 
         is_local = local or job_context() is None
         limit = MAX_BYTES if max_bytes is None else max_bytes
-        return Channel.create(
-            channel_name, maxsize, distributed and not is_local, node_rank, is_local, max_bytes=limit
-        )
+        return Channel.create(channel_name, maxsize, distributed and not is_local, node_rank, is_local, max_bytes=limit)
 
     def connect_channel(self, channel_name: str, *, timeout: float | None = None) -> Channel:
         """Return a channel that exists, as `Channel.connect` does."""
