@@ -268,7 +268,7 @@ def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list
             start += length
     if counts is None:
         return pieces
-    with_buffers = []
+    with_buffers: list[Piece] = []
     for (data, _, block, start), number in zip(pieces, counts, strict=True):
         with_buffers.append((data, frame.buffers[first : first + number], block, start))
         first += number

@@ -235,7 +235,7 @@ class Loop:
             os.eventfd_write(self._woken, 1)
 
     def at_end_of_turn(self, function: Callable[[], None]) -> bool:
-        """Call a function when all that has arrived is handled, if this thread is handling it; returns whether it is."""
+        """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
         if self._turning != threading.get_ident():
             return False
         self._at_end.append(function)

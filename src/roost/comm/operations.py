@@ -83,6 +83,7 @@ class Operation(Handle[Any]):
         raise NotImplementedError
 
     def _make_error(self, route: Route, reply: Any, status: Status, count: int, weight: float) -> BaseException:
+        del weight  # of an item that is too heavy for a get
         if status is Status.CLOSED:
             return ChannelClosed(f"the channel {self._owner.name!r} is closed")
         if status is Status.CANCELLED:
@@ -194,7 +195,7 @@ class GetOperation(Operation):
     def _make_error(self, route: Route, reply: Any, status: Status, count: int, weight: float) -> BaseException:
         if status is Status.TOO_HEAVY:
             return ConfigError(
-                f"the next item of {self._where} has weight {weight:g}, more than the target weight {self.want.target:g}",
+                f"the next item of {self._where} has weight {weight:g}, more than the target {self.want.target:g}",
                 hint="it stays in the queue: ask for a heavier batch, or take it with get",
             )
         return super()._make_error(route, reply, status, count, weight)

@@ -121,7 +121,7 @@ class RemoteRoute:
         return unpack(data, [view(buffer) for buffer in buffers] if buffers else ())
 
     def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
-        if any([content[1] for content in contents]):
+        if any(content[1] for content in contents):
             return [self.unpack(content) for content in contents]
         return [pickle.loads(content[0]) for content in contents]  # noqa: S301 - from a member of this job
 
