@@ -221,6 +221,7 @@ class Endpoint:
         self._reach(link, listing)
 
     def _reach(self, link: Link, listing: Listing) -> None:
+        sock = None
         try:
             if link.is_near:
                 sock = socket.socket(socket.AF_UNIX)
@@ -232,6 +233,8 @@ class Endpoint:
             with contextlib.suppress(BlockingIOError):
                 sock.connect(target)
         except OSError:
+            if sock is not None:
+                sock.close()
             self._try_again(link)
             return
         link.connection = self._connect(sock, is_server=False, on_open=lambda _: self._opened(link))
