@@ -417,7 +417,6 @@ class Model(RuleBasedStateMachine):
     def no_key_is_kept_for_nothing(self):
         assert not [key for key, line in self.queues._lines.items() if line.is_unused]
 
-
     def teardown(self):
         """Everything that a put was told is in the queue comes out, once and in order, and nothing that it was not."""
         for client in "abc":

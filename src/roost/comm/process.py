@@ -15,7 +15,6 @@ from roost.comm.loop import let_main_thread_read
 from roost.comm.messages import Messages
 from roost.comm.talk import Talk
 from roost.errors import ClusterError, RoostError
-from roost.runtime.connect import connection
 from roost.runtime.process.identity import WorkerIdentity, current_identity
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) 
     if context is None:
         own = Peer(address=address, instance=own_instance(), node="this process")
         return Endpoint(own, b"plain", _plain_directory, _LOOPBACK)
-    if connection.is_worker():
+    if context.connection is None:
         # Ctrl-C goes to the driver.
         let_main_thread_read()
     node_rank = identity.placement.cluster_node_rank if identity is not None else _own_node_rank(context)

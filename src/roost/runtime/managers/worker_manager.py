@@ -99,6 +99,11 @@ class WorkerManager(Manager):
         return self._ledger.get_group(name)
 
     @served
+    async def get_groups(self) -> list[GroupRecord]:
+        """Return all groups."""
+        return self._ledger.get_groups()
+
+    @served
     async def get_secret(self) -> bytes:
         """Return what the processes of the job prove to each other that they know."""
         return self._endpoints.secret
