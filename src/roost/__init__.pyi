@@ -1,5 +1,6 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
+from .comm.worker import Worker as Worker
 from .config.hardware import AcceleratorType as AcceleratorType
 from .config.hardware import register_accelerator_type as register_accelerator_type
 from .config.job import ClusterConfig as ClusterConfig
@@ -50,7 +51,6 @@ from .runtime.groups.result import CallResult as CallResult
 from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind
 from .runtime.groups.stream import ItemStream as ItemStream
-from .comm.worker import Worker as Worker
 from .runtime.job import Job as Job
 from .runtime.managers.collective_manager import CollectiveManager as CollectiveManager
 from .runtime.managers.ledgers.collectives import CollectiveGroup as CollectiveGroup

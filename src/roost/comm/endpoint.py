@@ -89,7 +89,7 @@ class Endpoint:
         self.lock = threading.RLock()
         self.loop = Loop(f"roost-comm-{own.address}")
         self.mailbox: Mailbox[Any] = Mailbox()
-        self.on_message: Callable[[Peer, Frame], None] | None = None
+        self.on_message: Callable[[Connection, Frame], None] | None = None
         """What takes messages and tensors."""
         self.on_request: Callable[[Connection, Frame], None] | None = None
         """What answers requests."""
@@ -186,7 +186,9 @@ class Endpoint:
                 return
             self.is_closed = True
             links, self._links = list(self._links.values()), {}
-            open_ones = {connection for some in self._connections.values() for connection in some} | set(self._strangers)
+            open_ones = {connection for some in self._connections.values() for connection in some} | set(
+                self._strangers
+            )
         for listener in self._listeners:
             self.loop.forget(listener.fileno())
             listener.close()
@@ -310,16 +312,16 @@ class Endpoint:
         peer = connection.peer
         if peer is None:
             return
-        if frame.kind is Kind.REPLY:
+        if frame.kind == Kind.REPLY:
             link = self._links.get(peer.address)
             handle = link.requests.pop(frame.number, None) if link is not None else None
             if handle is not None:
                 handle.complete(frame)
-        elif frame.kind is Kind.REQUEST:
+        elif frame.kind == Kind.REQUEST:
             if self.on_request is not None:
                 self.on_request(connection, frame)
         elif self.on_message is not None:
-            self.on_message(peer, frame)
+            self.on_message(connection, frame)
 
     def _closed(self, connection: Connection) -> None:
         peer = connection.peer

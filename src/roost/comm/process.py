@@ -43,7 +43,7 @@ class JobDirectory:
         found: Future[Listing] = Future()
 
         def ask() -> None:
-            answer = self._manager.handle.get_endpoint.remote(address, but_not).future()
+            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not).future()
             answer.add_done_callback(take)
 
         def take(answer: Future[Any]) -> None:

@@ -148,7 +148,7 @@ class Worker:
 
     def send(
         self,
-        object: Any,
+        object: Any,  # noqa: A002 - the name in the contract
         dst_group_name: str,
         dst_rank: int | Sequence[int],
         async_op: bool = False,
@@ -160,8 +160,8 @@ class Worker:
     ) -> Handle[None] | None:
         """Send any picklable object to a worker of the job, or to several ranks of a group.
 
-        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns, or
-        with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
+        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns,
+        or with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
         """
         peers = dst_group_name, dst_rank
         return self._roost_talk.send(object, peers, async_op, options, tag, timeout, piggyback_payload)
