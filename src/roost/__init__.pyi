@@ -1,5 +1,9 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
+from .comm.addresses import WorkerAddress as WorkerAddress
+from .comm.loop import Handle as Handle
+from .comm.mailbox import ANY as ANY
+from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions
 from .comm.worker import Worker as Worker
 from .config.hardware import AcceleratorType as AcceleratorType
 from .config.hardware import register_accelerator_type as register_accelerator_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +12,13 @@ from typing import Any
 from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
 from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
-from roost.comm.endpoint import Endpoint, gone_error
+from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
 from roost.comm.loop import Handle
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
 from roost.errors import ConfigError, RoostError, WorkerFailed
 
-_MOST_WAITING = 1 << 26
-"""How many bytes of one peer may wait to be received, if no receive waits for that peer: its sends wait then."""
 _CHUNK = 1 << 21
 _AHEAD = 4
 """How many chunks of a tensor may be on their way: one is filled while another is emptied."""
@@ -82,7 +81,8 @@ class Messages:
             else:
                 connection.when_written(lambda: handle.complete(None))
 
-        self.endpoint.submit(to, job, handle.fail)
+        # What is packed may wait here until the other end is up; what is not may be changed by the caller.
+        self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
         return handle
 
     def send_tensor(self, tensor: Any, to: str, tag: Hashable = None) -> Handle[None]:
@@ -104,8 +104,14 @@ class Messages:
                 connection.when_written(lambda: handle.complete(None))
                 return
             state = {"at": 0, "out": 0}
+            # Chunks are sent in order, by the caller and by the thread that reads what comes back.
+            turn = threading.RLock()
 
             def advance() -> None:
+                with turn:
+                    fill()
+
+            def fill() -> None:
                 while state["at"] < size and state["out"] < _AHEAD:
                     part = source.view[state["at"] : state["at"] + _CHUNK]
                     shared = connection.share(part, part.nbytes)
@@ -117,8 +123,9 @@ class Messages:
                     connection.when_written(lambda: handle.complete(None))
 
             def freed() -> None:
-                state["out"] -= 1
-                advance()
+                with turn:
+                    state["out"] -= 1
+                    fill()
 
             advance()
 
@@ -170,7 +177,7 @@ class Messages:
         if peer is None:
             return
         waits = self._deliver(peer, frame)
-        if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > _MOST_WAITING:
+        if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > MOST_WAITING:
             with self.endpoint.lock:
                 if not self.endpoint.mailbox.is_waiting_for(peer.address):
                     self._paused[peer.address] = connection
@@ -234,7 +241,7 @@ class Messages:
         mailbox = self.endpoint.mailbox
         for address, connection in list(self._paused.items()):
             instance = connection.peer.instance if connection.peer is not None else ""
-            if mailbox.is_waiting_for(address) or mailbox.size_from(address, instance) <= _MOST_WAITING // 2:
+            if mailbox.is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
                 del self._paused[address]
                 connection.pause(is_paused=False)
 
