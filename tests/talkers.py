@@ -129,3 +129,20 @@ class Talker(Worker):
             if not handle.done():
                 return number
         return count
+
+    def all_have(self, thing: Any, groups: Any, src: Any = None, **options: Any) -> Any:
+        return self.broadcast(thing, groups, src, **options)
+
+    def reduce(self, ranks: list[int] | None = None, **options: Any) -> list[float]:
+        """Add up the ranks in two process groups at once."""
+        import torch
+        import torch.distributed as dist
+
+        groups = [self.collective("talkers", ranks, **options) for _ in range(2)]
+        sums = []
+        for group in groups:
+            value = torch.tensor([float(self.rank)])
+            dist.all_reduce(value, group=group)
+            sums.append(value.item())
+            dist.destroy_process_group(group)
+        return sums

@@ -1,6 +1,7 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
 from .comm.addresses import WorkerAddress as WorkerAddress
+from .comm.collectives import plan_routes as plan_routes
 from .comm.loop import Handle as Handle
 from .comm.mailbox import ANY as ANY
 from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions

@@ -182,3 +182,30 @@ def test_a_worker_that_is_dead_for_good_is_an_error(shared_cluster, talkers):
         talkers[0].hear("short", 0, timeout=60).wait(60)
     with pytest.raises(WorkerDied, match="short:0"):
         talkers[0].say(1, "short", 0, timeout=60).wait(60)
+
+
+def test_a_broadcast_reaches_every_member_and_a_dead_one_is_named(talkers):
+    groups = [("talkers", [0, 1, 2])]
+    results = [talkers[0].all_have({"w": np.arange(3)}, groups, timeout=60)]
+    results += [talkers[rank].all_have(None, groups, timeout=60) for rank in (1, 2)]
+    for result in results:
+        np.testing.assert_equal(result.wait(60), [{"w": np.arange(3)}])
+    # In another order, with a source that is not the first.
+    one = talkers[0].all_have(None, [("talkers", [2, 0])], ("talkers", 2), timeout=60)
+    two = talkers[2].all_have("x", [("talkers", 0), ("talkers", 2)], ("talkers", 2), timeout=60)
+    assert (one.wait(60), two.wait(60)) == (["x"], ["x"])
+    with pytest.raises(ConfigError, match="talkers:0, this worker, is not one of the members"):
+        talkers[0].all_have(1, [("talkers", [1, 2])]).wait(60)
+    waiting = talkers[0].all_have(None, groups, ("talkers", 1), timeout=60)
+    os.kill(talkers[1].pid().wait(60)[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="talkers:1 on node 0"):
+        waiting.wait(60)
+    wait_until(lambda: talkers.alive == [0, 1, 2], "it is restarted")
+
+
+def test_workers_get_process_groups_of_torch_and_missing_ones_are_named(talkers):
+    pytest.importorskip("torch")
+    assert talkers.reduce(name="all").wait(120) == [[3.0, 3.0]] * 3
+    assert talkers.on(0, 2).reduce([0, 2], name="two").wait(120) == [[2.0, 2.0]] * 2
+    with pytest.raises(CallTimedOut, match=r"talkers:0 waits in a collective of 3 workers for talkers:1 and talkers:2"):
+        talkers[0].reduce(timeout=1).wait(120)

@@ -122,10 +122,13 @@ class Endpoint:
         self._numbers = itertools.count(1)
         self._listeners: list[socket.socket] = []
         self.is_closed = False
-        if host is not None:
-            self._listen(host, port)
+        self._place = host, port
 
-    def _listen(self, host: str, port: int) -> None:
+    def open(self) -> None:
+        """Let others find this process: what takes messages must be there before."""
+        host, port = self._place
+        if host is None:
+            return
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         local_name = ""

@@ -264,6 +264,11 @@ class Loop:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
+        self._poll.close()
+
+    def __del__(self) -> None:
+        # Not before: a finalizer may wake the thread even after its end.
+        os.close(self._woken)
 
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""

@@ -52,6 +52,7 @@ class Messages:
         """By sender: connections that are not read, because too much waits to be received."""
         endpoint.on_message = self._take
         endpoint.on_gone.append(self._forget)
+        endpoint.open()
 
     def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
         """Send an object. The handle is done when what was sent may be changed."""

@@ -211,6 +211,46 @@ class Worker:
         """Receive into a tensor or array that has the size of the one that was sent with `send_tensor`."""
         return self._roost_talk.recv(tensor, (src_group_name, src_rank), async_op, options, tag, timeout)
 
+    def broadcast(
+        self,
+        object: Any = None,  # noqa: A002 - likewise
+        groups: Sequence[tuple[str, int | Sequence[int]]] = (),
+        src: tuple[str, int] | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send an object from one worker to all members of several groups; every member calls it and gets the object.
+
+        `groups` is `[("actor", [0, 1]), ("rollout", 0)]`; `src` is the worker that has the object, by default the first
+        that is listed.
+        """
+        from roost.comm.collectives import broadcast  # likewise
+
+        return broadcast(self._roost_talk, self._identity.address, object, groups, src, async_op, options, timeout)
+
+    def collective(
+        self,
+        group_name: str,
+        ranks: Sequence[int] | None = None,
+        backend: str | None = None,
+        *,
+        name: str | None = None,
+        options: CollectiveGroupOptions | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return a process group of `torch.distributed` over workers of a group, all of which call this.
+
+        Use it with torch's own functions: `dist.all_reduce(tensor, group=worker.collective("actor"))`. The backend is
+        NCCL if torch sees a GPU here, else Gloo. Each call makes a group of its own; `name` tells those apart that are
+        not asked for in the same order everywhere. CallTimedOut names the workers that did not come.
+        """
+        from roost.comm.collectives import make_process_group  # likewise
+
+        own = self._identity.address
+        return make_process_group(self.cluster.context, own, group_name, ranks, backend, name, options, timeout)
+
     @property
     def _roost_talk(self) -> Talk:
         from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
