@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from roost.comm.addresses import WorkerAddress
 from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
@@ -105,9 +106,9 @@ class Worker:
         return self._identity.group_name
 
     @fact
-    def address(self) -> str:
-        """This worker's name in the job, such as `actor:3`."""
-        return self._identity.address
+    def address(self) -> WorkerAddress:
+        """This worker's name in the job, such as `actor:3`: a string that knows its parts."""
+        return WorkerAddress(self._identity.address)
 
     @fact
     def devices(self) -> tuple[str, ...]:
