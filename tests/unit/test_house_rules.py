@@ -135,6 +135,7 @@ def test_no_import_cycle_has_more_than_two_modules():
 
 def test_the_public_names_are_these():
     assert sorted(roost.__all__) == [
+        "ANY",
         "Accelerator",
         "AcceleratorInfo",
         "AcceleratorType",
@@ -146,6 +147,7 @@ def test_the_public_names_are_these():
         "ClusterConfig",
         "ClusterError",
         "CollectiveGroup",
+        "CollectiveGroupOptions",
         "CollectiveManager",
         "ComponentPlacement",
         "ComponentPlan",
@@ -156,6 +158,7 @@ def test_the_public_names_are_these():
         "Finding",
         "FlexiblePlacementStrategy",
         "GroupDraft",
+        "Handle",
         "HybridComponentPlacement",
         "ItemStream",
         "Job",
@@ -186,6 +189,7 @@ def test_the_public_names_are_these():
         "RoostError",
         "Topology",
         "Worker",
+        "WorkerAddress",
         "WorkerDied",
         "WorkerFailed",
         "WorkerGroup",
@@ -196,6 +200,7 @@ def test_the_public_names_are_these():
         "__version__",
         "lint",
         "make_plan",
+        "plan_routes",
         "register_accelerator_type",
         "register_hardware",
     ]

@@ -1,4 +1,4 @@
-"""The queues of a channel: what each event leads to, and a model that random clients, kills and all, must agree with."""
+"""The queues of a channel: what each event leads to, and a model with which clients that die at random must agree."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ def test_a_failed_wait_leaves_no_trace_in_a_local_channel():
     from roost import CallTimedOut, Channel
 
     channel = Channel.create("test-queues-wait", local=True)
-    with pytest.raises(CallTimedOut, match="has no item after 0.01 s"):
+    with pytest.raises(CallTimedOut, match=r"has no item after 0.01 s"):
         channel.get(timeout=0.01)
     with pytest.raises(asyncio.QueueEmpty):
         channel.get_nowait()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from typing import Any
 
 from roost.errors import ConfigError
 
 
-@functools.total_ordering
 class WorkerAddress(str):
     """The name of a worker in its job: a string that knows its parts, and is ordered by their numbers.
 
@@ -74,16 +71,18 @@ class WorkerAddress(str):
         """Make the address of a rank under a name."""
         return cls(f"{parent}:{rank}")
 
-    def __lt__(self, other: Any) -> bool:
-        if not isinstance(other, str):
-            return NotImplemented
+    # A string has all of these already.
+    def __lt__(self, other: str) -> bool:
         return _parts(self) < _parts(other)
 
-    def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other)
+    def __le__(self, other: str) -> bool:
+        return _parts(self) <= _parts(other)
 
-    def __hash__(self) -> int:
-        return str.__hash__(self)
+    def __gt__(self, other: str) -> bool:
+        return _parts(self) > _parts(other)
+
+    def __ge__(self, other: str) -> bool:
+        return _parts(self) >= _parts(other)
 
 
 def _parts(name: str) -> list[tuple[bool, int, str]]:

@@ -28,6 +28,7 @@ class Buffer:
 def as_buffer(thing: Any, method: str, *, is_target: bool = False) -> Buffer:
     """Return the memory of a numpy array or a tensor; ConfigError if it has none that can be used."""
     torch: Any = sys.modules.get("torch")
+    array: Any
     if torch is not None and isinstance(thing, torch.Tensor):
         shape, dtype = tuple(thing.shape), str(thing.dtype).removeprefix("torch.")
         plain = thing.detach()

@@ -31,7 +31,7 @@ _PROOF = 32
 _MOST_HELLO = 4096
 _READ = 1 << 18
 _MOST_PARTS = 256
-_MOST_FDS = 16
+_FD_SPACE = socket.CMSG_SPACE(4 * 16)
 SHARED_FROM = 1 << 16
 """Buffers from this size on travel through shared memory, if both ends have the same kernel."""
 
@@ -64,7 +64,7 @@ class Peer:
 class Frame:
     """One frame as it arrived."""
 
-    kind: Kind
+    kind: int
     number: int
     envelope: bytes
     data: bytes
@@ -74,7 +74,7 @@ class Frame:
     @property
     def size(self) -> int:
         """Its size in bytes."""
-        return len(self.data) + sum(buffer.nbytes for buffer in self.buffers)
+        return len(self.data) + sum(int(buffer.nbytes) for buffer in self.buffers)
 
 
 class SharedBuffer:
@@ -127,10 +127,16 @@ class Connection:
         self._written = 0
         self._queued = 0
         self._marks: deque[tuple[int, Callable[[], None]]] = deque()
-        self._in = bytearray()
+        self._rest = b""
         self._in_fds: deque[int] = deque()
-        self._reader = self._read()
-        self._wanted: int | memoryview = next(self._reader)
+        self._greeting: Generator[int, bytes, None] | None = self._greet()
+        """Reads what proves that the other end is a member; None afterwards."""
+        self._wanted = next(self._greeting)
+        self._filling: deque[memoryview] = deque()
+        """The large buffers of a frame that is not complete: they are filled where they stay."""
+        self._unfinished: Frame | None = None
+        self._large: bytearray | None = None
+        """A frame with much data, of which a part is missing."""
         self._is_reading = True
         self._numbers: dict[Memory, int] = {}
         self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
@@ -161,6 +167,9 @@ class Connection:
     ) -> None:
         """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
         with self._lock:
+            if not buffers:
+                self._write([_HEADER.pack(kind, 0, 0, len(envelope), len(data), number) + envelope + data])
+                return
             descriptions, inline = [], []
             for buffer in buffers:
                 if isinstance(buffer, SharedBuffer) and self.is_local:
@@ -204,6 +213,21 @@ class Connection:
         if self.is_closed:
             return
         was_idle = not self._out
+        # Frames that are sent in answer to several others leave together.
+        is_deferred = was_idle and self._loop.at_end_of_turn(self._flush_all)
+        if was_idle and not is_deferred and memory is None and len(parts) == 1:
+            # Nearly all frames are small, and the socket takes them whole.
+            part = parts[0]
+            try:
+                sent = self._sock.send(part)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # The reader finds out, and closes it.
+                return
+            if sent == len(part):
+                return
+            parts = [memoryview(part)[sent:]]
         if memory is not None:
             self._out_fds.append((self._queued, memory))
         for part in parts:
@@ -211,8 +235,7 @@ class Connection:
             if view.nbytes:
                 self._out.append(view)
                 self._queued += view.nbytes
-        # Small frames that are sent in answer to several others leave together.
-        if was_idle and not self._loop.at_end_of_turn(self._flush_all):
+        if was_idle and not is_deferred:
             self._flush()
 
     def _flush_all(self) -> None:
@@ -303,78 +326,93 @@ class Connection:
                 self.close()
 
     def _receive(self) -> None:
-        wanted = self._wanted
-        if isinstance(wanted, memoryview):
-            # A large buffer is filled where it stays.
-            count = self._sock.recv_into(wanted)
+        if self._filling:
+            target = self._filling[0]
+            count = self._sock.recv_into(target)
             if not count:
                 raise EOFError
-            self._wanted = wanted[count:] if count < wanted.nbytes else self._reader.send(b"")
-        elif self.is_local:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ, socket.CMSG_SPACE(4 * _MOST_FDS))
+            self._fill(target, count)
+            return
+        if self.is_local:
+            data, ancillary, _, _ = self._sock.recvmsg(_READ, _FD_SPACE)
             for _, _, content in ancillary:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self._in_fds.extend(fds)
-            if not data:
-                raise EOFError
-            self._in += data
         else:
             data = self._sock.recv(_READ)
-            if not data:
-                raise EOFError
-            self._in += data
-        self._advance()
+        if not data:
+            raise EOFError
+        rest = self._rest
+        self._rest = self._take_in(rest + data if rest else data)
 
-    def _advance(self) -> None:
-        """Give the reader what it wants, as far as it is here."""
-        start, incoming = 0, self._in
-        while not self.is_closed:
-            wanted = self._wanted
-            if isinstance(wanted, memoryview):
-                count = min(wanted.nbytes, len(incoming) - start)
-                if not count:
-                    break
-                wanted[:count] = incoming[start : start + count]
-                start += count
-                self._wanted = wanted[count:] if count < wanted.nbytes else self._reader.send(b"")
-            elif len(incoming) - start >= wanted:
-                found = bytes(incoming[start : start + wanted])
-                start += wanted
-                self._wanted = self._reader.send(found)
-            else:
+    def _take_in(self, data: bytes) -> bytes:
+        """Take what has arrived; returns the rest, which is not complete."""
+        at = 0
+        while self._greeting is not None:
+            if len(data) - at < self._wanted:
+                return data[at:]
+            part, at = data[at : at + self._wanted], at + self._wanted
+            try:
+                self._wanted = self._greeting.send(part)
+            except StopIteration:
+                self._greeting = None
+        size = len(data)
+        while size - at >= _HEADER.size and not self.is_closed:
+            kind, _, count, envelope_size, data_size, number = _HEADER.unpack_from(data, at)
+            begin = at + _HEADER.size + count * _BUFFER.size
+            middle = begin + envelope_size
+            end = middle + data_size
+            if size < end:
+                if end - at > _READ:
+                    # Collected in one piece: adding a little at a time would copy all of it each time.
+                    self._large = bytearray(end - at)
+                    self._large[: size - at] = data[at:]
+                    self._filling.append(memoryview(self._large)[size - at :])
+                    return b""
                 break
-        del incoming[:start]
-
-    def _read(self) -> Generator[int | memoryview, bytes, None]:
-        """Ask for bytes, as many as it yields, or for a buffer to be filled, and make frames of them."""
-        yield from self._greet()
-        while True:
-            kind, _, count, envelope_size, data_size, number = _HEADER.unpack((yield _HEADER.size))
+            described, at = at + _HEADER.size, end
             if kind == Kind.MEMORY:
                 self._map(number)
                 continue
             if kind == Kind.FREE:
                 self._take_back(number)
                 continue
-            size = count * _BUFFER.size + envelope_size + data_size
-            described = (yield size) if size else b""
-            sizes = [_BUFFER.unpack_from(described, place * _BUFFER.size) for place in range(count)]
-            begin = count * _BUFFER.size
-            envelope = described[begin : begin + envelope_size]
-            data = described[begin + envelope_size :]
-            buffers: list[Any] = []
-            for size, memory_number in sizes:
-                if memory_number:
-                    buffers.append(self._borrow(size, memory_number))
+            frame = Frame(kind, number, data[begin:middle], data[middle:end], [])
+            for place in range(count):
+                length, memory = _BUFFER.unpack_from(data, described + place * _BUFFER.size)
+                if memory:
+                    frame.buffers.append(self._borrow(length, memory))
                     continue
-                target = self._allocate(size)
-                if size:
-                    yield target
-                buffers.append(target)
-            self._on_frame(self, Frame(Kind(kind), number, envelope, data, buffers))
+                target = self._allocate(length)
+                frame.buffers.append(target)
+                here = min(length, size - at)
+                if here:
+                    target[:here] = data[at : at + here]
+                    at += here
+                if here < length:
+                    self._filling.append(target[here:])
+            if self._filling:
+                self._unfinished = frame
+                return b""
+            self._on_frame(self, frame)
+        return data[at:]
 
-    def _greet(self) -> Generator[int | memoryview, bytes, None]:
+    def _fill(self, target: memoryview, count: int) -> None:
+        if count < target.nbytes:
+            self._filling[0] = target[count:]
+            return
+        self._filling.popleft()
+        if self._filling:
+            return
+        if self._unfinished is not None:
+            frame, self._unfinished = self._unfinished, None
+            self._on_frame(self, frame)
+        elif self._large is not None:
+            large, self._large = self._large, None
+            self._rest = self._take_in(bytes(large))
+
+    def _greet(self) -> Generator[int, bytes, None]:
         """Prove to know the secret, and have the other end prove it. What is read here is not trusted."""
         own = json.dumps(asdict(self._own)).encode()
         if self._is_server:

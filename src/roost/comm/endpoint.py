@@ -32,6 +32,8 @@ from roost.errors import ClusterError, RoostError, WorkerDied
 log: logging.Logger = logging.getLogger(__name__)
 
 _BACKLOG = 128
+MOST_WAITING = 1 << 26
+"""How many bytes may wait for a process: here until it is up, and there until it receives them."""
 _GREET_SECONDS = 10.0
 _MOST_STRANGERS = 64
 """How many connections may be open that have not proved to be members."""
@@ -58,11 +60,21 @@ class Directory(Protocol):
     def announce(self, listing: Listing) -> None:
         """Let others find this process."""
 
-    def find(self, address: str, but_not: str) -> Future[Listing]:
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
         """Find a process by its name, waiting until it is there; not the one with instance `but_not`, which is gone.
 
-        Fails with WorkerDied if it is dead and will not be restarted.
+        `on_wait` is called if it is not there yet. Fails with WorkerDied if it is dead and will not be restarted.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something to send when a link is open."""
+
+    run: Callable[[Connection], None]
+    fail: Callable[[Exception], None]
+    keep: Callable[[], None] | None
+    """What to call if it waits here and the caller need not; None if the caller must."""
 
 
 class Link:
@@ -76,7 +88,10 @@ class Link:
         self.is_ready = False
         self.is_near = False
         self.tries = 0
-        self.jobs: deque[tuple[Callable[[Connection], None], Callable[[Exception], None]]] = deque()
+        self.jobs: deque[Job] = deque()
+        self.is_waiting = False
+        """Whether the other process is not there yet: what can wait here has been done, for the caller."""
+        self.waiting_bytes = 0
         self.requests: dict[int, Handle[Any]] = {}
 
 
@@ -89,7 +104,7 @@ class Endpoint:
         self.lock = threading.RLock()
         self.loop = Loop(f"roost-comm-{own.address}")
         self.mailbox: Mailbox[Any] = Mailbox()
-        self.on_message: Callable[[Peer, Frame], None] | None = None
+        self.on_message: Callable[[Connection, Frame], None] | None = None
         """What takes messages and tensors."""
         self.on_request: Callable[[Connection, Frame], None] | None = None
         """What answers requests."""
@@ -107,10 +122,13 @@ class Endpoint:
         self._numbers = itertools.count(1)
         self._listeners: list[socket.socket] = []
         self.is_closed = False
-        if host is not None:
-            self._listen(host, port)
+        self._place = host, port
 
-    def _listen(self, host: str, port: int) -> None:
+    def open(self) -> None:
+        """Let others find this process: what takes messages must be there before."""
+        host, port = self._place
+        if host is None:
+            return
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         local_name = ""
@@ -134,20 +152,28 @@ class Endpoint:
         return next(self._numbers)
 
     def submit(
-        self, address: str, job: Callable[[Connection], None], fail: Callable[[Exception], None] = lambda _error: None
-    ) -> Link:
-        """Let a job send something to a worker: now, or when the link is open. `fail` is called if it never is."""
+        self,
+        address: str,
+        job: Callable[[Connection], None],
+        fail: Callable[[Exception], None] = lambda _error: None,
+        keep: Callable[[], None] | None = None,
+        size: int = 0,
+    ) -> None:
+        """Let a job send something to a worker: now, or when the link is open. `fail` is called if it never is.
+
+        If the worker is alive and does not communicate yet, `keep` is called: the job waits here, and not its caller.
+        """
         with self.lock:
             link = self.link(address)
             if not link.is_ready:
-                if link.error is not None:
-                    fail(link.error)
-                else:
-                    link.jobs.append((job, fail))
-                return link
+                link.waiting_bytes += size
+                may_wait = link.waiting_bytes <= MOST_WAITING
+                link.jobs.append(Job(job, fail, keep if may_wait else None))
+                if link.is_waiting and may_wait and keep is not None:
+                    keep()
+                return
             connection = link.connection
         job(connection)  # type: ignore[arg-type]
-        return link
 
     def request(self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any]) -> int:
         """Ask a worker something; its reply, a `Frame`, completes the handle. Returns the number of the request."""
@@ -186,7 +212,9 @@ class Endpoint:
                 return
             self.is_closed = True
             links, self._links = list(self._links.values()), {}
-            open_ones = {connection for some in self._connections.values() for connection in some} | set(self._strangers)
+            open_ones = {connection for some in self._connections.values() for connection in some} | set(
+                self._strangers
+            )
         for listener in self._listeners:
             self.loop.forget(listener.fileno())
             listener.close()
@@ -202,10 +230,19 @@ class Endpoint:
         self.loop.stop()
 
     def _find(self, link: Link, but_not: str) -> None:
-        found = self._directory.find(link.address, but_not)
+        found = self._directory.find(link.address, but_not, lambda: self.loop.call(lambda: self._wait(link)))
         found.add_done_callback(lambda ended: self.loop.call(lambda: self._dial(link, ended)))
         self.loop.start()
         self.loop.nudge()
+
+    def _wait(self, link: Link) -> None:
+        """Note that a process is not there yet."""
+        with self.lock:
+            link.is_waiting = not link.is_ready
+            jobs = list(link.jobs) if link.is_waiting else []
+        for job in jobs:
+            if job.keep is not None:
+                job.keep()
 
     def _dial(self, link: Link, found: Future[Listing]) -> None:
         """Connect to what was found; in the thread that reads."""
@@ -290,7 +327,7 @@ class Endpoint:
         # In order: what is submitted meanwhile waits for the lock.
         with self.lock:
             while link.jobs:
-                link.jobs.popleft()[0](connection)
+                link.jobs.popleft().run(connection)
             link.is_ready = True
 
     def _try_again(self, link: Link) -> None:
@@ -313,16 +350,16 @@ class Endpoint:
         peer = connection.peer
         if peer is None:
             return
-        if frame.kind is Kind.REPLY:
+        if frame.kind == Kind.REPLY:
             link = self._links.get(peer.address)
             handle = link.requests.pop(frame.number, None) if link is not None else None
             if handle is not None:
                 handle.complete(frame)
-        elif frame.kind is Kind.REQUEST:
+        elif frame.kind == Kind.REQUEST:
             if self.on_request is not None:
                 self.on_request(connection, frame)
         elif self.on_message is not None:
-            self.on_message(peer, frame)
+            self.on_message(connection, frame)
 
     def _closed(self, connection: Connection) -> None:
         peer = connection.peer
@@ -365,8 +402,8 @@ class Endpoint:
             link.requests.clear()
             # A receive may wait for a worker that cannot be found.
             receives = [] if self._known.get(link.address) else self.mailbox.withdraw_from(link.address)
-        for _, fail in jobs:
-            fail(error)
+        for job in jobs:
+            job.fail(error)
         for handle in requests:
             handle.fail(error)
         for receive in receives:

@@ -1,8 +1,8 @@
 """The communication thread of a process, and the handles that its work completes.
 
-One thread reads all sockets. A thread that waits for a handle takes over the reading meanwhile, if it may: what it waits
-for then arrives without a switch of threads, which would cost several times as much as the message itself. One thread
-reads at a time; the others that wait sleep until their handle is done or it is their turn to read.
+One thread reads all sockets. A thread that waits for a handle takes over the reading meanwhile, if it may: what it
+waits for then arrives without a switch of threads, which would cost several times as much as the message itself. One
+thread reads at a time; the others that wait sleep until their handle is done or it is their turn to read.
 """
 
 from __future__ import annotations
@@ -128,10 +128,14 @@ class Handle(Generic[Value]):
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 
+        def set_ended() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
         def end() -> None:
             # The caller may have given up, and its event loop may be closed.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
+                loop.call_soon_threadsafe(set_ended)
 
         self.on_done(end)
         self._loop.nudge()
@@ -270,6 +274,11 @@ class Loop:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(5.0)
+        self._poll.close()
+
+    def __del__(self) -> None:
+        # Not before: a finalizer may wake the thread even after its end.
+        os.close(self._woken)
 
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""

@@ -112,6 +112,14 @@ class Mailbox(Generic[Receiver]):
         self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
         self._count(message, message.size)
 
+    def remove(self, message: Message) -> None:
+        """Forget a message that will never be complete."""
+        box = self._boxes.get((message.source, message.tag))
+        if box is not None and message in box.messages:
+            box.messages.remove(message)
+            self._count(message, -message.size)
+            self._free(message.source, message.tag)
+
     def withdraw(self, receive: Receive[Receiver]) -> bool:
         """Take a receive back; False if it has got its message."""
         box = self._boxes.get((receive.source, receive.tag))

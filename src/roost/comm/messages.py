@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
 from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
-from roost.comm.endpoint import Endpoint
+from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
 from roost.comm.loop import Handle
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
 from roost.errors import ConfigError, RoostError, WorkerFailed
 
-_MOST_WAITING = 1 << 26
-"""How many bytes of one peer may wait to be received, if no receive waits for that peer: its sends wait then."""
 _CHUNK = 1 << 21
 _AHEAD = 4
 """How many chunks of a tensor may be on their way: one is filled while another is emptied."""
 
 
 @dataclass(slots=True, eq=False)
-class _Arrival:
-    """The content of a message: an object as it was packed, or a tensor that may arrive in chunks."""
+class _Tensor:
+    """The content of a tensor that arrives in chunks."""
 
-    kind: Kind
-    data: bytes
-    buffers: list[Any]
-    described: tuple[Any, ...] = ()
-    """Of a tensor: its bytes, type and shape."""
-    payload: bool = False
-    missing: int = 0
-    receive: Receive[Handle[Any]] | None = None
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    missing: int
+    message: Message | None = None
+    receiver: Handle[Any] | None = None
     target: Buffer | None = None
-    chunks: list[tuple[int, Any]] = field(default_factory=list)
+    """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
+    chunks: list[tuple[int, memoryview]] = field(default_factory=list)
 
 
 class Messages:
@@ -46,11 +46,13 @@ class Messages:
         self.endpoint = endpoint
         self._targets: dict[Handle[Any], Buffer] = {}
         """By receive of a tensor: where it goes."""
-        self._arriving: dict[tuple[str, int], _Arrival] = {}
+        self._arriving: dict[tuple[str, int], _Tensor] = {}
         """By sender and number: tensors of which chunks are missing."""
         self._paused: dict[str, Connection] = {}
+        """By sender: connections that are not read, because too much waits to be received."""
         endpoint.on_message = self._take
         endpoint.on_gone.append(self._forget)
+        endpoint.open()
 
     def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
         """Send an object. The handle is done when what was sent may be changed."""
@@ -61,11 +63,18 @@ class Messages:
         if to == self.endpoint.own.address:
             # Not the caller's own buffers: it may change them.
             frame = Frame(Kind.MESSAGE, 0, envelope, data, [bytearray(buffer) for buffer in buffers])
-            self._take(self.endpoint.own, frame)
+            self._deliver(self.endpoint.own, frame)
             handle.complete(None)
             return handle
 
         def job(connection: Connection) -> None:
+            if not buffers:
+                connection.send(Kind.MESSAGE, 0, envelope, data)
+                if connection.backlog < SHARED_FROM:
+                    handle.complete(None)
+                else:
+                    connection.when_written(lambda: handle.complete(None))
+                return
             shared = [connection.share(buffer, memoryview(buffer).nbytes) or buffer for buffer in buffers]
             connection.send(Kind.MESSAGE, 0, envelope, data, shared)
             if all(isinstance(buffer, SharedBuffer) for buffer in shared) and connection.backlog < SHARED_FROM:
@@ -73,7 +82,8 @@ class Messages:
             else:
                 connection.when_written(lambda: handle.complete(None))
 
-        self.endpoint.submit(to, job, handle.fail)
+        # What is packed may wait here until the other end is up; what is not may be changed by the caller.
+        self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
         return handle
 
     def send_tensor(self, tensor: Any, to: str, tag: Hashable = None) -> Handle[None]:
@@ -85,7 +95,7 @@ class Messages:
         envelope = pickle.dumps((tag, described))
         handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         if to == self.endpoint.own.address:
-            self._take(self.endpoint.own, Frame(Kind.TENSOR, number, envelope, b"", [bytearray(source.view)]))
+            self._deliver(self.endpoint.own, Frame(Kind.TENSOR, number, envelope, b"", [bytearray(source.view)]))
             handle.complete(None)
             return handle
 
@@ -95,22 +105,28 @@ class Messages:
                 connection.when_written(lambda: handle.complete(None))
                 return
             state = {"at": 0, "out": 0}
+            # Chunks are sent in order, by the caller and by the thread that reads what comes back.
+            turn = threading.RLock()
 
             def advance() -> None:
+                with turn:
+                    fill()
+
+            def fill() -> None:
                 while state["at"] < size and state["out"] < _AHEAD:
                     part = source.view[state["at"] : state["at"] + _CHUNK]
-                    shared = connection.share(part, max(part.nbytes, SHARED_FROM) if part.nbytes < SHARED_FROM else part.nbytes)
-                    buffer = part if shared is None else shared
-                    first = state["at"] == 0
+                    shared = connection.share(part, part.nbytes)
+                    is_first = state["at"] == 0
                     state["at"] += part.nbytes
                     state["out"] += shared is not None
-                    connection.send(Kind.TENSOR, number, envelope if first else b"", b"", [buffer], freed)
+                    connection.send(Kind.TENSOR, number, envelope if is_first else b"", b"", [shared or part], freed)
                 if state["at"] >= size:
                     connection.when_written(lambda: handle.complete(None))
 
             def freed() -> None:
-                state["out"] -= 1
-                advance()
+                with turn:
+                    state["out"] -= 1
+                    fill()
 
             advance()
 
@@ -121,22 +137,28 @@ class Messages:
         """Receive the next message of a source; returns the handle, and what withdraws the receive."""
         endpoint = self.endpoint
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        own = endpoint.own.address
-        open_value = _opener(source, target)
-        handle: Handle[Any] = Handle(endpoint.loop, open_value, lambda: f"{own} has got no message from {_words(source)}")
+        handle: Handle[Any] = Handle(
+            endpoint.loop,
+            functools.partial(_open, source, target),
+            lambda: f"{endpoint.own.address} has got no message from {_words(source)}",
+        )
         receive = Receive(source, tag, handle)
         with endpoint.lock:
             message = endpoint.mailbox.post(receive)
             if message is None:
                 if target is not None:
                     self._targets[handle] = target
-                self._resume(source)
-                if not source.endswith(ANY) and source != own:
+                if not source.endswith(ANY) and source != endpoint.own.address:
                     endpoint.expect(source)
+            elif isinstance(message.content, _Tensor):
+                self._direct(message.content, handle, target)
+                if message.content.missing > 0:
+                    message = None
+            if self._paused:
+                self._resume()
         if message is not None:
-            self._resume(message.source)
-            self._give(message, receive, target)
-        return handle, lambda: self._withdraw(receive)
+            handle.complete(message)
+        return handle, functools.partial(self._withdraw, receive)
 
     def _withdraw(self, receive: Receive[Handle[Any]]) -> bool:
         with self.endpoint.lock:
@@ -150,86 +172,91 @@ class Messages:
             with self.endpoint.lock:
                 self.endpoint.mailbox.put_back(message)
 
-    def _take(self, peer: Peer, frame: Frame) -> None:
+    def _take(self, connection: Connection, frame: Frame) -> None:
         """Take a frame in; in the thread that reads."""
+        peer = connection.peer
+        if peer is None:
+            return
+        waits = self._deliver(peer, frame)
+        if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > MOST_WAITING:
+            with self.endpoint.lock:
+                if not self.endpoint.mailbox.is_waiting_for(peer.address):
+                    self._paused[peer.address] = connection
+                    connection.pause(is_paused=True)
+
+    def _deliver(self, peer: Peer, frame: Frame) -> bool:
+        """Give a message to the receive that waits for it; returns whether it waits for one instead."""
         endpoint = self.endpoint
-        if frame.kind is Kind.TENSOR:
-            arriving = self._arriving.get((peer.instance, frame.number))
-            if arriving is not None:
-                self._add(peer, frame, arriving)
-                return
-            tag, described = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
-            arrival = _Arrival(Kind.TENSOR, b"", [], described, missing=described[0])
-            if described[0] > sum(view.nbytes for view in map(_view, frame.buffers)):
-                self._arriving[peer.instance, frame.number] = arrival
-        else:
-            tag, has_payload = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301
-            arrival = _Arrival(Kind.MESSAGE, frame.data, [_view(one) for one in frame.buffers], payload=has_payload)
-        size = frame.size if frame.kind is Kind.MESSAGE else arrival.described[0]
-        message = Message(peer.address, peer.instance, tag, arrival, size)
+        if frame.kind == Kind.TENSOR:
+            return self._deliver_chunk(peer, frame)
+        tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
+        message = Message(peer.address, peer.instance, tag, frame, frame.size)
         with endpoint.lock:
             receive = endpoint.mailbox.deliver(message)
-            target = None if receive is None else self._targets.pop(receive.receiver, None)
-        if frame.kind is Kind.TENSOR:
-            if receive is not None:
-                self._attach(message, receive, target)
-            self._add(peer, frame, arrival)
-        elif receive is not None:
-            receive.receiver.complete(message)
+        if receive is None:
+            return True
+        receive.receiver.complete(message)
+        return False
 
-    def _attach(self, message: Message, receive: Receive[Handle[Any]], target: Buffer | None) -> None:
-        """Let a tensor go straight into its target, if it fits; if not, the receive fails when all of it is here."""
-        arrival: _Arrival = message.content
-        arrival.receive = receive
-        arrival.buffers = [message]
-        if target is not None and target.nbytes == arrival.described[0]:
-            arrival.target = target
-            for at, view in arrival.chunks:
-                copy(view, target.view[at:], view.nbytes)
-            arrival.chunks.clear()
-
-    def _add(self, peer: Peer, frame: Frame, arrival: _Arrival) -> None:
-        """Add a chunk of a tensor."""
+    def _deliver_chunk(self, peer: Peer, frame: Frame) -> bool:
+        """Take a part of a tensor, or all of it."""
         with self.endpoint.lock:
+            tensor = self._arriving.get((peer.instance, frame.number))
+            if tensor is None:
+                tag, (size, dtype, shape) = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
+                tensor = _Tensor(size, dtype, shape, size)
+                tensor.message = Message(peer.address, peer.instance, tag, tensor, size)
+                receive = self.endpoint.mailbox.deliver(tensor.message)
+                if receive is not None:
+                    self._direct(tensor, receive.receiver, self._targets.pop(receive.receiver, None))
+                self._arriving[peer.instance, frame.number] = tensor
             for buffer in frame.buffers:
                 view = _view(buffer)
-                at = arrival.described[0] - arrival.missing
-                arrival.missing -= view.nbytes
-                if arrival.target is not None:
-                    copy(view, arrival.target.view[at:], view.nbytes)
-                else:
-                    arrival.chunks.append((at, view))
+                at = tensor.size - tensor.missing
+                tensor.missing -= view.nbytes
+                if tensor.target is None:
+                    tensor.chunks.append((at, view))
+                elif view.nbytes:
+                    copy(view, tensor.target.view[at:], view.nbytes)
+            # What the other end lent goes back now.
             frame.buffers.clear()
-            if arrival.missing > 0:
-                return
-            self._arriving.pop((peer.instance, frame.number), None)
-            receive = arrival.receive
-        if receive is not None:
-            receive.receiver.complete(arrival.buffers[0])
+            if tensor.missing > 0:
+                return tensor.receiver is None
+            del self._arriving[peer.instance, frame.number]
+        if tensor.receiver is not None:
+            tensor.receiver.complete(tensor.message)
+        return tensor.receiver is None
 
-    def _give(self, message: Message, receive: Receive[Handle[Any]], target: Buffer | None) -> None:
-        """Complete a receive with a message that was here before it."""
-        arrival: _Arrival = message.content
-        with self.endpoint.lock:
-            if arrival.kind is Kind.TENSOR:
-                self._attach(message, receive, target)
-            is_whole = arrival.missing <= 0
-        if is_whole:
-            receive.receiver.complete(message)
+    def _direct(self, tensor: _Tensor, receiver: Handle[Any], target: Buffer | None) -> None:
+        """Let a tensor go to its receiver, and straight into its target if it fits."""
+        tensor.receiver = receiver
+        if target is not None and target.nbytes == tensor.size:
+            tensor.target = target
+            for at, view in tensor.chunks:
+                if view.nbytes:
+                    copy(view, target.view[at:], view.nbytes)
+            tensor.chunks.clear()
 
-    def _resume(self, source: str) -> None:
-        """Go on reading what a source sends."""
+    def _resume(self) -> None:
+        """Go on reading what is waited for, or has been received; with the endpoint's lock held."""
+        mailbox = self.endpoint.mailbox
+        for address, connection in list(self._paused.items()):
+            instance = connection.peer.instance if connection.peer is not None else ""
+            if mailbox.is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
+                del self._paused[address]
+                connection.pause(is_paused=False)
 
     def _forget(self, peer: Peer) -> None:
         """Fail the tensors of which chunks are missing."""
-        from roost.comm.endpoint import gone_error
-
         with self.endpoint.lock:
-            lost = [key for key in self._arriving if key[0] == peer.instance]
-            arrivals = [self._arriving.pop(key) for key in lost]
-        for arrival in arrivals:
-            if arrival.receive is not None:
-                arrival.receive.receiver.fail(gone_error(peer))
+            lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == peer.instance]
+            self._paused.pop(peer.address, None)
+        for tensor in lost:
+            if tensor.receiver is not None:
+                tensor.receiver.fail(gone_error(peer))
+            elif tensor.message is not None:
+                with self.endpoint.lock:
+                    self.endpoint.mailbox.remove(tensor.message)
 
 
 def _view(buffer: Any) -> memoryview:
@@ -242,37 +269,35 @@ def _words(source: str) -> str:
     return f"any worker of {source.removesuffix(':' + ANY)!r}" if source.endswith(ANY) else source
 
 
-def _opener(source: str, target: Buffer | None) -> Callable[[Message], Any]:
-    """Make the function that turns a message into what the caller of a receive gets, in the caller's thread."""
-
-    def open_message(message: Message) -> Any:
-        arrival: _Arrival = message.content
-        if (arrival.kind is Kind.TENSOR) != (target is not None):
-            sent, got = ("send_tensor", "recv") if target is None else ("send", "recv_tensor")
+def _open(source: str, target: Buffer | None, message: Message) -> Any:
+    """Turn a message into what the caller of a receive gets, in the caller's thread."""
+    content = message.content
+    if isinstance(content, _Tensor):
+        if target is None:
+            raise _mismatch(message.source, "send_tensor", "recv")
+        if content.size != target.nbytes:
             raise ConfigError(
-                f"{message.source} sent with {sent}, and this is {got}",
-                hint="send goes with recv, and send_tensor with recv_tensor, in the same order on both sides",
+                f"{message.source} sent a tensor of {content.shape} {content.dtype}, {content.size} bytes, "
+                f"and this one is {target.shape} {target.dtype}, {target.nbytes} bytes"
             )
-        if target is not None:
-            size, dtype, shape = arrival.described
-            if size != target.nbytes:
-                raise ConfigError(
-                    f"{message.source} sent a tensor of {shape} {dtype}, {size} bytes, "
-                    f"and this one is {target.shape} {target.dtype}, {target.nbytes} bytes"
-                )
-            for at, view in arrival.chunks:
-                copy(view, target.view[at:], view.nbytes)
-            value: Any = None
-        else:
-            try:
-                value = unpack(arrival.data, arrival.buffers)
-            except RoostError:
-                raise
-            except Exception as error:
-                raise WorkerFailed(
-                    f"a message from {message.source} cannot be unpickled: {type(error).__name__}: {error}",
-                    hint="both workers need the modules and classes of what is sent",
-                ) from error
-        return (value, message.source) if source.endswith(ANY) else value
+        value: Any = None
+    elif target is not None:
+        raise _mismatch(message.source, "send", "recv_tensor")
+    else:
+        try:
+            value = unpack(content.data, [_view(buffer) for buffer in content.buffers])
+        except RoostError:
+            raise
+        except Exception as error:
+            raise WorkerFailed(
+                f"a message from {message.source} cannot be unpickled: {type(error).__name__}: {error}",
+                hint="both workers need the modules and classes of what is sent",
+            ) from error
+    return (value, WorkerAddress(message.source)) if source.endswith(ANY) else value
 
-    return open_message
+
+def _mismatch(source: str, sent: str, called: str) -> ConfigError:
+    return ConfigError(
+        f"{source} sent with {sent}, and this is {called}",
+        hint="send goes with recv, and send_tensor with recv_tensor, in the same order on both sides",
+    )

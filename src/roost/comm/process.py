@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
+_WAIT_SECONDS = 30.0
 _lock = threading.RLock()
 _made: dict[tuple[int, str, str], Talk] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
@@ -37,12 +39,12 @@ class JobDirectory:
         """Let others find this process."""
         self._manager.add_endpoint(listing.peer.address, listing.peer.instance, listing)
 
-    def find(self, address: str, but_not: str) -> Future[Listing]:
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
         """Find a process by its name, waiting until it is there."""
         found: Future[Listing] = Future()
 
-        def ask() -> None:
-            answer = self._manager.handle.get_endpoint.remote(address, but_not).future()
+        def ask(seconds: float) -> None:
+            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, seconds).future()
             answer.add_done_callback(take)
 
         def take(answer: Future[Any]) -> None:
@@ -56,12 +58,13 @@ class JobDirectory:
                     found.set_exception(ClusterError(f"{address} cannot be found: {error}"))
                 return
             if listing is None:
-                # It is not launched yet, or not ready.
-                ask()
+                # It is not launched yet, or has not communicated yet.
+                on_wait()
+                ask(_WAIT_SECONDS)
             else:
                 found.set_result(listing)
 
-        ask()
+        ask(0.0)
         return found
 
 
@@ -80,10 +83,12 @@ class PlainDirectory:
         for address, but_not, found in waiting:
             self._answer(address, but_not, found)
 
-    def find(self, address: str, but_not: str) -> Future[Listing]:
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
         """Find a worker of this process by its name, waiting until it is there."""
         found: Future[Listing] = Future()
         self._answer(address, but_not, found)
+        if not found.done():
+            on_wait()
         return found
 
     def _answer(self, address: str, but_not: str, found: Future[Listing]) -> None:

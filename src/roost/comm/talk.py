@@ -33,7 +33,7 @@ class Talk:
     ) -> Handle[None] | None:
         """Send an object."""
         check_options(options)
-        handles = [self.messages.send(thing, to, tag, payload) for to in _addresses(*peers)]
+        handles = [self.messages.send(thing, to, tag, payload) for to in addresses_of(*peers)]
         return self._ended(handles, async_op, timeout)
 
     def send_tensor(
@@ -47,7 +47,7 @@ class Talk:
     ) -> Handle[None] | None:
         """Send the content of a tensor."""
         check_options(options)
-        handles = [self.messages.send_tensor(tensor, to, tag) for to in _addresses(*peers)]
+        handles = [self.messages.send_tensor(tensor, to, tag) for to in addresses_of(*peers)]
         return self._ended(handles, async_op, timeout)
 
     def recv(
@@ -81,30 +81,33 @@ class Talk:
             for handle in handles:
                 handle.wait(timeout)
             return None
-        return handles[0] if len(handles) == 1 else self._all_of(handles)
+        return self.all_of(handles, None)
 
-    def _all_of(self, handles: Sequence[Handle[None]]) -> Handle[None]:
-        """Return a handle that is done when all are."""
-        whole: Handle[None] = Handle(self.messages.endpoint.loop, late=lambda: "not every rank has taken a message")
+    def all_of(self, handles: Sequence[Handle[None]], value: Any) -> Handle[Any]:
+        """Return a handle that has this value when all are done."""
+        whole: Handle[Any] = Handle(self.messages.endpoint.loop, late=lambda: "not every rank has taken a message")
         left = list(handles)
+        if not left:
+            whole.complete(value)
 
         def note(handle: Handle[None]) -> None:
             left.remove(handle)
             if handle.error is not None:
                 whole.fail(handle.error)
             elif not left:
-                whole.complete(None)
+                whole.complete(value)
 
         for handle in handles:
             handle.on_done(lambda handle=handle: note(handle))  # type: ignore[misc]
         return whole
 
 
-def _addresses(group: Any, ranks: Any) -> list[str]:
+def addresses_of(group: Any, ranks: Any) -> list[str]:
+    """Return the addresses of one rank of a group, or of several; ConfigError if they are none."""
     several = ranks if isinstance(ranks, Iterable) and not isinstance(ranks, str) else [ranks]
     found = [_address(group, rank) for rank in several]
     if not found or len(set(found)) != len(found):
-        raise ConfigError(f"dst_rank is {ranks!r}: name each rank once")
+        raise ConfigError(f"the ranks of {group!r} are {ranks!r}: name each once")
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from roost.comm.addresses import WorkerAddress
 from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
@@ -106,9 +107,9 @@ class Worker:
         return self._identity.group_name
 
     @fact
-    def address(self) -> str:
-        """This worker's name in the job, such as `actor:3`."""
-        return self._identity.address
+    def address(self) -> WorkerAddress:
+        """This worker's name in the job, such as `actor:3`: a string that knows its parts."""
+        return WorkerAddress(self._identity.address)
 
     @fact
     def devices(self) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class Worker:
 
     def send(
         self,
-        object: Any,
+        object: Any,  # noqa: A002 - the name in the contract
         dst_group_name: str,
         dst_rank: int | Sequence[int],
         async_op: bool = False,
@@ -161,8 +162,8 @@ class Worker:
     ) -> Handle[None] | None:
         """Send any picklable object to a worker of the job, or to several ranks of a group.
 
-        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns, or
-        with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
+        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns,
+        or with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
         """
         peers = dst_group_name, dst_rank
         return self._roost_talk.send(object, peers, async_op, options, tag, timeout, piggyback_payload)
@@ -235,6 +236,46 @@ class Worker:
         from roost.comm.channel import Channel  # likewise
 
         return Channel.connect(channel_name, self, timeout=timeout)
+
+    def broadcast(
+        self,
+        object: Any = None,  # noqa: A002 - likewise
+        groups: Sequence[tuple[str, int | Sequence[int]]] = (),
+        src: tuple[str, int] | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send an object from one worker to all members of several groups; every member calls it and gets the object.
+
+        `groups` is `[("actor", [0, 1]), ("rollout", 0)]`; `src` is the worker that has the object, by default the first
+        that is listed.
+        """
+        from roost.comm.collectives import broadcast  # likewise
+
+        return broadcast(self._roost_talk, self._identity.address, object, groups, src, async_op, options, timeout)
+
+    def collective(
+        self,
+        group_name: str,
+        ranks: Sequence[int] | None = None,
+        backend: str | None = None,
+        *,
+        name: str | None = None,
+        options: CollectiveGroupOptions | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return a process group of `torch.distributed` over workers of a group, all of which call this.
+
+        Use it with torch's own functions: `dist.all_reduce(tensor, group=worker.collective("actor"))`. The backend is
+        NCCL if torch sees a GPU here, else Gloo. Each call makes a group of its own; `name` tells those apart that are
+        not asked for in the same order everywhere. CallTimedOut names the workers that did not come.
+        """
+        from roost.comm.collectives import make_process_group  # likewise
+
+        own = self._identity.address
+        return make_process_group(self.cluster.context, own, group_name, ranks, backend, name, options, timeout)
 
     @property
     def _roost_talk(self) -> Talk:

@@ -16,8 +16,6 @@ from roost.runtime.managers.ledgers.endpoints import EndpointLedger
 from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
-_ENDPOINT_SECONDS = 30.0
-
 
 class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
@@ -115,17 +113,17 @@ class WorkerManager(Manager):
         self._note_change()
 
     @served
-    async def get_endpoint(self, address: str, but_not: str) -> Any | None:
-        """Return where a process listens; waits until it does, and returns None if that takes long.
+    async def get_endpoint(self, address: str, but_not: str, seconds: float) -> Any | None:
+        """Return where a process listens; waits until it does, and returns None if it does not in so many seconds.
 
         `but_not` is an instance that is gone. WorkerDied if the worker is dead and will not be restarted.
         """
-        deadline = time.monotonic() + _ENDPOINT_SECONDS
+        deadline = time.monotonic() + seconds
         while True:
             found = self._endpoints.find(address, but_not)
             if found is None and self._ledger.will_not_come(address):
                 raise WorkerDied(f"{address} is dead", hint="`roost logs` shows the end of its log")
-            if found is not None or time.monotonic() > deadline:
+            if found is not None or time.monotonic() >= deadline:
                 return found
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
