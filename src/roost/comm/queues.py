@@ -304,6 +304,11 @@ class Queues:
             line = _Line(key)
         return bool(line.putters) or not self._has_room(line, Item(None))
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it, and no client waits."""
+        return not self._lines
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._lines
 

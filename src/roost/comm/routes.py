@@ -315,6 +315,7 @@ class LocalRoute:
             try:
                 while self._steps:
                     self._act(self._steps.popleft()())
+                (_in_use.discard if self._queues.is_empty else _in_use.add)(self)
             finally:
                 self._busy.release()
 
@@ -327,6 +328,8 @@ class LocalRoute:
 
 
 _HERE = "this process"
+_in_use: set[LocalRoute] = set()
+"""Local queues that have items, even if no object refers to them now."""
 _loops: dict[int, Loop] = {}
 
 
