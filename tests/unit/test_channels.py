@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigError, NameTaken, Worker
-from roost.comm.channel_frames import read_ask, read_contents, read_status, write_answer, write_get, write_key, write_put
+from roost.comm.channel_frames import (
+    read_ask,
+    read_contents,
+    read_status,
+    write_answer,
+    write_get,
+    write_key,
+    write_put,
+)
 from roost.comm.connection import Frame, Kind
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.queues import Answer, Item, Status, Want
