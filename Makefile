@@ -34,12 +34,15 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check lint tests ray soak test-ray-floor golden bench format clean docs docs-serve types-public
+.PHONY: demo test check lint tests ray clusters soak test-ray-floor golden bench format clean docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
 
-test: check ray
+test: lint
+	@echo "== tests, and those that need a machine without a Ray cluster"
+	@$(BIN)/pytest -n 3 --dist loadgroup --ignore=tests/ray
+	@$(MAKE) --no-print-directory clusters
 
 check: lint tests
 
@@ -61,9 +64,14 @@ tests: $(VENV)/.installed-dev
 
 # First the tests that need a machine without a Ray cluster, then those that start clusters.
 ray: $(VENV)/.installed-dev
-	@echo "== tests on Ray"
+	@echo "== tests on Ray, without a cluster"
 	@$(BIN)/pytest tests/alone
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
+	@$(MAKE) --no-print-directory clusters
+
+# They wait for processes half of the time: four at a time keep two cores busy.
+clusters: $(VENV)/.installed-dev
+	@echo "== tests on Ray"
+	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

@@ -16,6 +16,8 @@ import pytest
 
 from waiting import is_gone, wait_until
 
+pytestmark = pytest.mark.xdist_group("alone")
+
 CODE = """
 import sys, time
 from roost import Cluster

@@ -17,7 +17,7 @@ from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.runtime.connect.authentication import refresh_authentication
 from roost.testing import LocalCluster, local_cluster
-from waiting import is_gone, wait_until
+from waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -86,12 +86,6 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
 @pytest.fixture
 def shared_cluster(roost_local_cluster: LocalCluster) -> Cluster:
     """A `Cluster` that the tests of a file share; none of them closes it."""
-    # Ray gives up nodes that do not answer for a second, as on a machine that stalls: start them again for this file.
-    if Cluster._current is None and any(is_gone(pid) for pids in roost_local_cluster.pids.values() for pid in pids):
-        roost_local_cluster.stop()
-        roost_local_cluster.start()
-        os.environ.update(roost_local_cluster.environment)
-        refresh_authentication()
     return Cluster(num_nodes=len(roost_local_cluster.nodes))
 
 
@@ -106,13 +100,12 @@ def _small_local_cluster() -> Iterator[LocalCluster]:
 @pytest.fixture
 def small_local_cluster(_small_local_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     """A local cluster of one node, for tests that open a `Cluster`: that starts a process on every node."""
-    with monkeypatch.context() as patch:
-        for name, value in _small_local_cluster.environment.items():
-            patch.setenv(name, value)
-        refresh_authentication()
-        yield _small_local_cluster
-        Cluster.close_if_open()
+    # Not a context of its own: a test that changes one of these too must be undone before this is.
+    for name, value in _small_local_cluster.environment.items():
+        monkeypatch.setenv(name, value)
     refresh_authentication()
+    yield _small_local_cluster
+    Cluster.close_if_open()
 
 
 @pytest.fixture

@@ -424,6 +424,29 @@ def test_calls_of_every_process_wait_for_a_restart(shared_cluster, peer, tmp_pat
                 ask().wait(60)
 
 
+def test_a_call_to_a_rank_that_is_restarted_takes_no_longer_than_its_deadline(shared_cluster):
+    with Performer.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="slow", restarts=1) as group:
+        pid = group.pid().wait(60)[0]
+        (handle,) = group.actor_handles
+        # A restart that takes as long as this block.
+        with group._members._lock:
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: is_known_dead(handle), "Ray knows it")
+            first, second, items = group.count(), group.count(), group.stream("items", 2)
+            for wait in (
+                first.wait,
+                lambda seconds: next(items.within(seconds)),
+                lambda seconds: next(first.within(seconds)),
+            ):
+                with pytest.raises(CallTimedOut, match=r"of 'slow' has not answered in 0.5 s from 1 rank of 1: 0"):
+                    wait(0.5)
+            assert not second.done()
+            assert first.outcomes(0.5)[0].kind is OutcomeKind.TIMEOUT
+        # They are sent when it is back, in order.
+        assert [second.wait(60), first.wait(60)] == [[2], [1]]
+        assert list(items) == [(0, (0, 0)), (0, (0, 1))]
+
+
 def test_a_call_that_comes_before_the_constructor_ran_says_so(shared_cluster):
     actor = ray.remote(make_actor_class("Early", {"who": MethodKind.PLAIN}))
     early = actor.options(name="early:0", num_cpus=0, namespace=shared_cluster.namespace).remote()
@@ -453,7 +476,7 @@ def _answers(group: WorkerGroup) -> bool:
 
 def test_a_node_that_is_killed_takes_half_of_the_group_and_is_named():
     with local_cluster("2x2,1x0") as local, Cluster(num_nodes=3) as cluster:
-        group = Performer.create_group().launch(cluster, name="half")
+        group = Performer.create_group().launch(cluster, name="half", restarts=9)
         tool = Performer.create_group().launch(cluster, NodePlacementStrategy([2]), name="tool")
         assert [item["node_rank"] for item in group.who().wait(60)] == [0, 0, 1, 1]
         local.kill_node(1)

@@ -165,10 +165,9 @@ def test_a_driver_without_descriptors_takes_nothing_for_dead(cluster):
 HEADLESS = """
 import atexit, time
 from roost import Cluster, ClusterError, NodePlacementStrategy
-from roost.runtime.managers import watch
+from roost.runtime.connect import head
 from workers import Performer
-# Less than Ray's own minute, after which it ends this process.
-watch.LOST_SECONDS = 6
+head.LOST_SECONDS = 6
 atexit.register(lambda: print("at exit", flush=True))
 with Cluster(num_nodes=2, quiet=True) as cluster:
     group = Performer.create_group().launch(cluster, NodePlacementStrategy([1]), name="actor")
@@ -185,6 +184,92 @@ with Cluster(num_nodes=2, quiet=True) as cluster:
         print("finally", flush=True)
 print("closed", flush=True)
 """
+
+
+WAITING = """
+import asyncio, threading, time
+from roost import Cluster, ClusterError, NodePlacementStrategy, make_plan
+from roost.runtime.connect import head
+from workers import Performer
+head.LOST_SECONDS = 6
+nodes = NodePlacementStrategy([1])
+
+def launch():
+    with Performer.create_group().launch(cluster, nodes, name="other"):
+        pass
+
+def reserve():
+    with cluster.reserve(plan):
+        pass
+
+async def ask():
+    await group.hang_here()
+
+with Cluster(num_nodes=2, quiet=True) as cluster:
+    plan = make_plan({"cluster": {"component_placement": {"x": "0-1"}}}, cluster)
+    group = Performer.create_group().launch(cluster, nodes, name="actor", max_concurrency=8)
+    again = Performer.create_group().launch(cluster, nodes, name="again")
+    calls = {
+        "wait": lambda: group.hang_here().wait(),
+        "await": lambda: asyncio.run(ask()),
+        "iterate": lambda: list(group.hang_here()),
+        "outcomes": lambda: group.hang_here().outcomes(),
+        "stream": lambda: list(group.stream("items", 10**9)),
+        "alive": lambda: group.alive,
+        "restart": lambda: again.restart(0, force=True),
+        "launch": launch,
+        "reserve": reserve,
+    }
+    def repeat(name):
+        while True:
+            try:
+                calls[name]()
+            except ClusterError as error:
+                if cluster.context.connection.head.is_given_up:
+                    print(f"{name} {str(error).splitlines()[0]}\\n", end="", flush=True)
+                    return
+    threads = [threading.Thread(target=repeat, args=(name,)) for name in calls]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    print("open", flush=True)
+    for thread in threads:
+        thread.join()
+print("closed", flush=True)
+"""
+
+
+def test_whatever_waits_when_the_head_dies_returns_and_names_it(driver):
+    with local_cluster("2x1") as local:
+        mine = driver(WAITING, local)
+        assert mine.line() == "open"
+        os.kill(head_of(local), signal.SIGKILL)
+        waits = ["alive", "await", "iterate", "launch", "outcomes", "reserve", "restart", "stream", "wait"]
+        said, _ = mine.finish()
+        assert sorted(line.partition(":")[0] for line in said.splitlines()) == sorted(
+            [*(f"{name} Ray's head at {local.address.partition(':')[0]}" for name in waits), "closed"]
+        )
+        assert mine.process.returncode == 0
+
+
+OUTLIVING = """
+import time
+from roost import Cluster
+from roost.runtime.connect import connection
+connection._OUTLIVE_SECONDS = 3
+with Cluster(num_nodes=1, quiet=True) as cluster:
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_how_long_ray_lets_a_driver_outlive_its_head_is_ours_to_say(driver):
+    with local_cluster("1x1") as local:
+        mine = driver(OUTLIVING, local)
+        assert mine.line() == "open"
+        os.kill(head_of(local), signal.SIGKILL)
+        assert mine.process.wait(60) == 1
+        assert "Failed to connect to GCS within 3 seconds" in mine.process.stderr.read()
 
 
 def test_a_driver_outlives_its_head_and_unwinds(driver):

@@ -98,8 +98,9 @@ def test_a_restart_is_recorded_with_its_reason(shared_cluster: Cluster):
         with pytest.raises(WorkerDied):
             group.end(1, "kill").wait(60)
         record = shared_cluster.recorder.record
-        wait_until(lambda: shared_cluster.recorder.record.restarts, "the rank is restarted")
-        (restart,) = read_record(Path(shared_cluster.run_dir)).restarts
+        folder = Path(shared_cluster.run_dir)
+        wait_until(lambda: read_record(folder).restarts, "the restart is recorded")
+        (restart,) = read_record(folder).restarts
     assert (restart.worker, restart.error) == ("again:1", "")
     assert "killed" in restart.reason
     assert record.outcome.status is Status.RUNNING

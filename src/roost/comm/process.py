@@ -111,7 +111,7 @@ def process_talk(identity: WorkerIdentity | None = None) -> Talk:
     key = os.getpid(), job, identity.address if identity is not None else _DRIVER
     with _lock:
         made = _made.get(key)
-        if made is None or made.messages.endpoint.is_closed:
+        if made is None or made.is_closed:
             made = _made[key] = Talk(Messages(_make_endpoint(identity, context)))
             if context is not None:
                 context.at_close.append(made.messages.endpoint.close)

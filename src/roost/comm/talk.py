@@ -21,6 +21,11 @@ class Talk:
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it ended with its Cluster."""
+        return self.messages.endpoint.is_closed
+
     def send(
         self,
         thing: Any,

@@ -279,9 +279,13 @@ class Worker:
 
     @property
     def _roost_talk(self) -> Talk:
-        from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
+        made: Talk | None = vars(self).get("_roost_made")
+        if made is None or made.is_closed:
+            from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
 
-        return process_talk(self._identity)
+            made = process_talk(self._identity)
+            object.__setattr__(self, "_roost_made", made)
+        return made
 
     def log_debug(self, message: object) -> None:
         """Write a debug line into this worker's log."""

@@ -41,7 +41,6 @@ from roost.runtime.launch.allocate import allocate
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.managers.namespaces import (
-    MANAGER_NAMES,
     Managers,
     choose_namespace,
     find_job,
@@ -546,9 +545,7 @@ class Cluster(metaclass=_OnePerProcess):
         ended = dict(self._allocated)
         self._allocated.clear()
         if self._context.is_reachable:
-            for handle in reversed(ended.values()):
-                ray.kill(handle)
-            connection.wait_for_names_to_go(set(ended), self._seconds_left)
+            connection.end_actors(ended, self._seconds_left)
 
     def _close_groups(self, context: JobContext) -> None:
         for close in reversed(list(context.open_groups.values())):
@@ -564,11 +561,8 @@ class Cluster(metaclass=_OnePerProcess):
 
     def _end_managers(self, made: Connection, managers: Managers) -> None:
         if connection.is_alive(made):
-            for manager in reversed(managers):
-                with contextlib.suppress(Exception):
-                    ray.kill(manager.handle)
-            # Ray does this in the background, and callers of `close` rely on the names being free.
-            connection.wait_for_names_to_go(set(MANAGER_NAMES), self._seconds_left)
+            # Callers of `close` rely on the names being free.
+            connection.end_actors({manager.NAME: manager.handle for manager in managers}, self._seconds_left)
 
     def _check_node(self, node_rank: int) -> int:
         if type(node_rank) is not int or not 0 <= node_rank < self.num_nodes:

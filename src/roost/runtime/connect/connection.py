@@ -6,17 +6,19 @@ import atexit
 import contextlib
 import importlib
 import logging
+import math
 import os
 import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
@@ -29,7 +31,7 @@ from roost.runtime.connect.authentication import (
     use_token_of,
 )
 from roost.runtime.connect.guard import Guard
-from roost.runtime.connect.head import Head, within
+from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, unless_lost, within
 from roost.runtime.connect.knock import find_heads, is_on_loopback
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
@@ -39,7 +41,11 @@ USER_KEY = "roost_user"
 log: logging.Logger = logging.getLogger(__name__)
 
 DISCONNECT_SECONDS = 20.0
+_OUTLIVE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_OUTLIVE_SECONDS = 10**6
 _ANSWER_SECONDS = 10.0
+_SOON_SECONDS = 1.0
+"""How long to wait in Ray itself, which is a little quicker than in another thread."""
 _STARTUP_REMARK = "worker processes have been started on node"
 _OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -67,7 +73,12 @@ class Connection:
 
     @property
     def is_current(self) -> bool:
-        """Whether this process still has it: it was not closed, and no other one replaced it."""
+        """Whether this process still has it: it was not closed or given up, and no other one replaced it."""
+        return not self.head.is_given_up and self.is_open
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Ray still has it, even if this process has given it up."""
         context = ray.get_runtime_context() if ray.is_initialized() else None
         return context is not None and (context.get_job_id(), context.gcs_address) == (self.ray_job, self.address)
 
@@ -125,6 +136,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
     """
     timeout = min(timeout, _ANSWER_SECONDS)
     restore_environment()
+    _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     local = read_local_cluster()
     if local is not None and wanted in ("auto", local.address) and address != "auto":
@@ -135,27 +147,29 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
-    guard = None
-    found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
-    if wanted not in ("auto", "local"):
-        use_token_of(found, timeout)
-    if found == "local":
-        if not may_start:
-            raise ClusterError(
-                "there is no Ray cluster to join",
-                hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
-            )
-        guard = _start_ray(namespace)
-    else:
-        try:
-            _init(found, namespace)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            # Another version of Ray or Python at the other end, no raylet on this machine.
-            is_local = local is not None and local.address == found
-            hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
-            raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
+    with _outliving_its_head():
+        guard = None
+        found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
+        if wanted not in ("auto", "local"):
+            use_token_of(found, timeout)
+        if found == "local":
+            if not may_start:
+                raise ClusterError(
+                    "there is no Ray cluster to join",
+                    hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
+                )
+            guard = _start_ray(namespace)
+        else:
+            try:
+                _init(found, namespace)
+            except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+                # Another version of Ray or Python at the other end, no raylet on this machine.
+                is_local = local is not None and local.address == found
+                hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
+                raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
     head = Head(context.gcs_address)
+    head.watch(_leave)
     return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
 
 
@@ -171,8 +185,9 @@ def prepare_disconnect() -> None:
 
 def disconnect(made: Connection, timeout: float = DISCONNECT_SECONDS) -> None:
     """Disconnect, which ends Ray if the connection started it; does nothing if another connection replaced it."""
+    made.head.stop_watching(timeout)
     try:
-        if made.is_current:
+        if made.is_open:
             within(timeout, _shutdown, "disconnect")
     except ClusterError as error:
         # Ray would try again at exit, and hang again.
@@ -183,15 +198,28 @@ def disconnect(made: Connection, timeout: float = DISCONNECT_SECONDS) -> None:
             made.guard.stop()
 
 
-def give_up(made: Connection) -> None:
-    """Disconnect from a head that is gone: Ray would end this process, with no `finally` block and no exit handler."""
-    made.head.is_given_up = True
-    disconnect(made)
-
-
 def is_alive(made: Connection) -> bool:
     """Whether the connection is still this process's, and Ray answers at the other end, if need be after a blip."""
     return made.is_current and made.head.wait()
+
+
+def end_actors(actors: Mapping[str, ActorHandle[Any]], timeout: float) -> set[str]:
+    """End actors of this namespace, by name; return the names of those that are still there after `timeout`."""
+    deadline = time.monotonic() + timeout
+
+    def kill() -> None:
+        for actor in actors.values():
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+    with contextlib.suppress(ClusterError):
+        within(timeout, kill, "end its actors")
+    return wait_for_names_to_go(set(actors), max(0.1, deadline - time.monotonic()))
+
+
+def list_actors(*, all_namespaces: bool = False) -> Any:
+    """Return what Ray's `list_named_actors` does, in time."""
+    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
 
 
 def wait_for_names_to_go(names: set[str], timeout: float) -> set[str]:
@@ -199,17 +227,42 @@ def wait_for_names_to_go(names: set[str], timeout: float) -> set[str]:
     deadline = time.monotonic() + timeout
     left = set(names)
 
-    def wait() -> bool:
-        # If Ray is gone, there is nothing to wait for.
-        with contextlib.suppress(Exception):
-            while left and time.monotonic() < deadline:
-                left.intersection_update(list_named_actors())
-                time.sleep(0.02 if left else 0)
-        return True
-
-    with contextlib.suppress(ClusterError):
-        within(timeout, wait, "list its actors")
+    # If Ray is gone, there is nothing to wait for.
+    with contextlib.suppress(Exception):
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            left.intersection_update(within(seconds, list_named_actors, "list its actors"))
+            time.sleep(0.02 if left else 0)
     return left
+
+
+def get(calls: Any, timeout: float | None = None) -> Any:
+    """Do what `ray.get` does, and raise ClusterError when the head is given up: Ray's own wait may not return then."""
+    if Head.current is None:
+        return ray.get(calls, timeout=timeout)
+    check_not_lost()
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    try:
+        return ray.get(calls, timeout=_SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS))
+    except GetTimeoutError:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise
+    return unless_lost(lambda: ray.get(calls, timeout=None if left == math.inf else left))
+
+
+def _leave() -> None:
+    """Disconnect from a head that is gone."""
+    _let_ray_connect(False)
+    _shutdown()
+
+
+def _let_ray_connect(by_itself: bool) -> None:
+    """Say whether a call of Ray's may connect, which starts a new Ray where there is none.
+
+    Ray's variable for that is read when Ray is loaded.
+    """
+    hook: Any = importlib.import_module("ray._private.auto_init_hook")
+    hook.enable_auto_connect = by_itself
 
 
 def _shutdown() -> None:
@@ -283,6 +336,22 @@ def _on_loopback() -> Iterator[None]:
     finally:
         constants.ENABLE_RAY_CLUSTER = reached
         os.environ.pop(_OTHER_MACHINES) if before is None else os.environ.__setitem__(_OTHER_MACHINES, before)
+
+
+@contextlib.contextmanager
+def _outliving_its_head() -> Iterator[None]:
+    """Let Ray not end this process, with no `finally` block and no exit handler, a minute after its head died.
+
+    Ray reads its settings together with the token, and again while it connects. What it starts gets this one too, and
+    ends with this process.
+    """
+    is_set = _OUTLIVE in os.environ
+    os.environ.setdefault(_OUTLIVE, str(_OUTLIVE_SECONDS))
+    try:
+        yield
+    finally:
+        if not is_set:
+            del os.environ[_OUTLIVE]
 
 
 def _hide_startup_remark() -> None:

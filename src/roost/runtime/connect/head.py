@@ -1,15 +1,18 @@
 """Ray's head, as this process reaches it: the one place that decides whether it is there.
 
 A network that fails for two seconds must not end a job, so a head counts as gone only after it has been silent for a
-while. A head that accepts connections may still hang: `within` gives every call of Ray's a deadline.
+while. Calls of Ray's that need the head do not return while it is dead or hangs: `within` gives them a deadline.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, ClassVar, TypeVar
 
 from roost.errors import ClusterError
 from roost.machine.ports import answers
@@ -17,8 +20,16 @@ from roost.machine.ports import answers
 BLIP_SECONDS = 5.0
 """A head that is silent for longer counts as gone, until it answers again."""
 LOST_SECONDS = 20.0
-"""A head that is silent for longer is given up: after 60 seconds Ray would end this process."""
+"""A head that is silent for longer is given up: what waits for a worker would never return."""
+ASK_SECONDS = 10.0
+"""How long the head may take to answer a question."""
 _POLL_SECONDS = 0.1
+_EVERY_SECONDS = 0.5
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_hanging: dict[str, Future[Any]] = {}
+"""The call of each kind that did not return in time."""
 
 Value = TypeVar("Value")
 
@@ -26,11 +37,16 @@ Value = TypeVar("Value")
 class Head:
     """Ray's head at an address. All threads of a process share what is known about it."""
 
+    current: ClassVar[Head | None] = None
+    """The one of this process's last connection; None in a worker, which Ray connected."""
+
     def __init__(self, address: str) -> None:
         self.address = address
         self.is_given_up = False
         """Whether this process disconnected from it because it was silent for too long."""
         self._silent_since: float | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def is_there(self) -> bool:
@@ -60,6 +76,42 @@ class Head:
             time.sleep(_POLL_SECONDS)
         return not self.is_given_up
 
+    def watch(self, on_lost: Callable[[], object]) -> None:
+        """Call `on_lost` once it is given up: from a thread of its own, which no call of Ray's can hold up.
+
+        From now on it is this process's head.
+        """
+        Head.current = self
+        _hanging.clear()
+        self._thread = threading.Thread(target=self._watch, args=(on_lost,), name="roost-head", daemon=True)
+        self._thread.start()
+
+    def stop_watching(self, timeout: float) -> None:
+        """End that thread."""
+        self._stopped.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _watch(self, on_lost: Callable[[], object]) -> None:
+        is_reported = False
+        while not self._stopped.wait(_EVERY_SECONDS):
+            silent_before = self.silent_seconds
+            if self.answers():
+                if is_reported:
+                    is_reported = False
+                    log.warning("Ray's head at %s answers again after %.0f s", self.address, silent_before)
+                continue
+            if not is_reported and self.silent_seconds > BLIP_SECONDS:
+                is_reported = True
+                log.error("Ray's head at %s does not answer", self.address)
+            if self.silent_seconds > LOST_SECONDS:
+                log.error("Ray's head at %s is gone: this process disconnects from it", self.address)
+                self.is_given_up = True
+                # What waits for workers notices it first: while a thread waits in Ray, Ray may not disconnect.
+                time.sleep(2 * _EVERY_SECONDS)
+                on_lost()
+                return
+
     def gone(self, doing: str = "") -> ClusterError:
         """Make the error that names it."""
         return ClusterError(
@@ -68,28 +120,71 @@ class Head:
         )
 
 
-def within(seconds: float, call: Callable[[], Value], what: str) -> Value:
-    """Make a call of Ray's that has no deadline of its own; ClusterError after `seconds`, and the call goes on."""
-    answer: list[Value] = []
-    failure: list[BaseException] = []
+def check_not_lost() -> None:
+    """Raise ClusterError if this process has given up its head."""
+    if Head.current is not None and Head.current.is_given_up:
+        raise Head.current.gone()
+
+
+def within(
+    seconds: float, call: Callable[[], Value], what: str, undo: Callable[[Value], object] | None = None
+) -> Value:
+    """Make a call of Ray's that needs the head; ClusterError after `seconds`, or when the head counts as gone.
+
+    The call itself goes on then: `undo` gets what it returns in the end.
+    """
+    check_not_lost()
+    deadline = time.monotonic() + seconds
+    # One that hangs is enough: the next of its kind would hang as well.
+    if what in _hanging and not _is_done(_hanging[what], deadline, BLIP_SECONDS):
+        raise _late(seconds, what)
+    future = _start(call, what)
+    try:
+        if _is_done(future, deadline, BLIP_SECONDS):
+            return future.result()
+        _hanging[what] = future
+        raise _late(seconds, what)
+    except BaseException:
+        if undo is not None:
+            future.add_done_callback(lambda ended: ended.exception() or undo(ended.result()))
+        raise
+
+
+def unless_lost(call: Callable[[], Value]) -> Value:
+    """Make a call of Ray's that waits for workers; ClusterError when the head is given up, and the call goes on."""
+    future = _start(call, "wait")
+    _is_done(future, math.inf, math.inf)
+    return future.result()
+
+
+def _start(call: Callable[[], Value], what: str) -> Future[Value]:
+    future: Future[Value] = Future()
 
     def run() -> None:
         try:
-            answer.append(call())
+            future.set_result(call())
         except BaseException as error:
-            failure.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name=f"roost-{what}", daemon=True)
     try:
-        thread.start()
+        threading.Thread(target=run, name=f"roost-{what}", daemon=True).start()
     except RuntimeError:
         # Python 3.12 and later start no thread while the interpreter ends.
-        return call()
-    thread.join(max(0.0, seconds))
-    if failure:
-        raise failure[0]
-    if not answer:
-        raise ClusterError(
-            f"Ray did not {what} in {seconds:.0f} s", hint="its head hangs or is overloaded: look at its machine"
-        )
-    return answer[0]
+        run()
+    return future
+
+
+def _late(seconds: float, what: str) -> ClusterError:
+    return ClusterError(
+        f"Ray did not {what} in {seconds:.0f} s", hint="its head hangs or is overloaded: look at its machine"
+    )
+
+
+def _is_done(future: Future[Any], deadline: float, most_silent: float) -> bool:
+    """Wait until the deadline; ClusterError if the head is silent for so many seconds, or given up."""
+    while not future.done() and (left := deadline - time.monotonic()) > 0:
+        wait([future], min(_EVERY_SECONDS, left))
+        head = Head.current
+        if head is not None and not future.done() and (head.is_given_up or head.silent_seconds > most_silent):
+            raise head.gone()
+    return future.done()

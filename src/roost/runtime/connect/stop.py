@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from roost.runtime.connect.head import check_not_lost
+
 log: logging.Logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 60.0
@@ -36,16 +38,24 @@ class Stop:
         self._hooks.append((hook, seconds))
 
     def __enter__(self) -> None:
-        """Enter a call of Ray's: if SIGTERM interrupts that, Ray replaces the SystemExit by one with another code."""
+        """Wait for workers inside: SIGTERM ends that with its own exit code, and a head that is gone with ClusterError.
+
+        Ray raises a SystemExit of its own in both cases.
+        """
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        self._set_exit_code(error)
+        if isinstance(error, SystemExit) and not self._is_asked:
+            check_not_lost()
+
+    def _set_exit_code(self, error: BaseException | None) -> None:
         if self._is_asked and isinstance(error, SystemExit):
             error.code = _EXIT_CODE
 
     def run_hooks(self, error: BaseException | None = None) -> None:
         """Call each hook once, if SIGTERM or Ctrl-C ends this process; `error` is what ends it, if that is known."""
         error = error or sys.exception()
-        self.__exit__(None, error, None)
+        self._set_exit_code(error)
         if self._is_asked or isinstance(error, KeyboardInterrupt):
             while self._hooks:
                 hook, _ = self._hooks.pop(0)

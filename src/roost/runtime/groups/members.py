@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +15,8 @@ import ray
 from ray.actor import ActorHandle
 
 from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
-from roost.runtime.connect.connection import wait_for_names_to_go
-from roost.runtime.connect.head import within
+from roost.runtime.connect.connection import end_actors
+from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.failures.failure import Failure
 from roost.runtime.groups.result import CallResult
 from roost.runtime.launch.group_port import GroupPort
@@ -37,12 +38,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 15.0
 _REGISTER_SECONDS = 5.0
-_ASK_SECONDS = 10.0
 _CAUSE_SECONDS = 2.0
-_LOOK_SECONDS = 0.25
-_TICK_SECONDS = 0.05
+_LOOK_SECONDS = 0.1
 _RESTART_SECONDS = 600.0
-"""How long a call waits for the actor of a rank that is to be restarted; others may be restarted before it."""
+"""How long a call is kept for a rank that is to be restarted; others may be restarted before it."""
 
 
 class Members:
@@ -57,15 +56,30 @@ class Members:
         self._handles: dict[int, ActorHandle[Any]] = {}
         self.size: int = len(record.identities)
         self.is_closed: bool = False
+        self._kept: list[tuple[int, str, tuple[Any, ...], Future[Any]]] = []
+        """Calls to ranks that are being restarted, oldest first."""
+        self._keeping = threading.Lock()
 
     def identity(self, rank: int) -> WorkerIdentity:
         """Return the identity of a rank."""
         return self._record.identities[rank]
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        """Return the actors behind some ranks."""
-        self.check_open()
-        return self._ready_handles(ranks)
+        """Return the actors behind some ranks; those that are being restarted are waited for."""
+        for rank in self.restarting(ranks, time.monotonic() + _RESTART_SECONDS):
+            if rank not in self._handles:
+                raise self._dead(rank)
+        return [self._handles[rank] for rank in ranks]
+
+    def restarting(self, ranks: Sequence[int], deadline: float = 0.0) -> set[int]:
+        """Wait until none of some ranks is being restarted, at most until a deadline; return those that still are."""
+        while True:
+            self.check_open()
+            lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
+            late = self._find_again(lost) if lost else set()
+            if not late or time.monotonic() >= deadline:
+                return late
+            time.sleep(_LOOK_SECONDS)
 
     def alive(self) -> list[int]:
         """Return the ranks whose workers are alive now; ClusterError if Ray does not say."""
@@ -75,14 +89,40 @@ class Members:
         if not self._is_current():
             return []
         addresses = [identity.address for identity in self._record.identities]
-        alive = within(_ASK_SECONDS, lambda: living(addresses), "list its actors")
+        alive = living(addresses)
         return [rank for rank, address in enumerate(addresses) if address in alive]
 
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[tuple[Any, ...]]) -> CallResult:
         """Call a method on some ranks, with what is sent to each."""
-        handles = self.handles(ranks)
-        refs = [getattr(handle, method).remote(*args) for handle, args in zip(handles, sent, strict=True)]
-        return CallResult(self, method, ranks, refs)
+        # After calls that are kept, so that each worker gets them in order.
+        late = self.restarting(ranks) | {rank for rank, *_ in list(self._kept)}
+        calls = [
+            self._keep(rank, method, args) if rank in late else getattr(self._handles[rank], method).remote(*args)
+            for rank, args in zip(ranks, sent, strict=True)
+        ]
+        return CallResult(self, method, ranks, calls)
+
+    def _keep(self, rank: int, method: str, args: tuple[Any, ...]) -> Future[Any]:
+        """Send a call when its rank is back."""
+        future: Future[Any] = Future()
+        with self._keeping:
+            self._kept.append((rank, method, args, future))
+            if len(self._kept) == 1:
+                threading.Thread(target=self._send_kept, name=f"roost-{self.name}-calls", daemon=True).start()
+        return future
+
+    def _send_kept(self) -> None:
+        """Send the calls that are kept, until there is none."""
+        while True:
+            rank, method, args, future = self._kept[0]
+            try:
+                future.set_result(getattr(self.handles([rank])[0], method).remote(*args))
+            except BaseException as error:
+                future.set_exception(error)
+            with self._keeping:
+                self._kept.pop(0)
+                if not self._kept:
+                    return
 
     def describe(self, error: BaseException, rank: int) -> Failure:
         """Turn what Ray raised for a call into the worker's failure."""
@@ -112,29 +152,25 @@ class Members:
         except ClusterError:
             return False
 
-    def _ready_handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
-        if lost:
-            self._find_again(lost)
-        return [self._handles[rank] for rank in ranks]
-
-    def _find_again(self, ranks: Sequence[int]) -> None:
-        """Look up the actors of ranks that are new to this process or have died, and wait for those that are restarted.
+    def _find_again(self, ranks: Sequence[int]) -> set[int]:
+        """Look up the actors of ranks that are new to this process or have died; return those that are to be restarted.
 
         A worker that is up but not constructed is one of the living: it makes its callers wait.
         """
         missing = {self.identity(rank).address: rank for rank in ranks}
-        deadline = time.monotonic() + _RESTART_SECONDS
-        while True:
-            for address, found in within(_ASK_SECONDS, lambda: self._look_up(missing), "find its actors").items():
-                self._handles[missing.pop(address)] = found
-            if not missing or time.monotonic() > deadline or not self._will_be_restarted(missing.values()):
-                break
-            time.sleep(_LOOK_SECONDS)
-        for address, rank in missing.items():
+        for address, found in within(ASK_SECONDS, lambda: self._look_up(missing), "find its actors").items():
+            self._handles[missing.pop(address)] = found
+        if missing and self._will_be_restarted(missing.values()):
+            return set(missing.values())
+        for rank in missing.values():
             # If there was an actor, Ray refuses a call to it and says why it died.
             if rank not in self._handles:
-                raise WorkerDied(f"{address} on {self.identity(rank).node} is dead")
+                raise self._dead(rank)
+        return set()
+
+    def _dead(self, rank: int) -> WorkerDied:
+        identity = self.identity(rank)
+        return WorkerDied(f"{identity.address} on {identity.node} is dead")
 
     def _look_up(self, addresses: Collection[str]) -> dict[str, ActorHandle[Any]]:
         """Return the actors of those of these addresses that are alive."""
@@ -150,7 +186,7 @@ class Members:
     def _will_be_restarted(self, ranks: Iterable[int]) -> bool:
         """Whether the process that launched the group is going to restart all of these dead ranks."""
         try:
-            record = self.context.worker_manager.get_group(self.name)
+            record = self.context.worker_manager.within(ASK_SECONDS).get_group(self.name)
         except ManagerDied:
             raise
         except ClusterError:
@@ -339,16 +375,7 @@ class OwnMembers(Members):
 
     def _end(self, handles: Mapping[str, ActorHandle[Any]], deadline: float) -> set[str]:
         """End these actors; return the names of those that are still there at the deadline."""
-
-        def kill() -> bool:
-            for handle in handles.values():
-                with contextlib.suppress(Exception):
-                    ray.kill(handle)
-            return True
-
-        with contextlib.suppress(ClusterError):
-            within(max(0.1, deadline - time.monotonic()), kill, "end its actors")
-        return wait_for_names_to_go(set(handles), max(0.1, deadline - time.monotonic()))
+        return end_actors(handles, max(0.1, deadline - time.monotonic()))
 
     def _publish(self) -> None:
         """Tell other processes how often each rank will still be restarted."""
@@ -356,15 +383,13 @@ class OwnMembers(Members):
         with contextlib.suppress(RoostError):
             self.context.worker_manager.add_group(self._record, {}, {})
 
-    def _find_again(self, ranks: Sequence[int]) -> None:
-        """Wait until each of these dead ranks has an actor again, if it is restarted."""
-        deadline = time.monotonic() + _RESTART_SECONDS
-        for rank in ranks:
-            while is_known_dead(self._handles[rank]) and (self._restarts_left[rank] or self._restarting == rank):
-                self.check_open()
-                if time.monotonic() > deadline:
-                    return
-                time.sleep(_TICK_SECONDS)
+    def _find_again(self, ranks: Sequence[int]) -> set[int]:
+        return {
+            rank for rank in ranks if rank == self._restarting or (self._restarts_left[rank] and self._has_node(rank))
+        }
+
+    def _has_node(self, rank: int) -> bool:
+        return self._specs[rank].node.rank not in self.context.watch.dead_nodes
 
     def _revive_soon(self, dead: set[str]) -> None:
         """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
@@ -387,7 +412,7 @@ class OwnMembers(Members):
                 except Exception as error:
                     log.error("%s died and could not be restarted: %s", address, error)
                 finally:
-                    self._restarts_left[rank] -= 1
+                    self._restarts_left[rank] = left - 1 if self._has_node(rank) else 0
                     self._publish()
 
 

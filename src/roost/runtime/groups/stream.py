@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
+from ray.actor import ActorHandle
+from ray.exceptions import GetTimeoutError, RayError
 
+from roost.errors import CallTimedOut
+from roost.runtime.connect.connection import get
 from roost.runtime.failures.failure import make_error
-from roost.runtime.groups.result import check_seconds, timed_out
+from roost.runtime.groups.result import check_seconds, deadline_in, seconds_until, timed_out, wait_for_one
 from roost.runtime.process.actor import MethodKind
 
 if TYPE_CHECKING:
@@ -34,9 +35,13 @@ class ItemStream:
         self._key = self._token.hex()
         is_async = members.methods[method] is MethodKind.ASYNC_GENERATOR
         self._step = "_roost_stream_async" if is_async else "_roost_stream"
-        self._handles = dict(zip(ranks, members.handles(ranks), strict=True))
-        # In a list, where Ray leaves a reference as it is.
-        self._running = {self._ask(rank, method, [self._token], *sent): rank for rank in ranks}
+        self._ranks = tuple(ranks)
+        self._handles: dict[int, ActorHandle[Any]] = {}
+        self._running: dict[Any, int] = {}
+        self._to_send: tuple[Any, ...] | None = sent
+        # Otherwise it begins when they are back and the first item is asked for.
+        if not members.restarting(ranks):
+            self._begin()
 
     def __iter__(self) -> ItemStream:
         return self
@@ -53,7 +58,7 @@ class ItemStream:
 
     def close(self) -> None:
         """Drop the rest of the stream."""
-        running, self._running = self._running, {}
+        running, self._running, self._to_send = self._running, {}, None
         if running and not self._members.is_closed and self._members.context.is_connected:
             for rank in running.values():
                 with contextlib.suppress(Exception):
@@ -65,29 +70,41 @@ class ItemStream:
 
     def _take(self, seconds: float | None) -> tuple[int, Any] | None:
         """Wait for the next item and return it with its rank, or None at the end of the stream."""
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        context, deadline = self._members.context, deadline_in(seconds)
+        if self._to_send is not None:
+            if late := self._members.restarting(self._ranks, deadline):
+                raise self._timed_out(seconds, late)
+            self._begin()
         while self._running:
-            self._members.context.check_open()
-            left = None if seconds is None else max(0.0, deadline - time.monotonic())
-            with self._members.context.stop:
-                ready, _ = ray.wait(list(self._running), num_returns=1, timeout=left)
-            if not ready:
-                hint = "the workers go on: ask for the next item again, or close() the stream"
-                late = sorted(self._running.values())
-                raise timed_out(self._members, self._method, seconds, late, len(self._handles), hint)
-            # Asked again last, so that a fast worker does not crowd out the others.
-            rank = self._running.pop(ready[0])
+            rank = -1
             try:
-                found = ray.get(ready[0])
+                ready = wait_for_one(context, list(self._running), deadline)
+                rank = self._running[ready]
+                with context.stop:
+                    found = get(ready, seconds_until(deadline))
+            except GetTimeoutError:
+                raise self._timed_out(seconds, self._running.values()) from None
             except RayError as error:
-                rest = list(self._running.values())
+                rest = [other for other in self._running.values() if other != rank]
                 failure = self._members.describe(error, rank)
                 self.close()
                 raise make_error([failure], f"in {self._method!r}", rest) from None
+            # Asked again last, so that a fast worker does not crowd out the others.
+            del self._running[ready]
             if found:
                 self._running[self._ask(rank)] = rank
                 return rank, found[0]
         return None
+
+    def _begin(self) -> None:
+        sent, self._to_send = self._to_send or (), None
+        self._handles = dict(zip(self._ranks, self._members.handles(self._ranks), strict=True))
+        # In a list, where Ray leaves a reference as it is.
+        self._running = {self._ask(rank, self._method, [self._token], *sent): rank for rank in self._ranks}
+
+    def _timed_out(self, seconds: float | None, late: Iterable[int]) -> CallTimedOut:
+        hint = "the workers go on: ask for the next item again, or close() the stream"
+        return timed_out(self._members, self._method, seconds, sorted(late), len(self._ranks), hint)
 
     def _ask(self, rank: int, *begin: Any) -> Any:
         return getattr(self._handles[rank], self._step).remote(self._key, *begin)

@@ -51,7 +51,7 @@ def allocate(
         pack(((cls, *arguments), dict(keywords))),
         late,
         scheduling_strategy=on_node(node),
-        **({"runtime_env": {"env_vars": early}} if early else {}),
+        runtime_env={"env_vars": early} if early else None,
     )
     accelerators = () if gpu_id is None else (gpu_id,)
     record = WorkerRecord(address=worker_name, node_rank=node_rank, accelerators=accelerators)

@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
+from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.failures.failure import make_error
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
@@ -30,12 +31,15 @@ _OVERDUE = 0.8
 """The part of the timeout after which a worker that is not ready is asked where it is."""
 
 
-def start_actor(remote: Any, name: str, namespace: str, *args: Any, **options: Any) -> ActorHandle[Any]:
-    """Start an actor where the options say; NameTaken if the name is in use."""
+def start_actor(
+    remote: Any, name: str, namespace: str, *args: Any, seconds: float = ASK_SECONDS, **options: Any
+) -> ActorHandle[Any]:
+    """Start an actor where the options say; NameTaken if the name is in use, ClusterError after some seconds."""
     # The visible-devices variable says which accelerators it sees: Ray's own count would choose others.
     options = {"num_cpus": 0, "num_gpus": 0, **options}
     try:
-        handle: ActorHandle[Any] = remote.options(name=name, namespace=namespace, **options).remote(*args)
+        named = remote.options(name=name, namespace=namespace, **options)
+        handle: ActorHandle[Any] = within(seconds, lambda: named.remote(*args), "start an actor", undo=ray.kill)
     except ValueError as error:
         if "already" not in str(error):
             raise
@@ -85,7 +89,10 @@ class Launch:
         for address, spec in self._specs.items():
             # Other processes may call a restarted worker before this one does.
             restart = self._to_construct(spec, constructor) if self._predecessors else ()
-            self.handles[address] = start_actor(remote, address, namespace, *restart, **spec.actor_options, **options)
+            seconds = self.deadline - time.monotonic()
+            self.handles[address] = start_actor(
+                remote, address, namespace, *restart, seconds=seconds, **spec.actor_options, **options
+            )
 
     def run(self, constructor: Any, view: LaunchView) -> Mapping[str, Report]:
         """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
@@ -93,6 +100,7 @@ class Launch:
             begin: Any = self.handles[address]._roost_begin.remote(self._setup(spec))
             self._pending[begin] = address
         while self._pending:
+            self._context.check_open()
             ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
             if not ready:
                 ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)

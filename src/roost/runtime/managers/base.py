@@ -30,7 +30,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
-from roost.runtime.connect.connection import check_not_fork
+from roost.runtime.connect.connection import check_not_fork, get
+from roost.runtime.connect.head import ASK_SECONDS, check_not_lost, within
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.ray_state import living
 
@@ -102,7 +103,8 @@ class Manager:
             raise ClusterError(f"there is no {cls.NAME}: this process has no Cluster", hint="make one: Cluster()")
         found = namespace or ray.get_runtime_context().namespace
         try:
-            return cls(ray.get_actor(cls.NAME, namespace=found), found)
+            handle = within(ASK_SECONDS, lambda: ray.get_actor(cls.NAME, namespace=found), "find an actor")
+            return cls(handle, found)
         except ValueError:
             raise ManagerDied(
                 f"there is no {cls.NAME} in namespace {found!r}",
@@ -131,9 +133,10 @@ class Manager:
         check_not_fork()
         deadline = time.monotonic() + self._seconds
         while True:
+            check_not_lost()
             left = max(0.0, deadline - time.monotonic())
             try:
-                return ray.get(getattr(self.handle, method).remote(*args, **kwargs), timeout=left)
+                return get(getattr(self.handle, method).remote(*args, **kwargs), left)
             except AttributeError:
                 raise ClusterError(
                     f"the actor {self.NAME!r} of {self._namespace!r} is not a manager of Roost"

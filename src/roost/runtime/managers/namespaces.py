@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Collection
 from dataclasses import replace
 
-from ray.util import list_named_actors
-
 from roost.config.node_groups import NodeGroup
 from roost.errors import ClusterError, NameTaken, RoostError
+from roost.runtime.connect.connection import list_actors
 from roost.runtime.managers.base import CALL_SECONDS
 from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.node_manager import JobInfo, NodeManager
@@ -52,12 +51,12 @@ def choose_namespace(wanted: str, used: Collection[str]) -> str:
 
 def used_namespaces() -> set[str]:
     """Return the namespaces that have named actors."""
-    return {entry["namespace"] for entry in list_named_actors(all_namespaces=True)}
+    return {entry["namespace"] for entry in list_actors(all_namespaces=True)}
 
 
 def job_namespaces() -> list[str]:
     """Return the namespaces that have a node manager, in order."""
-    named = list_named_actors(all_namespaces=True)
+    named = list_actors(all_namespaces=True)
     return sorted(entry["namespace"] for entry in named if entry["name"] == NodeManager.NAME)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-from roost.runtime.connect.connection import Connection, give_up
-from roost.runtime.connect.head import BLIP_SECONDS, LOST_SECONDS
+from roost.runtime.connect.connection import Connection
 from roost.runtime.managers.base import Manager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
@@ -74,26 +73,14 @@ class Watch:
             self._thread.start()
 
     def _run(self) -> None:
-        is_silent = False
         while not self._stopped.wait(_EVERY_SECONDS):
             made = self._connection
-            # Without a connection Ray's calls would start a new Ray, and without a head they would block.
             if made is not None:
+                # Without a connection Ray's calls would start a new Ray, and without a head they would block.
                 if not made.is_current:
                     return
-                silent_before = made.head.silent_seconds
-                if not made.head.answers():
-                    if not is_silent and made.head.silent_seconds > BLIP_SECONDS:
-                        is_silent = True
-                        log.error("Ray's head at %s does not answer", made.address)
-                    if made.head.silent_seconds > LOST_SECONDS:
-                        log.error("Ray's head at %s is gone: this process disconnects from it", made.address)
-                        give_up(made)
-                        return
+                if not made.head.is_there:
                     continue
-                if is_silent:
-                    is_silent = False
-                    log.warning("Ray's head at %s answers again after %.0f s", made.address, silent_before)
             for check in (self._check_managers, self._check_nodes, self._check_workers):
                 try:
                     check()

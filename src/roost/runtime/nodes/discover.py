@@ -19,6 +19,8 @@ from roost.config.topology import Accelerator, Node, Topology
 from roost.errors import CheckFailed, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
 from roost.machine.ports import refuses
+from roost.runtime.connect.connection import get
+from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
 from roost.runtime.nodes.alike import group_alike
 from roost.runtime.nodes.info import NodeInfo, RayNode, SickNode, name_node
@@ -47,10 +49,14 @@ def live_nodes() -> list[RayNode]:
             resources=entry.get("Resources", {}),
             labels=entry.get("Labels", {}),
         )
-        for entry in ray.nodes()  # type: ignore[no-untyped-call]
+        for entry in _node_table()
         if entry["Alive"]
     ]
     return sorted(found, key=lambda node: (address_key(node.address), node.name, node.ray_id))
+
+
+def _node_table() -> list[dict[str, Any]]:
+    return within(ASK_SECONDS, ray.nodes, "list its nodes")
 
 
 def has_ended(ray_id: str) -> bool:
@@ -58,7 +64,7 @@ def has_ended(ray_id: str) -> bool:
 
     Ray also gives up a node that hangs, or that cannot be reached; what runs there then goes on.
     """
-    for entry in ray.nodes():  # type: ignore[no-untyped-call]
+    for entry in _node_table():
         if entry["NodeID"] == ray_id:
             return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", _KNOCK_SECONDS)
     return True
@@ -259,7 +265,7 @@ def _collect(
     late: set[str] = set()
     for ray_id, call in calls.items():
         try:
-            answers[ray_id] = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            answers[ray_id] = get(call, max(0.0, deadline - time.monotonic()))
         except GetTimeoutError:
             late.add(ray_id)
         except RayError as error:

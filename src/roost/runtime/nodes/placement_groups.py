@@ -16,6 +16,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.errors import ClusterError
+from roost.runtime.connect.connection import get
+from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.nodes.info import NodeInfo
 
 GROUP_PREFIX = "roost:"
@@ -74,6 +76,11 @@ def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], by_label: bo
     return made
 
 
+def read_group(group: PlacementGroup) -> dict[str, Any]:
+    """Return what Ray's table says about a placement group."""
+    return within(ASK_SECONDS, lambda: placement_group_table(group), "read its placement groups")
+
+
 def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle]]:
     """Wait until Ray has placed or refused each group; return the bundles of those it placed."""
     placed: dict[PlacementGroup, list[Bundle]] = {}
@@ -83,7 +90,7 @@ def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle
     while waiting and time.monotonic() < deadline:
         still = []
         for group in waiting:
-            entry = placement_group_table(group)
+            entry = read_group(group)
             if entry.get("state") == "CREATED":
                 nodes = entry["bundles_to_node_id"]
                 placed[group] = [Bundle(group=group, index=index, ray_id=nodes[index]) for index in sorted(nodes)]
@@ -119,7 +126,7 @@ def probe(bundles: Mapping[Bundle, str]) -> dict[Bundle, str | None]:
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
         try:
-            ray_id, device = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            ray_id, device = get(call, max(0.0, deadline - time.monotonic()))
         except GetTimeoutError:
             raise ClusterError(f"the accelerators did not answer their probe in {_PROBE_SECONDS:.0f} s") from None
         except RayError as error:

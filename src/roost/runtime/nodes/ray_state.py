@@ -8,6 +8,7 @@ commands are those of other users: they are made safe to show here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -16,10 +17,11 @@ from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
-from ray.util import list_named_actors, placement_group_table
+from ray.util import placement_group_table
 
 from roost.redact import hide_in_text
-from roost.runtime.connect.connection import USER_KEY
+from roost.runtime.connect.connection import USER_KEY, list_actors
+from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -138,14 +140,15 @@ def living(names: Collection[str]) -> set[str]:
     drivers = {name for name in names if name.startswith(name_of_job(""))}
     jobs: Mapping[str, RayJob] = _tried("its jobs", _read_jobs, {}) if drivers else {}
     ended = {name_of_job(job.id) for job in jobs.values() if job.has_ended}
-    return (drivers - ended) | (set(list_named_actors()) & set(names) if names else set())
+    return (drivers - ended) | (set(list_actors()) & set(names) if names else set())
 
 
 def is_known_dead(handle: ActorHandle[Any]) -> bool:
     """Whether Ray has told this process that an actor is dead; only actors that it has called can be known."""
     # There is no public way to ask without a call to Ray's head.
-    state = _tried("what it knows about an actor", handle._get_local_state, None)
-    return bool(state == _DEAD)
+    with contextlib.suppress(Exception):
+        return bool(handle._get_local_state() == _DEAD)  # type: ignore[no-untyped-call]
+    return False
 
 
 def find_instance(name: str) -> str | None:
@@ -154,7 +157,7 @@ def find_instance(name: str) -> str | None:
         return None
     try:
         # There is no public way to tell two actors of one name apart.
-        return str(ray.get_actor(name)._actor_id.hex())
+        return str(within(ASK_SECONDS, lambda: ray.get_actor(name), "find an actor")._actor_id.hex())
     except ValueError:
         return None
 
@@ -165,7 +168,8 @@ def dead_processes(processes: Mapping[str, str]) -> set[str]:
     A process counts as alive if Ray does not say.
     """
     # The head marks the processes of a node that is lost neither dead nor alive.
-    nodes = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}  # type: ignore[no-untyped-call]
+    table = within(ASK_SECONDS, ray.nodes, "list its nodes")
+    nodes = {node["NodeID"] for node in table if not node["Alive"]}
     ended: set[str] = _tried("its processes", lambda: _read_ended(processes), set())
     return ended | {process for process, node in processes.items() if node in nodes}
 
@@ -179,7 +183,7 @@ def _read_ended(processes: Collection[str]) -> set[str]:
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
     try:
-        return read()
+        return within(ASK_SECONDS, read, f"show {what}")
     except Exception as error:
         # A private interface: if another version changes it, messages say less and nothing breaks.
         log.debug("Ray %s does not show %s: %s: %s", ray.__version__, what, type(error).__name__, error)

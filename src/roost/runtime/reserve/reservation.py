@@ -6,8 +6,6 @@ import contextlib
 import math
 from collections.abc import Iterable, Mapping
 
-from ray.util import placement_group_table
-
 from roost.config.hardware import ACCELERATOR
 from roost.config.values import share_problem
 from roost.errors import ConfigError, ManagerDied
@@ -17,6 +15,7 @@ from roost.runtime.managers.base import CALL_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
 from roost.runtime.nodes.discover import live_nodes
+from roost.runtime.nodes.placement_groups import read_group
 from roost.text import join_words, plural
 
 
@@ -65,7 +64,7 @@ class Reservation:
 def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
     """Return the slots that are lost: their placement group was removed, or Ray moves them off a node that is gone."""
     found = list(slots)
-    tables = {group: placement_group_table(group) for group in {slot.group for slot in found}}
+    tables = {group: read_group(group) for group in {slot.group for slot in found}}
     # While Ray looks for a new place for one bundle, the others are where they were.
     existing = {group for group, table in tables.items() if table.get("state") in ("CREATED", "RESCHEDULING")}
     places = {group: tables[group]["bundles_to_node_id"] for group in existing}
