@@ -1,5 +1,13 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
+from .comm.addresses import WorkerAddress as WorkerAddress
+from .comm.channel import Channel as Channel
+from .comm.channel import ChannelWorker as ChannelWorker
+from .comm.collectives import plan_routes as plan_routes
+from .comm.loop import Handle as Handle
+from .comm.mailbox import ANY as ANY
+from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions
+from .comm.worker import Worker as Worker
 from .config.hardware import AcceleratorType as AcceleratorType
 from .config.hardware import register_accelerator_type as register_accelerator_type
 from .config.job import ClusterConfig as ClusterConfig
@@ -13,6 +21,7 @@ from .config.topology import Node as Node
 from .config.topology import Topology as Topology
 from .errors import AcceleratorsTaken as AcceleratorsTaken
 from .errors import CallTimedOut as CallTimedOut
+from .errors import ChannelClosed as ChannelClosed
 from .errors import CheckFailed as CheckFailed
 from .errors import ClusterError as ClusterError
 from .errors import ConfigError as ConfigError
@@ -51,7 +60,6 @@ from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind
 from .runtime.groups.result import RankResult as RankResult
 from .runtime.groups.stream import ItemStream as ItemStream
-from .runtime.groups.worker import Worker as Worker
 from .runtime.job import Job as Job
 from .runtime.managers.collective_manager import CollectiveManager as CollectiveManager
 from .runtime.managers.ledgers.collectives import CollectiveGroup as CollectiveGroup

@@ -4,6 +4,7 @@
     ├── ConfigError            a file, dict or flag contains something that cannot be read or is not known
     ├── PlacementError         a placement breaks a rule: ranks that are not there, a worker on two
     │                          nodes, sizes that do not divide (also a ValueError and an AssertionError)
+    ├── ChannelClosed          a channel was closed: nothing can be put, or nothing is left to get
     └── ClusterError           something outside the program failed: no Ray, the wrong Ray, a node that is gone
         ├── NodesMissing       fewer nodes than asked for at the deadline (also a TimeoutError)
         ├── CheckFailed        a node's probe, interpreter or hardware is not as the config says
@@ -18,8 +19,9 @@
         ├── WorkerFailed       an exception from a worker that cannot be re-raised here
         └── WorkerDied         a worker's process is gone: ended, killed, out of memory, its node lost
 
-The first two are mistakes by the user, the others failures around the program. All carry `problems`: everything that
-was found, each with where it is (if it is in a file or dict), what is wrong and what to do.
+The first two are mistakes by the user, the third is how a stream of data ends, the others are failures around the
+program. All carry `problems`: everything that was found, each with where it is (if it is in a file or dict), what is
+wrong and what to do.
 """
 
 from __future__ import annotations
@@ -113,6 +115,10 @@ class ConfigError(RoostError, ValueError):
 
 class PlacementError(RoostError, ValueError, AssertionError):
     """A placement breaks a rule of the documents."""
+
+
+class ChannelClosed(RoostError):  # noqa: N818 - what happened
+    """A channel was closed: nothing can be put any more, or nothing is left to get."""
 
 
 class ClusterError(RoostError, RuntimeError):

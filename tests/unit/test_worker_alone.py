@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 import pytest
 
 from roost import ConfigError, Worker
-from roost.runtime.groups.worker import own_methods
+from roost.comm.worker import own_methods
 from roost.runtime.process.timers import measured_call
 from roost.testing import as_worker
 

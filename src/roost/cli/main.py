@@ -48,6 +48,7 @@ _COMMANDS = {
     },
     "Inspect the cluster": {
         "nodes": ("Show the nodes of the live cluster with their ranks.", "--format inventory --out live.yaml"),
+        "channels": ("Show the channels of live jobs: depth, rates, bytes and who waits on what.", "--verbose"),
         "status": ("Show the jobs on the live cluster and who holds which accelerator.", ""),
         "doctor": ("Check this machine and the cluster for problems, and say how to fix them.", "--run-dir /shared"),
         "up": ("Start a local cluster: real Ray nodes on this machine, fake accelerators.", "2x4"),

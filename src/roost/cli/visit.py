@@ -9,9 +9,11 @@ from roost.errors import ClusterError, RoostError
 from roost.machine.child import Child, Say, answer, last_line
 
 if TYPE_CHECKING:
+    from roost.comm.channel_status import ChannelStatus
     from roost.runtime.status import ClusterStatus, LiveHardware, LiveNodes
 
 _STATUS = "roost.runtime.status"
+_CHANNELS = "roost.comm.channel_status"
 # To find out that there is nothing to join, to ask for jobs and reservations, and to leave the cluster.
 _SPARE_SECONDS = 15.0
 
@@ -34,8 +36,14 @@ def visit_status(address: str | None, timeout: float) -> ClusterStatus:
     return found
 
 
-def _ask(function: str, timeout: float, **arguments: Any) -> Any:
-    """Call a function of `runtime.status` in a child process; ClusterError at the deadline."""
+def visit_channels(address: str | None, timeout: float) -> tuple[ChannelStatus, ...]:
+    """Return the channels of all jobs on a cluster."""
+    found: tuple[ChannelStatus, ...] = _ask("get_channels", timeout, _CHANNELS, address=address)
+    return found
+
+
+def _ask(function: str, timeout: float, module: str = _STATUS, **arguments: Any) -> Any:
+    """Call a function of a module in a child process; ClusterError at the deadline."""
     answers: list[Any] = []
 
     def hear(said: Any) -> bool:
@@ -43,10 +51,10 @@ def _ask(function: str, timeout: float, **arguments: Any) -> Any:
             answers.append(said)
         return said is not None
 
-    task = {"function": function, "arguments": {**arguments, "timeout": timeout}}
+    task = {"module": module, "function": function, "arguments": {**arguments, "timeout": timeout}}
     with Child(__name__, task, hear) as child:
         # The answer is made of its classes. It loads Ray, which the child does at the same time.
-        import_module(_STATUS)
+        import_module(module)
         is_late = not child.wait(timeout + _SPARE_SECONDS)
     if answers and isinstance(answers[0], RoostError):
         raise answers[0]
@@ -60,9 +68,9 @@ def _ask(function: str, timeout: float, **arguments: Any) -> Any:
     )
 
 
-def work(function: str, arguments: dict[str, Any], say: Say) -> None:
+def work(module: str, function: str, arguments: dict[str, Any], say: Say) -> None:
     """Answer with what the function returns, or with the error that it raises."""
-    call = getattr(import_module(_STATUS), function)
+    call = getattr(import_module(module), function)
     say(None)
     try:
         found = call(**arguments)

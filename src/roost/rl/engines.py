@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from roost.comm.worker import Worker
 from roost.errors import ClusterError, ConfigError, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class, url_of
@@ -18,7 +19,6 @@ from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.result import CallResult
-from roost.runtime.groups.worker import Worker
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file

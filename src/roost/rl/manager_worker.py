@@ -8,13 +8,13 @@ import errno
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ClusterError
 from roost.rl.data_buffer import BufferStats, DataBuffer
 from roost.rl.fair_lock import FairLock
 from roost.rl.router import EngineState, Router, RouterOptions
 from roost.rl.tickets import Ticket
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.groups.worker import Worker
 from roost.runtime.nodes.ray_state import dead_processes
 from roost.text import error_text
 

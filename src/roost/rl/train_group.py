@@ -8,12 +8,12 @@ from typing import Any
 
 from ray.actor import ActorHandle
 
+from roost.comm.worker import Worker
 from roost.rl.flags import TRAIN, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.result import CallResult
-from roost.runtime.groups.worker import Worker
 
 
 class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):

@@ -556,6 +556,8 @@ class Cluster(metaclass=_OnePerProcess):
                 # Disconnecting ends the job on Ray, and with it all that it had.
                 log.error("%s", error)
         context.open_groups.clear()
+        for end in reversed(context.at_close):
+            end()
 
     def _end_managers(self, made: Connection, managers: Managers) -> None:
         if connection.is_alive(made):

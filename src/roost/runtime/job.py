@@ -15,7 +15,6 @@ from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import GroupDraft, WorkerGroup
-from roost.runtime.groups.worker import Worker
 from roost.runtime.options import RunOptions
 from roost.runtime.runs.recorder import JobSource
 from roost.text import did_you_mean, shorten
@@ -110,10 +109,11 @@ def load(target: str) -> Any:
 
 def _draft(worker: WorkerConfig) -> GroupDraft:
     cls = load(worker.target)
-    if not isinstance(cls, type) or not issubclass(cls, Worker):
+    if not isinstance(cls, type) or not hasattr(cls, "create_group"):
         hint = "derive the class from roost.Worker"
         raise ConfigError(f"{worker.target} is not a worker: {shorten(repr(cls))}", hint=hint)
     try:
-        return cls.create_group(*worker.args, **worker.kwargs)
+        draft: GroupDraft = cls.create_group(*worker.args, **worker.kwargs)
+        return draft
     except TypeError as error:
         raise ConfigError(f"worker {worker.component!r}: {error}", hint="see its args and kwargs") from None

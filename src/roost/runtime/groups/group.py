@@ -52,7 +52,17 @@ LAUNCH_SECONDS = 600.0
 class GroupDraft:
     """A group that is not launched yet: the class, and the arguments that every worker is constructed with."""
 
-    def __init__(self, cls: type, methods: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        cls: type,
+        methods: Mapping[str, Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        is_top: bool = False,
+    ) -> None:
+        """Take the class, its methods and arguments; `is_top`: its name does not follow that of a worker."""
+        self._is_top = is_top
         self._cls = cls
         self._methods = {name: method_kind(member) for name, member in methods.items()}
         self._args = tuple(args)
@@ -100,7 +110,7 @@ class GroupDraft:
         context = cluster.context
         context.check_open()
         _check_options(max_concurrency, timeout, restarts, reserve, share)
-        full_name = _full_name(name, self._cls)
+        full_name = _full_name(name, self._cls, is_top=self._is_top)
         placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
         variables = dict(env_vars or {})
         check_variables(variables, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
@@ -333,9 +343,9 @@ def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
 
 
-def _full_name(name: str | None, cls: type) -> str:
+def _full_name(name: str | None, cls: type, *, is_top: bool) -> str:
     """Return the group's name, which follows the worker's address if a worker launches it."""
-    parent = current_identity()
+    parent = None if is_top else current_identity()
     if parent is None:
         return check_group_name(cls.__name__ if name is None else name)
     # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.

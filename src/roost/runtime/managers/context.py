@@ -54,6 +54,8 @@ class JobContext:
     is_closed: threading.Event = field(default_factory=threading.Event)
     open_groups: dict[str, Callable[[float], None]] = field(default_factory=dict)
     """How to close each group that this process launched and has not closed, within some seconds."""
+    at_close: list[Callable[[], None]] = field(default_factory=list)
+    """What else to end with the Cluster, after the groups."""
 
     @property
     def run_dir(self) -> RunDir:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import ray
 
+from roost.errors import WorkerDied
 from roost.runtime.managers.base import Manager, served
+from roost.runtime.managers.ledgers.endpoints import EndpointLedger
 from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
@@ -18,7 +21,7 @@ class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
     NAME: ClassVar[str] = WORKER_MANAGER
-    STATE: ClassVar[tuple[str, ...]] = ("_ledger",)
+    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_endpoints")
     KEEPER: ClassVar[str] = "NodeManager"
     WARDS: ClassVar[tuple[str, ...]] = ("NodeManager",)
     _on_the_way: ClassVar[list[Any]] = []
@@ -26,6 +29,8 @@ class WorkerManager(Manager):
 
     def _begin(self) -> None:
         self._ledger = WorkerLedger()
+        self._endpoints = EndpointLedger()
+        self._changed = asyncio.Event()
         self._roll = RollCall()
         self._watching: asyncio.Task[None] | None = None
 
@@ -84,11 +89,49 @@ class WorkerManager(Manager):
     async def remove_group(self, name: str) -> None:
         """Remove a group that was closed."""
         self._ledger.remove_group(name)
+        self._note_change()
 
     @served
     async def get_group(self, name: str) -> GroupRecord:
         """Return a group by its name."""
         return self._ledger.get_group(name)
 
+    @served
+    async def get_groups(self) -> list[GroupRecord]:
+        """Return all groups."""
+        return self._ledger.get_groups()
+
+    @served
+    async def get_secret(self) -> bytes:
+        """Return what the processes of the job prove to each other that they know."""
+        return self._endpoints.secret
+
+    @served
+    async def add_endpoint(self, address: str, instance: str, listing: Any) -> None:
+        """Add where a process listens, for those of the job that want to reach it."""
+        self._endpoints.add(address, instance, listing)
+        self._note_change()
+
+    @served
+    async def get_endpoint(self, address: str, but_not: str, seconds: float) -> Any | None:
+        """Return where a process listens; waits until it does, and returns None if it does not in so many seconds.
+
+        `but_not` is an instance that is gone. WorkerDied if the worker is dead and will not be restarted.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            found = self._endpoints.find(address, but_not)
+            if found is None and self._ledger.will_not_come(address):
+                raise WorkerDied(f"{address} is dead", hint="`roost logs` shows the end of its log")
+            if found is not None or time.monotonic() >= deadline:
+                return found
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
     def _bury(self, missing: set[str]) -> None:
         self._ledger.update(WorkerState.DEAD, dict.fromkeys(missing), time.time())
+        self._note_change()

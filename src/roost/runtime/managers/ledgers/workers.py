@@ -141,6 +141,18 @@ class WorkerLedger:
             raise ClusterError(f"the job has no group {name!r}", hint=f"it has {there}")
         return found
 
+    def get_groups(self) -> list[GroupRecord]:
+        """Return all groups, in the order in which they were launched."""
+        return list(self._groups.values())
+
+    def will_not_come(self, address: str) -> bool:
+        """Whether a worker is dead and will not be restarted; one that is not registered may still be launched."""
+        worker = self._workers.get(address)
+        if worker is None or worker.state is not WorkerState.DEAD:
+            return False
+        group = self._groups.get(worker.group)
+        return group is None or not group.restarts_left or not group.restarts_left[worker.rank]
+
     @property
     def living(self) -> set[str]:
         """The addresses of the workers that are not dead."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from roost.comm.addresses import WorkerAddress
 from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
@@ -21,6 +22,10 @@ from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
+    from roost.comm.channel import Channel
+    from roost.comm.loop import Handle
+    from roost.comm.options import CollectiveGroupOptions
+    from roost.comm.talk import Talk
     from roost.runtime.cluster import Cluster
     from roost.runtime.groups.group import GroupDraft
 
@@ -102,9 +107,9 @@ class Worker:
         return self._identity.group_name
 
     @fact
-    def address(self) -> str:
-        """This worker's name in the job, such as `actor:3`."""
-        return self._identity.address
+    def address(self) -> WorkerAddress:
+        """This worker's name in the job, such as `actor:3`: a string that knows its parts."""
+        return WorkerAddress(self._identity.address)
 
     @fact
     def devices(self) -> tuple[str, ...]:
@@ -142,6 +147,145 @@ class Worker:
     _placement = placement
     _group_name = group_name
     _worker_address = address
+
+    def send(
+        self,
+        object: Any,  # noqa: A002 - the name in the contract
+        dst_group_name: str,
+        dst_rank: int | Sequence[int],
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        piggyback_payload: Any = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Handle[None] | None:
+        """Send any picklable object to a worker of the job, or to several ranks of a group.
+
+        Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns,
+        or with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
+        """
+        peers = dst_group_name, dst_rank
+        return self._roost_talk.send(object, peers, async_op, options, tag, timeout, piggyback_payload)
+
+    def recv(
+        self,
+        src_group_name: str,
+        src_rank: int | str | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive an object: the k-th receive from a worker gets the k-th that it sent under this tag.
+
+        Returns `(object, payload)` if a payload was sent along. `recv(ANY)` and `recv("rollout", ANY)` receive from any
+        worker, or any of a group, and return `(object, address of the sender)`.
+        """
+        return self._roost_talk.recv(None, (src_group_name, src_rank), async_op, options, tag, timeout)
+
+    def send_tensor(
+        self,
+        tensor: Any,
+        dst_group_name: str,
+        dst_rank: int | Sequence[int],
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Handle[None] | None:
+        """Send the content of a tensor or array, for `recv_tensor` at the other end: quicker than `send` if large."""
+        return self._roost_talk.send_tensor(tensor, (dst_group_name, dst_rank), async_op, options, tag, timeout)
+
+    def recv_tensor(
+        self,
+        tensor: Any,
+        src_group_name: str,
+        src_rank: int | str | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive into a tensor or array that has the size of the one that was sent with `send_tensor`."""
+        return self._roost_talk.recv(tensor, (src_group_name, src_rank), async_op, options, tag, timeout)
+
+    def create_channel(
+        self,
+        channel_name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        *,
+        max_bytes: int | None = None,
+    ) -> Channel:
+        """Create a channel, as `Channel.create` does; in a process without Ray it is a local one."""
+        from roost.comm.channel import MAX_BYTES, Channel  # a worker that does not communicate pays nothing
+        from roost.comm.process import job_context
+
+        is_local = local or job_context() is None
+        limit = MAX_BYTES if max_bytes is None else max_bytes
+        return Channel.create(channel_name, maxsize, distributed and not is_local, node_rank, is_local, max_bytes=limit)
+
+    def connect_channel(self, channel_name: str, *, timeout: float | None = None) -> Channel:
+        """Return a channel that exists, as `Channel.connect` does."""
+        from roost.comm.channel import Channel  # likewise
+
+        return Channel.connect(channel_name, self, timeout=timeout)
+
+    def broadcast(
+        self,
+        object: Any = None,  # noqa: A002 - likewise
+        groups: Sequence[tuple[str, int | Sequence[int]]] = (),
+        src: tuple[str, int] | None = None,
+        async_op: bool = False,
+        options: CollectiveGroupOptions | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send an object from one worker to all members of several groups; every member calls it and gets the object.
+
+        `groups` is `[("actor", [0, 1]), ("rollout", 0)]`; `src` is the worker that has the object, by default the first
+        that is listed.
+        """
+        from roost.comm.collectives import broadcast  # likewise
+
+        return broadcast(self._roost_talk, self._identity.address, object, groups, src, async_op, options, timeout)
+
+    def collective(
+        self,
+        group_name: str,
+        ranks: Sequence[int] | None = None,
+        backend: str | None = None,
+        *,
+        name: str | None = None,
+        options: CollectiveGroupOptions | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return a process group of `torch.distributed` over workers of a group, all of which call this.
+
+        Use it with torch's own functions: `dist.all_reduce(tensor, group=worker.collective("actor"))`. The backend is
+        NCCL if torch sees a GPU here, else Gloo. Each call makes a group of its own; `name` tells those apart that are
+        not asked for in the same order everywhere. CallTimedOut names the workers that did not come.
+        """
+        from roost.comm.collectives import make_process_group  # likewise
+
+        own = self._identity.address
+        return make_process_group(self.cluster.context, own, group_name, ranks, backend, name, options, timeout)
+
+    @property
+    def _roost_talk(self) -> Talk:
+        made: Talk | None = vars(self).get("_roost_made")
+        if made is None or made.is_closed:
+            from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
+
+            made = process_talk(self._identity)
+            object.__setattr__(self, "_roost_made", made)
+        return made
 
     def log_debug(self, message: object) -> None:
         """Write a debug line into this worker's log."""

@@ -1,0 +1,1 @@
+"""How workers talk: messages, channels and collectives."""

@@ -1,0 +1,185 @@
+"""Communication of many: one object to all members of several groups, and process groups of torch."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import inspect
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roost.comm.addresses import WorkerAddress
+from roost.comm.loop import Handle, check_timeout
+from roost.comm.options import CollectiveGroupOptions, check_options
+from roost.comm.talk import Talk, addresses_of
+from roost.errors import CallTimedOut, ConfigError
+from roost.text import join_words
+
+if TYPE_CHECKING:
+    from roost.runtime.managers.context import JobContext
+
+COLLECTIVE_SECONDS = 600.0
+_POLL_SECONDS = 0.05
+_MADE: Counter[tuple[str, ...]] = Counter()
+"""By backend, name and members: how many process groups this process has asked for."""
+
+Groups = Sequence[tuple[str, Any]]
+
+
+def broadcast(
+    talk: Talk,
+    own: str,
+    thing: Any,
+    groups: Groups,
+    src: tuple[str, int] | None,
+    async_op: bool,
+    options: CollectiveGroupOptions | None,
+    timeout: float | None,
+) -> Any:
+    """Send an object from one member to all; returns it in each, or a handle.
+
+    The source sends to each of the others, so that the death of one does not keep the rest waiting.
+    """
+    check_options(options)
+    listed = members_of(groups)
+    if src is not None and (not isinstance(src, tuple) or len(src) != 2):
+        raise ConfigError(f"src is {src!r}: it is the name of a group and a rank")
+    source = listed[0] if src is None else addresses_of(*src)[0]
+    for name, what in ((source, "the source"), (own, "this worker")):
+        if name not in listed:
+            raise ConfigError(f"{name}, {what}, is not one of the members: {join_words(listed)}")
+    # Messages of one source have an order, and members of another broadcast have another tag.
+    tag = "broadcast", tuple(sorted(listed))
+    if own != source:
+        name, _, rank = source.rpartition(":")
+        return talk.recv(None, (name, int(rank)), async_op, options, tag, timeout)
+    handles = [talk.messages.send(thing, member, tag) for member in listed if member != own]
+    handle: Handle[Any] = talk.all_of(handles, thing)
+    return handle if async_op else handle.wait(timeout)
+
+
+def members_of(groups: Groups) -> list[str]:
+    """Return the addresses of the members of some groups, in the order in which they are listed."""
+    try:
+        found = [address for name, ranks in groups for address in addresses_of(name, ranks)]
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"groups is {groups!r}", hint='write [("actor", [0, 1]), ("rollout", 0)]: names of groups, and ranks'
+        ) from None
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"groups is {groups!r}: name each member once")
+    return found
+
+
+def make_process_group(
+    context: JobContext,
+    own: str,
+    group_name: str,
+    ranks: Sequence[int] | None,
+    backend: str | None,
+    name: str | None,
+    options: CollectiveGroupOptions | None,
+    timeout: float | None,
+) -> Any:
+    """Make a process group of torch over workers, all of which call this; CallTimedOut names those that did not."""
+    check_options(options)
+    deadline = time.monotonic() + (check_timeout(timeout) or COLLECTIVE_SECONDS)
+    if ranks is None:
+        ranks = range(len(context.worker_manager.get_group(group_name).identities))
+    members = tuple(addresses_of(group_name, ranks))
+    if own not in members:
+        raise ConfigError(f"{own} is not one of the members: {join_words(members)}")
+    torch = importlib.import_module("torch")
+    distributed = importlib.import_module("torch.distributed")
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    key = backend, name or "", *members
+    _MADE[key] += 1
+    label = f"{':'.join(key[:2])}:{','.join(members)}:{_MADE[key]}"
+    listener = context.worker_manager.get_workers([members[0]])[0]
+    place = context.collective_manager.create_group(label, members, listener.node_rank)
+    rank = members.index(own)
+    left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
+    store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
+    _meet(store, members, rank, deadline)
+    return _new_group(distributed, backend, store, rank, len(members), label, options)
+
+
+def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> None:
+    """Wait until every member is there."""
+    store.set(f"here/{rank}", str(os.getpid()))
+    missing = list(range(len(members)))
+    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
+        if time.monotonic() > deadline:
+            names = join_words([WorkerAddress(members[one]) for one in missing])
+            raise CallTimedOut(
+                f"{members[rank]} waits in a collective of {len(members)} workers for {names}",
+                hint="every member calls collective() with the same arguments, and as often",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _new_group(
+    distributed: Any,
+    backend: str,
+    store: Any,
+    rank: int,
+    size: int,
+    label: str,
+    options: CollectiveGroupOptions | None,
+) -> Any:
+    """Make a process group that torch's own functions take.
+
+    torch's public functions make one world for each process, and groups in it. Workers are in several that have nothing
+    to do with each other, for which torch has only the function behind the public ones; it is used by others as well.
+    """
+    inner: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    make: Callable[..., Any] = inner._new_process_group_helper
+    known = inspect.signature(make).parameters
+    given: dict[str, Any] = {"group_name": label, "timeout": inner.default_pg_timeout}
+    if backend == "nccl":
+        key = "backend_options" if "backend_options" in known else "pg_options"
+        given[key] = _nccl_options(distributed, options)
+    made, _ = make(size, rank, [], inner.Backend(backend), inner.PrefixStore(label, store), **given)
+    inner._world.pg_group_ranks[made] = dict(zip(range(size), itertools.count(), strict=False))
+    return made
+
+
+def _nccl_options(distributed: Any, options: CollectiveGroupOptions | None) -> Any:
+    chosen = options or CollectiveGroupOptions()
+    made = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.is_high_priority_stream)
+    for ours, theirs in (("max_ctas", chosen.accel_max_ctas), ("min_ctas", chosen.accel_min_ctas)):
+        if theirs is not None:
+            setattr(made.config, ours, theirs)
+    if chosen.accel_cluster_size is not None:
+        made.config.cga_cluster_size = chosen.accel_cluster_size
+    return made
+
+
+def plan_routes(n_senders: int, n_receivers: int, batch: int) -> list[tuple[int, int, slice]]:
+    """Say how a batch that is split over some ranks goes to the ranks of another group: contiguous and balanced.
+
+    Returns `(sender, receiver, part of the batch)`, in order. Both sides split the batch as evenly as it goes, the
+    first ranks taking one more.
+
+    >>> plan_routes(2, 3, 6)
+    [(0, 0, slice(0, 2, None)), (0, 1, slice(2, 3, None)), (1, 1, slice(3, 4, None)), (1, 2, slice(4, 6, None))]
+    """
+    for name, value, least in (("n_senders", n_senders, 1), ("n_receivers", n_receivers, 1), ("batch", batch, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} is {value!r}: it is {least} or more")
+    routes = []
+    for sender, held in enumerate(_split(batch, n_senders)):
+        for receiver, wanted in enumerate(_split(batch, n_receivers)):
+            start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)
+            if start < stop:
+                routes.append((sender, receiver, slice(start, stop)))
+    return routes
+
+
+def _split(count: int, parts: int) -> list[range]:
+    ends = list(itertools.accumulate(count // parts + (place < count % parts) for place in range(parts)))
+    return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]

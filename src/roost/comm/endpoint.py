@@ -1,0 +1,420 @@
+"""This process as a member of its job's communication: where it listens, and its links to other members.
+
+A link is a connection that this process opened. What it sends to a worker goes through its link to that worker, so the
+order is kept; what it receives arrives on the links of others. A peer that dies closes all its connections: when the
+last one has been read to its end, every operation that waits for that process fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import resource
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roost.comm.connection import Connection, Frame, Kind, Peer
+from roost.comm.loop import Handle, Loop
+from roost.comm.mailbox import Mailbox
+from roost.comm.memory import Pool
+from roost.errors import ClusterError, RoostError, WorkerDied
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_BACKLOG = 128
+MOST_WAITING = 1 << 26
+"""How many bytes may wait for a process: here until it is up, and there until it receives them."""
+_GREET_SECONDS = 10.0
+_MOST_STRANGERS = 64
+"""How many connections may be open that have not proved to be members."""
+_MOST_TRIES = 20
+_RETRY_SECONDS = 0.1
+_FEWEST_FILES = 512
+"""With fewer descriptors, shared memory is not used: each piece takes one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Where one process can be reached: enough to connect to it, with the job's secret."""
+
+    peer: Peer
+    local_name: str
+    """The name of its socket on its own machine; empty if it has none."""
+    host: str
+    port: int
+
+
+class Directory(Protocol):
+    """Where members find each other."""
+
+    def announce(self, listing: Listing) -> None:
+        """Let others find this process."""
+
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
+        """Find a process by its name, waiting until it is there; not the one with instance `but_not`, which is gone.
+
+        `on_wait` is called if it is not there yet. Fails with WorkerDied if it is dead and will not be restarted.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Something to send when a link is open."""
+
+    run: Callable[[Connection], None]
+    fail: Callable[[Exception], None]
+    keep: Callable[[], None] | None
+    """What to call if it waits here and the caller need not; None if the caller must."""
+
+
+class Link:
+    """The way from this process to another one: what is sent waits here until the connection is open."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.connection: Connection | None = None
+        self.listing: Listing | None = None
+        self.error: Exception | None = None
+        self.is_ready = False
+        self.is_near = False
+        self.tries = 0
+        self.jobs: deque[Job] = deque()
+        self.is_waiting = False
+        """Whether the other process is not there yet: what can wait here has been done, for the caller."""
+        self.waiting_bytes = 0
+        self.requests: dict[int, Handle[Any]] = {}
+
+
+class Endpoint:
+    """The communication of this process."""
+
+    def __init__(self, own: Peer, secret: bytes, directory: Directory, host: str | None, port: int = 0) -> None:
+        """Take who this process is, and the address to listen at; with no host, other processes cannot reach it."""
+        self.own = own
+        self.lock = threading.RLock()
+        self.loop = Loop(f"roost-comm-{own.address}")
+        self.mailbox: Mailbox[Any] = Mailbox()
+        self.on_message: Callable[[Connection, Frame], None] | None = None
+        """What takes messages and tensors."""
+        self.on_request: Callable[[Connection, Frame], None] | None = None
+        """What answers requests."""
+        self.on_gone: list[Callable[[Peer], None]] = []
+        """Called when the last connection of a process has ended."""
+        self._secret = secret
+        self._directory = directory
+        self._pools = Pool(is_shared=True), Pool(is_shared=False)
+        self._links: dict[str, Link] = {}
+        self._connections: dict[str, set[Connection]] = {}
+        """By instance: the open connections of the processes at the other ends."""
+        self._known: Counter[str] = Counter()
+        """By address: how many open connections there are."""
+        self._strangers: dict[Connection, float] = {}
+        self._numbers = itertools.count(1)
+        self._listeners: list[socket.socket] = []
+        self.is_closed = False
+        self._place = host, port
+
+    def open(self) -> None:
+        """Let others find this process: what takes messages must be there before."""
+        host, port = self._place
+        if host is None:
+            return
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        local_name = ""
+        self._listeners.append(listener)
+        if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:
+            # In the kernel's own space of names, so that no file is left; it needs no permission, but the secret.
+            local_name = f"\0roost-{secrets.token_hex(16)}"
+            local = socket.socket(socket.AF_UNIX)
+            local.bind(local_name)
+            local.listen(_BACKLOG)
+            self._listeners.append(local)
+        for one in self._listeners:
+            one.setblocking(False)
+            self.loop.watch(one.fileno(), lambda _event, one=one: self._accept(one))  # type: ignore[misc]
+        self._directory.announce(
+            Listing(peer=self.own, local_name=local_name, host=host, port=listener.getsockname()[1])
+        )
+
+    def number(self) -> int:
+        """Return a number that this process has not used yet."""
+        return next(self._numbers)
+
+    def submit(
+        self,
+        address: str,
+        job: Callable[[Connection], None],
+        fail: Callable[[Exception], None] = lambda _error: None,
+        keep: Callable[[], None] | None = None,
+        size: int = 0,
+    ) -> None:
+        """Let a job send something to a worker: now, or when the link is open. `fail` is called if it never is.
+
+        If the worker is alive and does not communicate yet, `keep` is called: the job waits here, and not its caller.
+        """
+        with self.lock:
+            link = self.link(address)
+            if not link.is_ready:
+                link.waiting_bytes += size
+                may_wait = link.waiting_bytes <= MOST_WAITING
+                link.jobs.append(Job(job, fail, keep if may_wait else None))
+                if link.is_waiting and may_wait and keep is not None:
+                    keep()
+                return
+            connection = link.connection
+        job(connection)  # type: ignore[arg-type]
+
+    def request(self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any]) -> int:
+        """Ask a worker something; its reply, a `Frame`, completes the handle. Returns the number of the request."""
+        number = self.number()
+
+        def ask(connection: Connection) -> None:
+            link.requests[number] = handle
+            connection.send(Kind.REQUEST, number, envelope, data, buffers)
+
+        with self.lock:
+            link = self.link(address)
+            self.submit(address, ask, handle.fail)
+        return number
+
+    def link(self, address: str) -> Link:
+        """Return the link to a worker, and begin to open it if there is none."""
+        with self.lock:
+            if self.is_closed:
+                raise ClusterError("the communication of this process has ended")
+            link = self._links.get(address)
+            if link is None:
+                link = self._links[address] = Link(address)
+                self._find(link, "")
+            return link
+
+    def expect(self, address: str) -> None:
+        """Make sure that the death of a worker is noticed."""
+        with self.lock:
+            if not self._known.get(address):
+                self.link(address)
+
+    def close(self) -> None:
+        """End all of it; what waits fails."""
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            links, self._links = list(self._links.values()), {}
+            open_ones = {connection for some in self._connections.values() for connection in some} | set(
+                self._strangers
+            )
+        for listener in self._listeners:
+            self.loop.forget(listener.fileno())
+            listener.close()
+        for connection in open_ones:
+            connection.close()
+        error = ClusterError("the communication of this process has ended")
+        for link in links:
+            self._fail(link, error)
+        with self.lock:
+            waiting = list(self.mailbox.receives())
+        for receive in waiting:
+            receive.receiver.fail(error)
+        self.loop.stop()
+
+    def _find(self, link: Link, but_not: str) -> None:
+        found = self._directory.find(link.address, but_not, lambda: self.loop.call(lambda: self._wait(link)))
+        found.add_done_callback(lambda ended: self.loop.call(lambda: self._dial(link, ended)))
+        self.loop.start()
+        self.loop.nudge()
+
+    def _wait(self, link: Link) -> None:
+        """Note that a process is not there yet."""
+        with self.lock:
+            link.is_waiting = not link.is_ready
+            jobs = list(link.jobs) if link.is_waiting else []
+        for job in jobs:
+            if job.keep is not None:
+                job.keep()
+
+    def _dial(self, link: Link, found: Future[Listing]) -> None:
+        """Connect to what was found; in the thread that reads."""
+        if self.is_closed:
+            return
+        try:
+            listing = found.result(0)
+        except Exception as error:
+            self._fail(link, error if isinstance(error, RoostError) else ClusterError(f"{link.address}: {error}"))
+            return
+        link.listing = listing
+        link.is_near = bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
+        self._reach(link, listing)
+
+    def _reach(self, link: Link, listing: Listing) -> None:
+        sock = None
+        try:
+            if link.is_near:
+                sock = socket.socket(socket.AF_UNIX)
+                target: Any = listing.local_name
+            else:
+                sock = socket.socket(socket.AF_INET6 if ":" in listing.host else socket.AF_INET)
+                target = (listing.host, listing.port)
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(target)
+        except OSError:
+            if sock is not None:
+                sock.close()
+            self._try_again(link)
+            return
+        link.connection = self._connect(sock, is_server=False, on_open=lambda _: self._opened(link))
+
+    def _connect(self, sock: socket.socket, *, is_server: bool, on_open: Callable[[Connection], None]) -> Connection:
+        def opened(connection: Connection) -> None:
+            with self.lock:
+                self._strangers.pop(connection, None)
+                if connection.peer is not None:
+                    self._connections.setdefault(connection.peer.instance, set()).add(connection)
+                    self._known[connection.peer.address] += 1
+            on_open(connection)
+
+        return Connection(
+            self.loop,
+            sock,
+            self._secret,
+            self.own,
+            is_server=is_server,
+            pools=self._pools,
+            on_open=opened,
+            on_frame=self._take,
+            on_close=self._closed,
+        )
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                try:
+                    sock, _ = listener.accept()
+                except OSError as error:
+                    if isinstance(error, BlockingIOError):
+                        raise
+                    # No descriptor is left: those that wait stay in the queue of the kernel, and strangers go.
+                    self._drop_strangers(0)
+                    return
+                self._drop_strangers(_MOST_STRANGERS - 1)
+                connection = self._connect(sock, is_server=True, on_open=lambda _: None)
+                self._strangers[connection] = time.monotonic()
+
+    def _drop_strangers(self, most: int) -> None:
+        """Close connections that did not prove in time to be members, and the oldest if there are too many."""
+        now = time.monotonic()
+        late = [one for one, since in self._strangers.items() if now - since > _GREET_SECONDS]
+        for connection in late or list(self._strangers)[: max(0, len(self._strangers) - most)]:
+            self._strangers.pop(connection, None)
+            connection.close()
+
+    def _opened(self, link: Link) -> None:
+        connection = link.connection
+        if connection is None:
+            return
+        # In order: what is submitted meanwhile waits for the lock.
+        with self.lock:
+            while link.jobs:
+                link.jobs.popleft().run(connection)
+            link.is_ready = True
+
+    def _try_again(self, link: Link) -> None:
+        """Try the network if the near way failed, as between containers; else find the process again.
+
+        It may have died, and have been restarted.
+        """
+        if link.is_near and link.listing is not None:
+            link.is_near = False
+            self._reach(link, link.listing)
+            return
+        link.tries += 1
+        gone = link.listing.peer.instance if link.listing is not None else ""
+        if link.tries > _MOST_TRIES:
+            self._fail(link, ClusterError(f"{link.address} does not answer", hint="see its log"))
+            return
+        self._find(link, gone)
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        peer = connection.peer
+        if peer is None:
+            return
+        if frame.kind == Kind.REPLY:
+            link = self._links.get(peer.address)
+            handle = link.requests.pop(frame.number, None) if link is not None else None
+            if handle is not None:
+                handle.complete(frame)
+        elif frame.kind == Kind.REQUEST:
+            if self.on_request is not None:
+                self.on_request(connection, frame)
+        elif self.on_message is not None:
+            self.on_message(connection, frame)
+
+    def _closed(self, connection: Connection) -> None:
+        peer = connection.peer
+        with self.lock:
+            self._strangers.pop(connection, None)
+            lost = [link for link in self._links.values() if link.connection is connection]
+            if peer is not None:
+                open_ones = self._connections.get(peer.instance, set())
+                open_ones.discard(connection)
+                if not open_ones:
+                    self._connections.pop(peer.instance, None)
+                self._known -= Counter([peer.address])
+        if self.is_closed:
+            return
+        for link in lost:
+            if peer is None:
+                # It refused, or was dead before the connection was open.
+                self._try_again(link)
+            else:
+                self._fail(link, gone_error(peer))
+        if peer is not None and peer.instance not in self._connections:
+            self._gone(peer)
+
+    def _gone(self, peer: Peer) -> None:
+        """Fail what waits for a process that has ended."""
+        with self.lock:
+            receives = self.mailbox.withdraw_from(peer.address)
+        for receive in receives:
+            receive.receiver.fail(gone_error(peer))
+        for call in list(self.on_gone):
+            call(peer)
+
+    def _fail(self, link: Link, error: Exception) -> None:
+        with self.lock:
+            link.error, link.is_ready = error, False
+            if self._links.get(link.address) is link:
+                del self._links[link.address]
+            jobs, requests = list(link.jobs), list(link.requests.values())
+            link.jobs.clear()
+            link.requests.clear()
+            # A receive may wait for a worker that cannot be found.
+            receives = [] if self._known.get(link.address) else self.mailbox.withdraw_from(link.address)
+        for job in jobs:
+            job.fail(error)
+        for handle in requests:
+            handle.fail(error)
+        for receive in receives:
+            receive.receiver.fail(error)
+
+
+def gone_error(peer: Peer) -> WorkerDied:
+    """Make the error for what waits for a process that has ended."""
+    return WorkerDied(f"{peer} is gone: its process ended or was closed", hint="its log says why")
+
+
+def own_instance() -> str:
+    """Return a name for this process that no other one has."""
+    return f"{os.getpid()}-{secrets.token_hex(8)}"

@@ -1,0 +1,391 @@
+"""The communication thread of a process, and the handles that its work completes.
+
+One thread reads all sockets. A thread that waits for a handle takes over the reading meanwhile, if it may: what it
+waits for then arrives without a switch of threads, which would cost several times as much as the message itself. One
+thread reads at a time; the others that wait sleep until their handle is done or it is their turn to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+from roost.errors import CallTimedOut, ConfigError
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_LINGER_SECONDS = 0.002
+"""How long the thread leaves the reading to threads that wait again and again."""
+
+Value = TypeVar("Value")
+
+
+class Handle(Generic[Value]):
+    """An operation that may still be under way: wait for it, await it, or ask whether it is done.
+
+    It can be waited for any number of times, and gives the same value or raises the same error each time. It is true.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_late", "_loop", "_open", "_value", "_waiting", "is_done")
+
+    def __init__(
+        self,
+        loop: Loop,
+        open_value: Callable[[Any], Value] | None = None,
+        late: Callable[[], str] = lambda: "the operation is not done",
+    ) -> None:
+        """Take what turns the raw value into that of the caller, in the caller's thread, and says what is missing."""
+        self.is_done = False
+        self._loop = loop
+        self._open = open_value
+        self._late = late
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._waiting: list[_Waiter] = []
+        self._callbacks: list[Callable[[], None]] = []
+
+    def __bool__(self) -> bool:
+        return True
+
+    def done(self) -> bool:
+        """Whether it has ended, with a value or an error."""
+        if not self.is_done:
+            self._loop.nudge()
+        return self.is_done
+
+    def wait(self, timeout: float | None = None) -> Value:
+        """Wait for the value; CallTimedOut says who is missing, and the operation goes on."""
+        if not self.is_done and not self._loop.wait_for(self, check_timeout(timeout)):
+            raise self.timed_out(timeout)
+        return self._get()
+
+    async def async_wait(self, timeout: float | None = None) -> Value:
+        """Do the same in a coroutine."""
+        if not self.is_done:
+            try:
+                await asyncio.wait_for(self._ended(), check_timeout(timeout))
+            except TimeoutError:
+                if not self.is_done:
+                    raise self.timed_out(timeout) from None
+        return self._get()
+
+    def __await__(self) -> Generator[Any, None, Value]:
+        return self.async_wait().__await__()
+
+    def timed_out(self, timeout: float | None) -> CallTimedOut:
+        """Make the error that says who is missing."""
+        return CallTimedOut(f"{self._late()} after {timeout or 0:g} s")
+
+    def complete(self, value: Any) -> None:
+        """End with a value, unless it has ended."""
+        self._end(value, None)
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error, unless it has ended."""
+        self._end(None, error)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it failed with, if it has."""
+        return self._error
+
+    @property
+    def raw(self) -> Any:
+        """What it was completed with."""
+        return self._value
+
+    def on_done(self, callback: Callable[[], None]) -> None:
+        """Call a function when it is done, in the thread that completes it; at once if it is done."""
+        with self._loop.turns:
+            if not self.is_done:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        with self._loop.turns:
+            if self.is_done:
+                return
+            self._value, self._error = value, error
+            self.is_done = True
+            for waiter in self._waiting:
+                waiter.wake()
+                self._loop.interrupt(waiter)
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    async def _ended(self) -> None:
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def set_ended() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def end() -> None:
+            # The caller may have given up, and its event loop may be closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(set_ended)
+
+        self.on_done(end)
+        self._loop.nudge()
+        await ended
+
+    def _get(self) -> Value:
+        if self._error is not None:
+            raise self._error
+        opener, self._open = self._open, None
+        if opener is not None:
+            try:
+                self._value = opener(self._value)
+            except Exception as error:
+                self._value, self._error = None, error
+                raise
+        return cast(Value, self._value)
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return the seconds to wait, where None is without limit; ConfigError if it is not a number."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
+    return max(0.0, float(timeout))
+
+
+class _Waiter:
+    """A thread that waits."""
+
+    __slots__ = ("_is_awake", "_lock", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._is_awake = False
+
+    def wake(self) -> None:
+        """Let it look again; with the lock of the turns held."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._lock.release()
+
+    def sleep(self, seconds: float) -> None:
+        self._lock.acquire(timeout=seconds)
+
+    def rest(self) -> None:
+        """Sleep again the next time; with the lock of the turns held."""
+        if self._is_awake:
+            self._is_awake = False
+            self._lock.acquire(blocking=False)
+
+
+class Loop:
+    """Reads sockets in a thread that starts with the first of them."""
+
+    def __init__(self, name: str) -> None:
+        self.turns = threading.Lock()
+        """Held for moments, while it is decided who reads and which handles are done."""
+        self._name = name
+        self._poll = select.epoll()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._woken, select.EPOLLIN)
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._leader: _Waiter | Loop | None = None
+        self._queue: deque[_Waiter] = deque()
+        self._resume = threading.Condition(self.turns)
+        self._left_at = 0.0
+        self._is_asked = False
+        self._is_stopped = False
+        self._thread: threading.Thread | None = None
+        self._turning = 0
+        """The thread that handles events right now."""
+        self._at_end: list[Callable[[], None]] = []
+
+    def watch(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Call a handler with the events of a descriptor."""
+        self._handlers[fd] = handler
+        self._poll.register(fd, select.EPOLLIN)
+        self.start()
+
+    def watch_for(self, fd: int, *, reads: bool, writes: bool) -> None:
+        """Choose which events of a descriptor its handler is called with; its end is always one."""
+        with contextlib.suppress(OSError):
+            self._poll.modify(fd, (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0))
+        if writes:
+            self.nudge()
+
+    def forget(self, fd: int) -> None:
+        """Stop watching a descriptor."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._poll.unregister(fd)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Let the thread that reads call a function; safe in a finalizer, which may run anywhere."""
+        self._calls.append(function)
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._woken, 1)
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> bool:
+        """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
+        if self._turning != threading.get_ident():
+            return False
+        self._at_end.append(function)
+        return True
+
+    def interrupt(self, waiter: _Waiter) -> None:
+        """Let a thread look again if it is the one that reads; with the lock of the turns held."""
+        if waiter is self._leader and waiter.thread != threading.get_ident():
+            os.eventfd_write(self._woken, 1)
+
+    def start(self) -> None:
+        """Start the thread, once."""
+        with self.turns:
+            if self._thread is not None or self._is_stopped:
+                return
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """Let the thread read now, if no other one does: a caller waits for something, but not by reading."""
+        if self._leader is None:
+            with self.turns:
+                self._left_at = 0.0
+                self._resume.notify()
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self.turns:
+            self._is_stopped = True
+            self._resume.notify()
+        self.call(lambda: None)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(5.0)
+        self._poll.close()
+
+    def __del__(self) -> None:
+        # Not before: a finalizer may wake the thread even after its end.
+        os.close(self._woken)
+
+    def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
+        """Wait until a handle is done; returns whether it is."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        waiter = _Waiter()
+        may_lead = _may_lead()
+        with self.turns:
+            if handle.is_done:
+                return True
+            handle._waiting.append(waiter)
+            if may_lead and self._leader is None and not self._is_stopped:
+                self._leader = waiter
+            elif may_lead:
+                self._queue.append(waiter)
+                if self._leader is self and not self._is_asked:
+                    self._is_asked = True
+                    os.eventfd_write(self._woken, 1)
+        if not may_lead:
+            self.nudge()
+        try:
+            while not handle.is_done:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                if self._leader is waiter:
+                    self._turn(left)
+                else:
+                    waiter.sleep(left if left < threading.TIMEOUT_MAX else -1)
+                    with self.turns:
+                        waiter.rest()
+        finally:
+            with self.turns:
+                handle._waiting.remove(waiter)
+                if self._leader is waiter:
+                    self._hand_over()
+                elif waiter in self._queue:
+                    self._queue.remove(waiter)
+        return handle.is_done
+
+    def _hand_over(self) -> None:
+        """Let the next one read; with the lock of the turns held."""
+        if self._queue:
+            self._leader = self._queue.popleft()
+            self._leader.wake()
+        else:
+            self._leader = None
+            self._left_at = time.monotonic()
+
+    def _run(self) -> None:
+        while True:
+            with self.turns:
+                while not self._is_stopped and (
+                    self._leader is not None or time.monotonic() - self._left_at < _LINGER_SECONDS
+                ):
+                    self._resume.wait(_LINGER_SECONDS)
+                if self._is_stopped:
+                    return
+                self._leader, self._is_asked = self, False
+            while not self._is_asked and not self._is_stopped:
+                self._turn(None)
+            with self.turns:
+                self._hand_over()
+
+    def _turn(self, seconds: float | None) -> None:
+        """Wait for events and handle them."""
+        if self._calls:
+            self._make_calls()
+        events = self._poll.poll(seconds if seconds is not None and seconds < 1e6 else None)
+        self._turning = threading.get_ident()
+        try:
+            for fd, event in events:
+                self._handle(fd, event)
+        finally:
+            self._turning = 0
+            while self._at_end:
+                self._at_end.pop()()
+
+    def _handle(self, fd: int, event: int) -> None:
+        if fd == self._woken:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._woken)
+            self._make_calls()
+            return
+        handler = self._handlers.get(fd)
+        if handler is not None:
+            try:
+                handler(event)
+            except Exception:
+                log.exception("a connection could not be handled")
+                self.forget(fd)
+
+    def _make_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            try:
+                self._calls.popleft()()
+            except Exception:
+                log.exception("the communication thread could not do something")
+
+
+_leads_anywhere = False
+
+
+def let_main_thread_read() -> None:
+    """Allow the main thread of this process to read: no Ctrl-C interrupts it in the middle of a frame."""
+    global _leads_anywhere
+    _leads_anywhere = True
+
+
+def _may_lead() -> bool:
+    return _leads_anywhere or threading.current_thread() is not threading.main_thread()

@@ -1,0 +1,166 @@
+"""What arrived and what is waited for, as plain state: the k-th receive from a peer gets its k-th message.
+
+No sockets, no clock. Whoever holds the endpoint's lock may call it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+Receiver = TypeVar("Receiver")
+
+ANY: str = "*"
+"""Any group, or any rank of a group, as the source of a message."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message that arrived, whole or in part."""
+
+    source: str
+    instance: str
+    """Which of the processes that had the name sent it."""
+    tag: Hashable
+    content: Any
+    size: int
+    order: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Receive(Generic[Receiver]):
+    """A receive that waits for a message: from one worker, from a group (`rollout:*`) or from any (`*`)."""
+
+    source: str
+    tag: Hashable
+    receiver: Receiver
+
+    def takes(self, message: Message) -> bool:
+        """Whether a message is one that it waits for."""
+        if self.tag != message.tag:
+            return False
+        if self.source.endswith(ANY):
+            return message.source.startswith(self.source[: -len(ANY)])
+        return self.source == message.source
+
+
+@dataclass(slots=True)
+class _Box(Generic[Receiver]):
+    """What one source sent under one tag, and what waits for it: one of both is empty."""
+
+    messages: deque[Message] = field(default_factory=deque)
+    receives: deque[Receive[Receiver]] = field(default_factory=deque)
+
+
+class Mailbox(Generic[Receiver]):
+    """Messages and receives that have not met yet.
+
+    >>> mailbox = Mailbox()
+    >>> mailbox.post(Receive("actor:0", None, "first"))
+    >>> mailbox.deliver(Message("actor:0", "", None, "hello", 5)).receiver
+    'first'
+    """
+
+    def __init__(self) -> None:
+        self._boxes: dict[tuple[str, Hashable], _Box[Receiver]] = {}
+        self._open: deque[Receive[Receiver]] = deque()
+        """Receives from more than one source."""
+        self._order = itertools.count()
+        self._bytes: dict[tuple[str, str], int] = {}
+
+    def deliver(self, message: Message) -> Receive[Receiver] | None:
+        """Take a message in; returns the receive that gets it, if one waits."""
+        box = self._boxes.get((message.source, message.tag))
+        if box is not None and box.receives:
+            receive = box.receives.popleft()
+            self._free(message.source, message.tag)
+            return receive
+        for receive in self._open:
+            if receive.takes(message):
+                self._open.remove(receive)
+                return receive
+        message.order = next(self._order)
+        self._boxes.setdefault((message.source, message.tag), _Box()).messages.append(message)
+        self._count(message, message.size)
+        return None
+
+    def post(self, receive: Receive[Receiver]) -> Message | None:
+        """Take a receive in; returns the message that it gets, if one is here."""
+        if not receive.source.endswith(ANY):
+            box = self._boxes.setdefault((receive.source, receive.tag), _Box())
+            if not box.messages:
+                box.receives.append(receive)
+                return None
+            found = box.messages.popleft()
+        else:
+            firsts = [box.messages[0] for box in self._boxes.values() if box.messages]
+            fitting = [message for message in firsts if receive.takes(message)]
+            if not fitting:
+                self._open.append(receive)
+                return None
+            found = min(fitting, key=lambda message: message.order)
+            self._boxes[found.source, found.tag].messages.popleft()
+        self._free(found.source, found.tag)
+        self._count(found, -found.size)
+        return found
+
+    def put_back(self, message: Message) -> None:
+        """Let the next receive have a message that was not received after all."""
+        self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
+        self._count(message, message.size)
+
+    def remove(self, message: Message) -> None:
+        """Forget a message that will never be complete."""
+        box = self._boxes.get((message.source, message.tag))
+        if box is not None and message in box.messages:
+            box.messages.remove(message)
+            self._count(message, -message.size)
+            self._free(message.source, message.tag)
+
+    def withdraw(self, receive: Receive[Receiver]) -> bool:
+        """Take a receive back; False if it has got its message."""
+        box = self._boxes.get((receive.source, receive.tag))
+        for receives in (self._open, *([box.receives] if box else ())):
+            if receive in receives:
+                receives.remove(receive)
+                self._free(receive.source, receive.tag)
+                return True
+        return False
+
+    def withdraw_from(self, source: str) -> list[Receive[Receiver]]:
+        """Take back all receives that wait for one source."""
+        found = [receive for (name, _), box in self._boxes.items() if name == source for receive in box.receives]
+        for receive in found:
+            self.withdraw(receive)
+        return found
+
+    def is_waiting_for(self, source: str) -> bool:
+        """Whether a receive waits for this source."""
+        return any(box.receives for (name, _), box in self._boxes.items() if name == source) or any(
+            receive.source == ANY or source.startswith(receive.source[: -len(ANY)]) for receive in self._open
+        )
+
+    def size_from(self, source: str, instance: str) -> int:
+        """How many bytes of one process wait to be received."""
+        return self._bytes.get((source, instance), 0)
+
+    def receives(self) -> Iterator[Receive[Receiver]]:
+        """All receives that wait."""
+        for box in self._boxes.values():
+            yield from box.receives
+        yield from self._open
+
+    def _count(self, message: Message, size: int) -> None:
+        key = message.source, message.instance
+        self._bytes[key] = self._bytes.get(key, 0) + size
+        if not self._bytes[key]:
+            del self._bytes[key]
+
+    def _free(self, source: str, tag: Hashable) -> None:
+        """Forget a box that is empty."""
+        box = self._boxes.get((source, tag))
+        if box is not None and not box.messages and not box.receives:
+            del self._boxes[source, tag]

@@ -1,0 +1,303 @@
+"""Messages between two workers: objects, and tensors into buffers that exist."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.comm.addresses import WorkerAddress
+from roost.comm.buffers import Buffer, as_buffer
+from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
+from roost.comm.loop import Handle
+from roost.comm.mailbox import ANY, Message, Receive
+from roost.comm.memory import copy
+from roost.comm.packing import pack, unpack
+from roost.errors import ConfigError, RoostError, WorkerFailed
+
+_CHUNK = 1 << 21
+_AHEAD = 4
+"""How many chunks of a tensor may be on their way: one is filled while another is emptied."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tensor:
+    """The content of a tensor that arrives in chunks."""
+
+    size: int
+    dtype: str
+    shape: tuple[int, ...]
+    missing: int
+    message: Message | None = None
+    receiver: Handle[Any] | None = None
+    target: Buffer | None = None
+    """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
+    chunks: list[tuple[int, memoryview]] = field(default_factory=list)
+
+
+class Messages:
+    """Sends and receives messages of one process."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._targets: dict[Handle[Any], Buffer] = {}
+        """By receive of a tensor: where it goes."""
+        self._arriving: dict[tuple[str, int], _Tensor] = {}
+        """By sender and number: tensors of which chunks are missing."""
+        self._paused: dict[str, Connection] = {}
+        """By sender: connections that are not read, because too much waits to be received."""
+        endpoint.on_message = self._take
+        endpoint.on_gone.append(self._forget)
+        endpoint.open()
+
+    def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
+        """Send an object. The handle is done when what was sent may be changed."""
+        has_payload = payload is not None
+        data, buffers = pack((thing, payload) if has_payload else thing)
+        envelope = b"" if tag is None and not has_payload else pickle.dumps((tag, has_payload))
+        handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a message")
+        if to == self.endpoint.own.address:
+            # Not the caller's own buffers: it may change them.
+            frame = Frame(Kind.MESSAGE, 0, envelope, data, [bytearray(buffer) for buffer in buffers])
+            self._deliver(self.endpoint.own, frame)
+            handle.complete(None)
+            return handle
+
+        def job(connection: Connection) -> None:
+            if not buffers:
+                connection.send(Kind.MESSAGE, 0, envelope, data)
+                if connection.backlog < SHARED_FROM:
+                    handle.complete(None)
+                else:
+                    connection.when_written(lambda: handle.complete(None))
+                return
+            shared = [connection.share(buffer, memoryview(buffer).nbytes) or buffer for buffer in buffers]
+            connection.send(Kind.MESSAGE, 0, envelope, data, shared)
+            if all(isinstance(buffer, SharedBuffer) for buffer in shared) and connection.backlog < SHARED_FROM:
+                handle.complete(None)
+            else:
+                connection.when_written(lambda: handle.complete(None))
+
+        # What is packed may wait here until the other end is up; what is not may be changed by the caller.
+        self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
+        return handle
+
+    def send_tensor(self, tensor: Any, to: str, tag: Hashable = None) -> Handle[None]:
+        """Send the content of a tensor or array. The handle is done when it may be changed."""
+        source = as_buffer(tensor, "send_tensor")
+        size = source.nbytes
+        number = self.endpoint.number()
+        described = size, source.dtype, source.shape
+        envelope = pickle.dumps((tag, described))
+        handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
+        if to == self.endpoint.own.address:
+            self._deliver(self.endpoint.own, Frame(Kind.TENSOR, number, envelope, b"", [bytearray(source.view)]))
+            handle.complete(None)
+            return handle
+
+        def job(connection: Connection) -> None:
+            if not connection.is_local or size < SHARED_FROM:
+                connection.send(Kind.TENSOR, number, envelope, b"", [source.view])
+                connection.when_written(lambda: handle.complete(None))
+                return
+            state = {"at": 0, "out": 0}
+            # Chunks are sent in order, by the caller and by the thread that reads what comes back.
+            turn = threading.RLock()
+
+            def advance() -> None:
+                with turn:
+                    fill()
+
+            def fill() -> None:
+                while state["at"] < size and state["out"] < _AHEAD:
+                    part = source.view[state["at"] : state["at"] + _CHUNK]
+                    shared = connection.share(part, part.nbytes)
+                    is_first = state["at"] == 0
+                    state["at"] += part.nbytes
+                    state["out"] += shared is not None
+                    connection.send(Kind.TENSOR, number, envelope if is_first else b"", b"", [shared or part], freed)
+                if state["at"] >= size:
+                    connection.when_written(lambda: handle.complete(None))
+
+            def freed() -> None:
+                with turn:
+                    state["out"] -= 1
+                    fill()
+
+            advance()
+
+        self.endpoint.submit(to, job, handle.fail)
+        return handle
+
+    def receive(self, source: str, tag: Hashable = None, into: Any = None) -> tuple[Handle[Any], Callable[[], bool]]:
+        """Receive the next message of a source; returns the handle, and what withdraws the receive."""
+        endpoint = self.endpoint
+        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
+        handle: Handle[Any] = Handle(
+            endpoint.loop,
+            functools.partial(_open, source, target),
+            lambda: f"{endpoint.own.address} has got no message from {_words(source)}",
+        )
+        receive = Receive(source, tag, handle)
+        with endpoint.lock:
+            message = endpoint.mailbox.post(receive)
+            if message is None:
+                if target is not None:
+                    self._targets[handle] = target
+                if not source.endswith(ANY) and source != endpoint.own.address:
+                    endpoint.expect(source)
+            elif isinstance(message.content, _Tensor):
+                self._direct(message.content, handle, target)
+                if message.content.missing > 0:
+                    message = None
+            if self._paused:
+                self._resume()
+        if message is not None:
+            handle.complete(message)
+        return handle, functools.partial(self._withdraw, receive)
+
+    def _withdraw(self, receive: Receive[Handle[Any]]) -> bool:
+        with self.endpoint.lock:
+            self._targets.pop(receive.receiver, None)
+            return self.endpoint.mailbox.withdraw(receive)
+
+    def put_back(self, handle: Handle[Any]) -> None:
+        """Let the next receive have a message whose receiver was interrupted before it got it."""
+        message = handle.raw
+        if isinstance(message, Message):
+            with self.endpoint.lock:
+                self.endpoint.mailbox.put_back(message)
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        """Take a frame in; in the thread that reads."""
+        peer = connection.peer
+        if peer is None:
+            return
+        waits = self._deliver(peer, frame)
+        if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > MOST_WAITING:
+            with self.endpoint.lock:
+                if not self.endpoint.mailbox.is_waiting_for(peer.address):
+                    self._paused[peer.address] = connection
+                    connection.pause(is_paused=True)
+
+    def _deliver(self, peer: Peer, frame: Frame) -> bool:
+        """Give a message to the receive that waits for it; returns whether it waits for one instead."""
+        endpoint = self.endpoint
+        if frame.kind == Kind.TENSOR:
+            return self._deliver_chunk(peer, frame)
+        tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
+        message = Message(peer.address, peer.instance, tag, frame, frame.size)
+        with endpoint.lock:
+            receive = endpoint.mailbox.deliver(message)
+        if receive is None:
+            return True
+        receive.receiver.complete(message)
+        return False
+
+    def _deliver_chunk(self, peer: Peer, frame: Frame) -> bool:
+        """Take a part of a tensor, or all of it."""
+        with self.endpoint.lock:
+            tensor = self._arriving.get((peer.instance, frame.number))
+            if tensor is None:
+                tag, (size, dtype, shape) = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
+                tensor = _Tensor(size, dtype, shape, size)
+                tensor.message = Message(peer.address, peer.instance, tag, tensor, size)
+                receive = self.endpoint.mailbox.deliver(tensor.message)
+                if receive is not None:
+                    self._direct(tensor, receive.receiver, self._targets.pop(receive.receiver, None))
+                self._arriving[peer.instance, frame.number] = tensor
+            for buffer in frame.buffers:
+                view = _view(buffer)
+                at = tensor.size - tensor.missing
+                tensor.missing -= view.nbytes
+                if tensor.target is None:
+                    tensor.chunks.append((at, view))
+                elif view.nbytes:
+                    copy(view, tensor.target.view[at:], view.nbytes)
+            # What the other end lent goes back now.
+            frame.buffers.clear()
+            if tensor.missing > 0:
+                return tensor.receiver is None
+            del self._arriving[peer.instance, frame.number]
+        if tensor.receiver is not None:
+            tensor.receiver.complete(tensor.message)
+        return tensor.receiver is None
+
+    def _direct(self, tensor: _Tensor, receiver: Handle[Any], target: Buffer | None) -> None:
+        """Let a tensor go to its receiver, and straight into its target if it fits."""
+        tensor.receiver = receiver
+        if target is not None and target.nbytes == tensor.size:
+            tensor.target = target
+            for at, view in tensor.chunks:
+                if view.nbytes:
+                    copy(view, target.view[at:], view.nbytes)
+            tensor.chunks.clear()
+
+    def _resume(self) -> None:
+        """Go on reading what is waited for, or has been received; with the endpoint's lock held."""
+        mailbox = self.endpoint.mailbox
+        for address, connection in list(self._paused.items()):
+            instance = connection.peer.instance if connection.peer is not None else ""
+            if mailbox.is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
+                del self._paused[address]
+                connection.pause(is_paused=False)
+
+    def _forget(self, peer: Peer) -> None:
+        """Fail the tensors of which chunks are missing."""
+        with self.endpoint.lock:
+            lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == peer.instance]
+            self._paused.pop(peer.address, None)
+        for tensor in lost:
+            if tensor.receiver is not None:
+                tensor.receiver.fail(gone_error(peer))
+            elif tensor.message is not None:
+                with self.endpoint.lock:
+                    self.endpoint.mailbox.remove(tensor.message)
+
+
+def _view(buffer: Any) -> memoryview:
+    return buffer.view if isinstance(buffer, SharedBuffer) else memoryview(buffer).cast("B")
+
+
+def _words(source: str) -> str:
+    if source == ANY:
+        return "any worker"
+    return f"any worker of {source.removesuffix(':' + ANY)!r}" if source.endswith(ANY) else source
+
+
+def _open(source: str, target: Buffer | None, message: Message) -> Any:
+    """Turn a message into what the caller of a receive gets, in the caller's thread."""
+    content = message.content
+    if isinstance(content, _Tensor):
+        if target is None:
+            raise _mismatch(message.source, "send_tensor", "recv")
+        if content.size != target.nbytes:
+            raise ConfigError(
+                f"{message.source} sent a tensor of {content.shape} {content.dtype}, {content.size} bytes, "
+                f"and this one is {target.shape} {target.dtype}, {target.nbytes} bytes"
+            )
+        value: Any = None
+    elif target is not None:
+        raise _mismatch(message.source, "send", "recv_tensor")
+    else:
+        try:
+            value = unpack(content.data, [_view(buffer) for buffer in content.buffers])
+        except RoostError:
+            raise
+        except Exception as error:
+            raise WorkerFailed(
+                f"a message from {message.source} cannot be unpickled: {type(error).__name__}: {error}",
+                hint="both workers need the modules and classes of what is sent",
+            ) from error
+    return (value, WorkerAddress(message.source)) if source.endswith(ANY) else value
+
+
+def _mismatch(source: str, sent: str, called: str) -> ConfigError:
+    return ConfigError(
+        f"{source} sent with {sent}, and this is {called}",
+        hint="send goes with recv, and send_tensor with recv_tensor, in the same order on both sides",
+    )

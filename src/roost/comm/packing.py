@@ -1,0 +1,129 @@
+"""Objects as messages: pickled, with arrays and tensors next to the pickle as raw buffers."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.text import shorten
+
+_OUT_OF_BAND = 1 << 13
+"""Smaller buffers are copied into the pickle."""
+
+_NO_BUFFERS: tuple[Any, ...] = ()
+_PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
+
+Packed = tuple[bytes, Sequence[Any]]
+
+
+def pack(thing: Any) -> Packed:
+    """Pickle an object; returns the pickle, and the large buffers in it as they are, not copied."""
+    if type(thing) is bytes and len(thing) >= _OUT_OF_BAND:
+        # Pickle would copy them.
+        return b"", [thing]
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    try:
+        if "torch" in sys.modules:
+            out = io.BytesIO()
+            _TensorPickler(out, protocol=5, buffer_callback=keep).dump(thing)
+            data = out.getvalue()
+        else:
+            data = pickle.dumps(thing, protocol=5, buffer_callback=keep)
+        if b"__main__" not in data:
+            return data, buffers
+    except Exception as error:
+        failure: Exception | None = error
+    else:
+        failure = None
+    # Classes and functions of a script, and what plain pickle cannot do.
+    from ray import cloudpickle
+
+    buffers.clear()
+    try:
+        return cloudpickle.dumps(thing, protocol=5, buffer_callback=keep), buffers  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise ConfigError(
+            f"a {type(thing).__name__} cannot be sent: {shorten(str(failure or error), 300)}",
+            hint="what is sent must be picklable: send what it is made from, and make it at the other end",
+        ) from None
+
+
+def pack_many(things: Iterable[Any]) -> list[Packed]:
+    """Pickle objects one by one: the same as `pack` for each, and quicker for many small ones."""
+    if "torch" in sys.modules:
+        return [pack(thing) for thing in things]
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    packed: list[Packed] = []
+    dumps = pickle.dumps
+    for thing in things:
+        try:
+            data = b"" if type(thing) is bytes and len(thing) >= _OUT_OF_BAND else dumps(thing, 5, buffer_callback=keep)
+        except Exception:
+            data = b""
+        if not data or (type(thing) not in _PLAIN and b"__main__" in data):
+            buffers.clear()
+            packed.append(pack(thing))
+        elif buffers:
+            packed.append((data, buffers.copy()))
+            buffers.clear()
+        else:
+            packed.append((data, _NO_BUFFERS))
+    return packed
+
+
+def unpack(data: Any, buffers: Sequence[Any]) -> Any:
+    """Make the object of a message; raises what unpickling raises."""
+    if not data:
+        return bytes(buffers[0])
+    return pickle.loads(data, buffers=buffers)  # noqa: S301 - from a member of this job, which proved it
+
+
+class _TensorPickler(pickle.Pickler):
+    """Pickles tensors as raw buffers; torch alone would copy them into an archive of its own."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules["torch"]
+        if type(thing) is not torch.Tensor and type(thing) is not torch.nn.Parameter:
+            return NotImplemented
+        if thing.layout is not torch.strided or thing.device.type != "cpu" or thing.is_quantized:
+            return NotImplemented
+        plain = thing.detach().contiguous()
+        buffer = pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy())
+        name = str(thing.dtype).removeprefix("torch.")
+        is_parameter = type(thing) is torch.nn.Parameter
+        return _make_tensor, (buffer, name, tuple(thing.shape), thing.requires_grad, is_parameter)
+
+
+def _make_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    if memoryview(buffer).nbytes:
+        # Small ones arrive inside the pickle, where they cannot be written to.
+        raw = bytearray(buffer) if memoryview(buffer).readonly else buffer
+        tensor = torch.frombuffer(raw, dtype=torch.uint8).view(kind).reshape(shape)
+    else:
+        tensor = torch.empty(shape, dtype=kind)
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -1,0 +1,161 @@
+"""The communication of this process: made when it is first used, and ended with its Cluster."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from roost.comm.connection import Peer
+from roost.comm.endpoint import Directory, Endpoint, Listing, own_instance
+from roost.comm.loop import let_main_thread_read
+from roost.comm.messages import Messages
+from roost.comm.talk import Talk
+from roost.errors import ClusterError, RoostError
+from roost.runtime.process.identity import WorkerIdentity, current_identity
+
+if TYPE_CHECKING:
+    from roost.runtime.managers.context import JobContext
+
+_DRIVER = "driver"
+_LOOPBACK = "127.0.0.1"
+_WAIT_SECONDS = 30.0
+_lock = threading.RLock()
+_made: dict[tuple[int, str, str], Talk] = {}
+"""By process, job and name: what was made. A process has one name, except in tests without Ray."""
+
+
+class JobDirectory:
+    """The directory of a job, which its worker manager keeps."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._manager = context.worker_manager
+
+    def announce(self, listing: Listing) -> None:
+        """Let others find this process."""
+        self._manager.add_endpoint(listing.peer.address, listing.peer.instance, listing)
+
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
+        """Find a process by its name, waiting until it is there."""
+        found: Future[Listing] = Future()
+
+        def ask(seconds: float) -> None:
+            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, seconds).future()
+            answer.add_done_callback(take)
+
+        def take(answer: Future[Any]) -> None:
+            try:
+                listing = answer.result()
+            except Exception as error:
+                cause = getattr(error, "cause", None)
+                if isinstance(cause, RoostError):
+                    found.set_exception(cause)
+                else:
+                    found.set_exception(ClusterError(f"{address} cannot be found: {error}"))
+                return
+            if listing is None:
+                # It is not launched yet, or has not communicated yet.
+                on_wait()
+                ask(_WAIT_SECONDS)
+            else:
+                found.set_result(listing)
+
+        ask(0.0)
+        return found
+
+
+class PlainDirectory:
+    """The directory of the workers that a test makes by hand in one process."""
+
+    def __init__(self) -> None:
+        self._listings: dict[str, Listing] = {}
+        self._waiting: list[tuple[str, str, Future[Listing]]] = []
+
+    def announce(self, listing: Listing) -> None:
+        """Let others find this worker."""
+        with _lock:
+            self._listings[listing.peer.address] = listing
+            waiting, self._waiting = self._waiting, []
+        for address, but_not, found in waiting:
+            self._answer(address, but_not, found)
+
+    def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
+        """Find a worker of this process by its name, waiting until it is there."""
+        found: Future[Listing] = Future()
+        self._answer(address, but_not, found)
+        if not found.done():
+            on_wait()
+        return found
+
+    def _answer(self, address: str, but_not: str, found: Future[Listing]) -> None:
+        with _lock:
+            listing = self._listings.get(address)
+            if listing is None or listing.peer.instance == but_not:
+                self._waiting.append((address, but_not, found))
+                return
+        found.set_result(listing)
+
+
+_plain_directory = PlainDirectory()
+
+
+def process_talk(identity: WorkerIdentity | None = None) -> Talk:
+    """Return the communication of this process, or of a worker that a test made by hand in it."""
+    identity = identity or current_identity()
+    context = job_context()
+    job = context.job.id if context is not None else ""
+    key = os.getpid(), job, identity.address if identity is not None else _DRIVER
+    with _lock:
+        made = _made.get(key)
+        if made is None or made.is_closed:
+            made = _made[key] = Talk(Messages(_make_endpoint(identity, context)))
+            if context is not None:
+                context.at_close.append(made.messages.endpoint.close)
+        return made
+
+
+def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) -> Endpoint:
+    address = identity.address if identity is not None else f"{_DRIVER}-{os.getpid()}-{time.time_ns():x}"
+    if context is None:
+        own = Peer(address=address, instance=own_instance(), node="this process")
+        return Endpoint(own, b"plain", _plain_directory, _LOOPBACK)
+    if context.connection is None:
+        # Ctrl-C goes to the driver.
+        let_main_thread_read()
+    node_rank = identity.placement.cluster_node_rank if identity is not None else _own_node_rank(context)
+    own = Peer(
+        address=address,
+        instance=own_instance(),
+        node=identity.node if identity is not None else "",
+        node_rank=node_rank,
+    )
+    secret = context.worker_manager.get_secret()
+    directory: Directory = JobDirectory(context)
+    if identity is None:
+        # A driver asks channels and is asked nothing.
+        return Endpoint(own, secret, directory, None)
+    port = 0
+    if context.port_range is not None:
+        port = context.node_manager.lease_ports(node_rank, 1, address)[0].port
+    return Endpoint(own, secret, directory, context.nodes[node_rank].address, port)
+
+
+def job_context() -> JobContext | None:
+    """Return the job that this process belongs to; None in a plain process, which need not load Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    from roost.runtime.cluster import Cluster
+
+    return Cluster().context
+
+
+def _own_node_rank(context: JobContext) -> int:
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next((node.rank for node in context.nodes if node.ray_id == here), -1)

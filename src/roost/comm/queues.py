@@ -1,0 +1,493 @@
+"""The queues of one channel as plain state: who put what, who waits, who has what.
+
+No sockets, no clock, no threads, and nothing in here looks into an item. What happens is a method call, and what is to
+be done about it is the list of events that it returns. So tests compare lists.
+
+An item that is handed to a client stays here, leased, until the client acknowledges it. If the client dies or gives up
+before that, the item goes back to its place at the front.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import operator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+_AHEAD_BYTES = 1 << 20
+"""How much an iterator may have ahead of the loop that it feeds; always at least one item."""
+
+_PLACE = operator.attrgetter("place")
+
+Client = str
+Request = tuple[Client, int]
+
+
+class Status(enum.IntEnum):
+    """How a request ended."""
+
+    DONE = 0
+    EMPTY = 1
+    FULL = 2
+    CLOSED = 3
+    TOO_HEAVY = 4
+    CANCELLED = 5
+    MOVED = 6
+    FAILED = 7
+
+
+class Item:
+    """One item: its weight and size, and what it is, which only its consumer looks at."""
+
+    __slots__ = ("content", "place", "size", "weight")
+
+    def __init__(self, content: Any, weight: float = 0, size: int = 0) -> None:
+        self.content = content
+        self.weight = weight
+        self.size = size
+        self.place = 0
+        """Its place in the order of all items; set when it is accepted."""
+
+    def __repr__(self) -> str:
+        return f"Item({self.content!r}, weight={self.weight:g}, size={self.size})"
+
+
+class Answer(NamedTuple):
+    """A request ended."""
+
+    client: Client
+    number: int
+    status: Status
+    items: Sequence[Item] = ()
+    accepted: int = 0
+    """Of a put: how many of its items were accepted."""
+    weight: float = 0
+    """With TOO_HEAVY: that of the item."""
+
+
+class Recall(NamedTuple):
+    """A client should return what it has ahead of need: others wait for it."""
+
+    client: Client
+    number: int
+
+
+class Freed(NamedTuple):
+    """A key is empty and unused, and takes no memory any more."""
+
+    key: Hashable
+
+
+Event = Answer | Recall | Freed
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What a get asks for: a number of items, or a weight."""
+
+    most: int = 1
+    least: int = 1
+    target: float | None = None
+    """The weight of a batch; `most` and `least` do not count then."""
+    waits: bool = True
+    ahead: bool = False
+    """Whether the client hands them out one by one, and acknowledges each."""
+
+
+class _Getter:
+    __slots__ = ("client", "number", "seen", "total", "turn", "want")
+
+    def __init__(self, client: Client, number: int, want: Want) -> None:
+        self.client = client
+        self.number = number
+        self.want = want
+        self.seen = 0
+        """How many items at the front are in the batch, as far as it was looked."""
+        self.total = 0.0
+        self.turn = -1
+        """The version of the front that `seen` is about."""
+
+
+class _Putter:
+    __slots__ = ("client", "count", "items", "number", "order")
+
+    def __init__(self, client: Client, number: int, items: deque[Item], order: int) -> None:
+        self.client = client
+        self.number = number
+        self.items = items
+        self.count = 0
+        self.order = order
+
+
+class _Lease:
+    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line")
+
+    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool) -> None:
+        self.client = client
+        self.line = line
+        self.items = items
+        self.is_ahead = is_ahead
+        self.is_recalled = False
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The queue of one key."""
+
+    key: Hashable
+    items: deque[Item] = field(default_factory=deque)
+    getters: OrderedDict[Request, _Getter] = field(default_factory=OrderedDict)
+    putters: OrderedDict[Request, _Putter] = field(default_factory=OrderedDict)
+    leases: dict[Request, _Lease] = field(default_factory=dict)
+    ahead: int = 0
+    """How many items iterators have that they did not hand out."""
+    turn: int = 0
+    """Changes when items go back to the front."""
+    puts: int = 0
+    gets: int = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self.items) + self.ahead
+
+    @property
+    def is_unused(self) -> bool:
+        return not (self.items or self.getters or self.putters or self.leases)
+
+
+class Queues:
+    """A first-in, first-out queue for each key, with limits on items and bytes, fair to all that wait."""
+
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0, *, reports_freed: bool = False) -> None:
+        """Take the most items for each key and the most bytes for all, where 0 is no limit."""
+        self.maxsize = maxsize
+        self.max_bytes = max_bytes
+        self.is_closed = False
+        self.bytes = 0
+        """Of all items, those that are leased too."""
+        self.puts = 0
+        self.gets = 0
+        self._lines: dict[Hashable, _Line] = {}
+        self._lease_of: dict[Request, _Lease] = {}
+        self._line_of: dict[Request, _Line] = {}
+        """By request that waits: where."""
+        self._full: dict[Hashable, _Line] = {}
+        """The lines where puts wait."""
+        self._places = itertools.count(1)
+        self._orders = itertools.count(1)
+        self._reports_freed = reports_freed
+
+    def put(self, client: Client, number: int, key: Hashable, items: Sequence[Item], waits: bool = True) -> list[Event]:
+        """Take items in, in order; answered when all are in, or at once if it does not wait."""
+        out: list[Event] = []
+        if self.is_closed:
+            return [Answer(client, number, Status.CLOSED)]
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key)
+        if not line.putters and self._fits(line, items):
+            self._accept(line, items)
+            out.append(Answer(client, number, Status.DONE, (), len(items)))
+            if line.getters:
+                self._work(line, out)
+            return out
+        if not waits and (line.putters or not (line.getters or self._has_room(line, items[0]))):
+            self._tidy(line, out)
+            return [*out, Answer(client, number, Status.FULL)]
+        line.putters[client, number] = _Putter(client, number, deque(items), next(self._orders))
+        self._line_of[client, number] = line
+        self._full[key] = line
+        self._work(line, out)
+        return out
+
+    def get(self, client: Client, number: int, key: Hashable, want: Want) -> list[Event]:
+        """Hand items out as soon as what is wanted is there, after those that asked before."""
+        out: list[Event] = []
+        line = self._lines.get(key)
+        if line is None:
+            if not want.waits and not self.is_closed:
+                return [Answer(client, number, Status.EMPTY if want.least else Status.DONE)]
+            line = self._lines[key] = _Line(key)
+        line.getters[client, number] = _Getter(client, number, want)
+        self._line_of[client, number] = line
+        self._work(line, out)
+        if (client, number) in line.getters:
+            if not want.waits:
+                self._stop_waiting(line, (client, number))
+                out.append(Answer(client, number, Status.EMPTY if want.least else Status.DONE))
+                self._tidy(line, out)
+            elif line.ahead:
+                out += self._recall(line)
+        else:
+            self._tidy(line, out)
+        return out
+
+    def acknowledge(self, client: Client, number: int, count: int = 0) -> list[Event]:
+        """Note that a client has the first items that a request of its got; with no count, all of them."""
+        out: list[Event] = []
+        lease = self._lease_of.get((client, number))
+        if lease is None:
+            return out
+        line = lease.line
+        if not count or count >= len(lease.items):
+            taken: Sequence[Item] = lease.items
+            self._end_lease(line, (client, number))
+        else:
+            taken = [lease.items.popleft() for _ in range(count)]
+        self.bytes -= sum([item.size for item in taken])
+        line.gets += len(taken)
+        self.gets += len(taken)
+        line.ahead -= len(taken) if lease.is_ahead else 0
+        self._settle(line, out)
+        return out
+
+    def cancel(self, client: Client, number: int) -> list[Event]:
+        """End a request: one that waits is answered; what it got and did not acknowledge goes back to the front."""
+        out: list[Event] = []
+        request = client, number
+        line = self._line_of.get(request)
+        if line is not None:
+            putter = line.putters.get(request)
+            self._stop_waiting(line, request)
+            count = putter.count if putter is not None else 0
+            out.append(Answer(client, number, Status.CANCELLED, (), count))
+        elif request in self._lease_of:
+            line = self._lease_of[request].line
+            self._give_back(line, [request])
+        else:
+            return out
+        self._settle(line, out)
+        return out
+
+    def drop_client(self, client: Client) -> list[Event]:
+        """Forget a client that died: what it waited for, and what it had and did not acknowledge."""
+        out: list[Event] = []
+        changed = {}
+        for request in [request for request in self._line_of if request[0] == client]:
+            line = self._line_of[request]
+            changed[line.key] = line
+            self._stop_waiting(line, request)
+        by_line: dict[Hashable, list[Request]] = {}
+        for request, lease in self._lease_of.items():
+            if request[0] == client:
+                changed[lease.line.key] = lease.line
+                by_line.setdefault(lease.line.key, []).append(request)
+        for key, requests in by_line.items():
+            self._give_back(changed[key], requests)
+        for line in changed.values():
+            self._settle(line, out)
+        return out
+
+    def close(self) -> list[Event]:
+        """Refuse what is put from now on; gets take what is left."""
+        out: list[Event] = []
+        self.is_closed = True
+        for line in list(self._lines.values()):
+            for request, putter in list(line.putters.items()):
+                self._stop_waiting(line, request)
+                out.append(Answer(putter.client, putter.number, Status.CLOSED, (), putter.count))
+            self._settle(line, out)
+        return out
+
+    def depth(self, key: Hashable) -> int:
+        """Return how many items are in the queue."""
+        line = self._lines.get(key)
+        return 0 if line is None else line.depth
+
+    def is_full(self, key: Hashable) -> bool:
+        """Whether a put would have to wait."""
+        line = self._lines.get(key)
+        if line is None:
+            line = _Line(key)
+        return bool(line.putters) or not self._has_room(line, Item(None))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it, and no client waits."""
+        return not self._lines
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._lines
+
+    def stats(self) -> dict[str, Any]:
+        """Return depth, bytes and counts, and who waits, in types that JSON has, with clients by their names."""
+        return {
+            "puts": self.puts,
+            "gets": self.gets,
+            "bytes": self.bytes,
+            "is_closed": self.is_closed,
+            "keys": {
+                key if isinstance(key, str) else repr(key): {
+                    "depth": line.depth,
+                    "leased": sum(len(lease.items) for lease in line.leases.values() if not lease.is_ahead),
+                    "bytes": sum(item.size for item in line.items),
+                    "puts": line.puts,
+                    "gets": line.gets,
+                    "getters": dict(Counter(client for client, _ in line.getters)),
+                    "putters": dict(Counter(client for client, _ in line.putters)),
+                }
+                for key, line in self._lines.items()
+            },
+        }
+
+    def _fits(self, line: _Line, items: Sequence[Item]) -> bool:
+        """Whether all items can be accepted at once."""
+        if self.maxsize and line.depth + len(items) > self.maxsize:
+            return False
+        if not self.max_bytes:
+            return True
+        return not self._full and self.bytes + sum(item.size for item in items) <= self.max_bytes
+
+    def _has_room(self, line: _Line, item: Item, order: int = 0) -> bool:
+        if self.maxsize and line.depth >= self.maxsize:
+            return False
+        if not self.max_bytes or not self.bytes:
+            return True
+        if self.bytes + item.size > self.max_bytes or self.bytes >= self.max_bytes:
+            return False
+        # Small items do not overtake a large one that waits for bytes.
+        return not any(
+            (not order or first.order < order) and not self._is_long(other)
+            for other in self._full.values()
+            if other is not line
+            for first in itertools.islice(other.putters.values(), 1)
+        )
+
+    def _is_long(self, line: _Line) -> bool:
+        """Whether it has as many items as it may, however few bytes they are."""
+        return bool(self.maxsize) and line.depth >= self.maxsize
+
+    def _accept(self, line: _Line, items: Sequence[Item]) -> None:
+        size = 0
+        for item, place in zip(items, self._places, strict=False):
+            item.place = place
+            size += item.size
+        line.items.extend(items)
+        self.bytes += size
+        line.puts += len(items)
+        self.puts += len(items)
+
+    def _work(self, line: _Line, out: list[Event]) -> None:
+        """Do all that can be done for those that wait at a line."""
+        while True:
+            while line.getters and self._serve(line, next(iter(line.getters.values())), out):
+                pass
+            if not line.putters:
+                return
+            putter = next(iter(line.putters.values()))
+            # A get that waits may need more than the limits allow: what it lacks is accepted.
+            if not line.getters and not self._has_room(line, putter.items[0], putter.order):
+                return
+            self._accept(line, [putter.items.popleft()])
+            putter.count += 1
+            if not putter.items:
+                self._stop_waiting(line, (putter.client, putter.number))
+                out.append(Answer(putter.client, putter.number, Status.DONE, (), putter.count))
+
+    def _serve(self, line: _Line, getter: _Getter, out: list[Event]) -> bool:
+        """Answer a get if what it wants is there, or if it never will be; returns whether it was answered."""
+        want = getter.want
+        if want.target is not None:
+            count, is_ready = self._count_batch(line, getter, want.target)
+            if not count and is_ready:
+                self._stop_waiting(line, (getter.client, getter.number))
+                weight = line.items[0].weight
+                out.append(Answer(getter.client, getter.number, Status.TOO_HEAVY, (), 0, weight))
+                return True
+        else:
+            count = min(want.most, len(line.items))
+            is_ready = count >= want.least
+            if want.ahead and count > 1:
+                count = self._count_ahead(line, count)
+        # Even if it is closed, what others have may come back.
+        is_over = self.is_closed and all(lease.client == getter.client for lease in line.leases.values())
+        if not is_ready and not is_over:
+            return False
+        request = getter.client, getter.number
+        self._stop_waiting(line, request)
+        if count < len(line.items):
+            items = deque([line.items.popleft() for _ in range(count)])
+        else:
+            items, line.items = line.items, deque()
+        line.turn += 1
+        if items:
+            lease = _Lease(getter.client, line, items, want.ahead)
+            line.leases[request] = self._lease_of[request] = lease
+            line.ahead += len(items) if want.ahead else 0
+        status = Status.CLOSED if is_over and not items else Status.DONE
+        out.append(Answer(*request, status, tuple(items)))
+        return True
+
+    def _count_batch(self, line: _Line, getter: _Getter, target: float) -> tuple[int, bool]:
+        """Count the items at the front that fit into a batch; returns also whether it is complete."""
+        if getter.turn != line.turn:
+            getter.turn, getter.seen, getter.total = line.turn, 0, 0.0
+        for item in itertools.islice(line.items, getter.seen, None):
+            if getter.total >= target or getter.total + item.weight > target:
+                return getter.seen, True
+            getter.seen += 1
+            getter.total += item.weight
+        return getter.seen, getter.total >= target
+
+    def _count_ahead(self, line: _Line, most: int) -> int:
+        """Count what an iterator gets ahead of need: a fair part of what is there."""
+        most = max(1, min(most, len(line.items) // len(line.getters)))
+        size = 0
+        for count, item in enumerate(itertools.islice(line.items, most)):
+            size += item.size
+            if count and size > _AHEAD_BYTES:
+                return count
+        return most
+
+    def _settle(self, line: _Line, out: list[Event]) -> None:
+        """Do what a change makes possible at its line, and at others if bytes are free."""
+        self._work(line, out)
+        if self._full and self.max_bytes:
+            waiting = sorted(self._full.values(), key=lambda one: next(iter(one.putters.values())).order)
+            for other in waiting:
+                if other is not line:
+                    self._work(other, out)
+        if line.getters and line.ahead:
+            out += self._recall(line)
+        self._tidy(line, out)
+
+    def _recall(self, line: _Line) -> list[Event]:
+        recalled: list[Event] = []
+        for request, lease in line.leases.items():
+            if lease.is_ahead and not lease.is_recalled:
+                lease.is_recalled = True
+                recalled.append(Recall(*request))
+        return recalled
+
+    def _stop_waiting(self, line: _Line, request: Request) -> None:
+        del self._line_of[request]
+        if line.getters.pop(request, None) is None:
+            del line.putters[request]
+            if not line.putters:
+                self._full.pop(line.key, None)
+
+    def _end_lease(self, line: _Line, request: Request) -> _Lease:
+        lease = self._lease_of.pop(request)
+        del line.leases[request]
+        return lease
+
+    def _give_back(self, line: _Line, requests: Sequence[Request]) -> None:
+        """Put leased items back where they were: before all that were put after them."""
+        items: list[Item] = []
+        for request in requests:
+            lease = self._end_lease(line, request)
+            line.ahead -= len(lease.items) if lease.is_ahead else 0
+            items += lease.items
+        items.sort(key=_PLACE)
+        if not line.items or not items or items[-1].place < line.items[0].place:
+            line.items.extendleft(reversed(items))
+        else:
+            line.items = deque(sorted((*items, *line.items), key=_PLACE))
+        line.turn += 1
+
+    def _tidy(self, line: _Line, out: list[Event]) -> None:
+        if line.is_unused and self._lines.pop(line.key, None) is not None and self._reports_freed:
+            out.append(Freed(line.key))

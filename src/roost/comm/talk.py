@@ -1,0 +1,134 @@
+"""What a worker says to others, as its methods take it: checks the arguments, and waits unless told not to."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+from roost.comm.loop import Handle
+from roost.comm.mailbox import ANY
+from roost.comm.messages import Messages
+from roost.comm.options import CollectiveGroupOptions, check_options
+from roost.errors import CallTimedOut, ConfigError
+
+Peers = tuple[Any, Any]
+"""The name of a group, and one rank or several."""
+
+
+class Talk:
+    """The conversations of one worker."""
+
+    def __init__(self, messages: Messages) -> None:
+        self.messages = messages
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it ended with its Cluster."""
+        return self.messages.endpoint.is_closed
+
+    def send(
+        self,
+        thing: Any,
+        peers: Peers,
+        async_op: bool,
+        options: CollectiveGroupOptions | None,
+        tag: Hashable,
+        timeout: float | None,
+        payload: Any,
+    ) -> Handle[None] | None:
+        """Send an object."""
+        check_options(options)
+        handles = [self.messages.send(thing, to, tag, payload) for to in addresses_of(*peers)]
+        return self._ended(handles, async_op, timeout)
+
+    def send_tensor(
+        self,
+        tensor: Any,
+        peers: Peers,
+        async_op: bool,
+        options: CollectiveGroupOptions | None,
+        tag: Hashable,
+        timeout: float | None,
+    ) -> Handle[None] | None:
+        """Send the content of a tensor."""
+        check_options(options)
+        handles = [self.messages.send_tensor(tensor, to, tag) for to in addresses_of(*peers)]
+        return self._ended(handles, async_op, timeout)
+
+    def recv(
+        self,
+        into: Any,
+        peers: Peers,
+        async_op: bool,
+        options: CollectiveGroupOptions | None,
+        tag: Hashable,
+        timeout: float | None,
+    ) -> Any:
+        """Receive an object, or the content of a tensor."""
+        check_options(options)
+        handle, give_up = self.messages.receive(_source(*peers), tag, into)
+        if async_op:
+            return handle
+        try:
+            return handle.wait(timeout)
+        except CallTimedOut:
+            # What arrived just now is for this receive, what arrives later for the next.
+            if give_up():
+                raise
+            return handle.wait()
+        except KeyboardInterrupt:
+            if not give_up():
+                self.messages.put_back(handle)
+            raise
+
+    def _ended(self, handles: Sequence[Handle[None]], async_op: bool, timeout: float | None) -> Handle[None] | None:
+        if not async_op:
+            for handle in handles:
+                handle.wait(timeout)
+            return None
+        return self.all_of(handles, None)
+
+    def all_of(self, handles: Sequence[Handle[None]], value: Any) -> Handle[Any]:
+        """Return a handle that has this value when all are done."""
+        whole: Handle[Any] = Handle(self.messages.endpoint.loop, late=lambda: "not every rank has taken a message")
+        left = list(handles)
+        if not left:
+            whole.complete(value)
+
+        def note(handle: Handle[None]) -> None:
+            left.remove(handle)
+            if handle.error is not None:
+                whole.fail(handle.error)
+            elif not left:
+                whole.complete(value)
+
+        for handle in handles:
+            handle.on_done(lambda handle=handle: note(handle))  # type: ignore[misc]
+        return whole
+
+
+def addresses_of(group: Any, ranks: Any) -> list[str]:
+    """Return the addresses of one rank of a group, or of several; ConfigError if they are none."""
+    several = ranks if isinstance(ranks, Iterable) and not isinstance(ranks, str) else [ranks]
+    found = [_address(group, rank) for rank in several]
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"the ranks of {group!r} are {ranks!r}: name each once")
+    return found
+
+
+def _source(group: Any, rank: Any) -> str:
+    if group == ANY and rank in (None, ANY):
+        return ANY
+    return f"{_group(group)}:{ANY}" if rank == ANY else _address(group, rank)
+
+
+def _address(group: Any, rank: Any) -> str:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise ConfigError(f"{rank!r} is not a rank of {group!r}", hint="a rank is 0 or more")
+    return f"{_group(group)}:{rank}"
+
+
+def _group(name: Any) -> str:
+    if not isinstance(name, str) or not name or name == ANY:
+        raise ConfigError(f"{name!r} is not the name of a group")
+    return name

@@ -1,0 +1,138 @@
+"""The workers of the tests of channels."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from roost import Channel, Worker
+
+
+class Odd:
+    """Something that does not unpickle."""
+
+    def __reduce__(self) -> Any:
+        return _raise, ("it does not want to",)
+
+
+def _raise(text: str) -> None:
+    raise ValueError(text)
+
+
+class Talker(Worker):
+    """Puts and gets whatever a test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def put(self, channel: Channel, *items: Any, **options: Any) -> int:
+        for item in items:
+            channel.put(item, **options)
+        return channel.qsize(options.get("key", "default_queue"))
+
+    def get(self, channel: Channel, count: int = 1, **options: Any) -> list[Any]:
+        return [channel.get(**options) for _ in range(count)]
+
+    def do(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(channel, method)(*args, **kwargs)
+
+    def connected(self, name: str) -> str:
+        return repr(self.connect_channel(name))
+
+    def put_ones(self, channel: Channel, size: int, count: int = 1) -> None:
+        for _ in range(count):
+            channel.put(np.ones(size, np.uint8))
+
+    def put_async(self, channel: Channel, size: int, count: int) -> int:
+        """Begin to put far more than fits, and keep the handles."""
+        item = np.ones(size, np.uint8)
+        self.kept += [channel.put(item, async_op=True) for _ in range(count)]
+        return sum(handle.done() for handle in self.kept)
+
+    def wait_for_kept(self) -> int:
+        for handle in self.kept:
+            handle.wait(60)
+        count = len(self.kept)
+        self.kept.clear()
+        return count
+
+    def put_and_stay(self, channel: Channel, item: Any) -> None:
+        """Put an item, and never return."""
+        channel.put(item)
+        time.sleep(3600)
+
+    def lease_and_stay(self, channel: Channel, seen: Channel) -> None:
+        """Take an item for a block that never ends."""
+        with channel.lease() as item:
+            seen.put(item)
+            time.sleep(3600)
+
+    def consume(self, channel: Channel, most: int = 10**9) -> list[Any]:
+        found = []
+        for item in channel:
+            found.append(item)
+            if len(found) == most:
+                break
+        return found
+
+    def consume_one_and_stay(self, channel: Channel, seen: Channel) -> None:
+        """Begin a loop, and never come to its second item."""
+        for item in channel:
+            seen.put(item)
+            time.sleep(3600)
+
+    def put_odd(self, channel: Channel) -> None:
+        """Put an item that only this process can unpickle."""
+        channel.put(Odd())
+
+    def create(self, name: str, **options: Any) -> Channel:
+        self.made = self.create_channel(name, **options)
+        return self.made
+
+    def drop_kept(self) -> None:
+        self.kept.clear()
+
+    def from_threads_and_loops(self, channel: Channel, count: int) -> list[Any]:
+        """Put and get in two threads and two event loops at once."""
+        found: list[Any] = []
+
+        async def in_loop(number: int) -> None:
+            for place in range(count):
+                await channel.put((number, place), key=number, async_op=True)
+            found.extend([await channel.get(key=number, async_op=True) for _ in range(count)])
+
+        def in_thread(number: int) -> None:
+            for place in range(count):
+                channel.put((number, place), key=number)
+            found.extend([channel.get(key=number) for _ in range(count)])
+
+        threads = [threading.Thread(target=in_thread, args=(number,)) for number in (0, 1)]
+        threads += [threading.Thread(target=lambda number=number: asyncio.run(in_loop(number))) for number in (2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(found)
+
+    def shared_files(self) -> int:
+        """How many pieces of shared memory this process has open."""
+        folder = "/proc/self/fd"
+        count = 0
+        for name in os.listdir(folder):
+            try:
+                count += "memfd:roost" in os.readlink(f"{folder}/{name}")
+            except OSError:
+                continue
+        return count
+
+    def threads(self) -> list[str]:
+        return sorted(thread.name for thread in threading.enumerate())

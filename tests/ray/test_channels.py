@@ -1,0 +1,452 @@
+"""Channels on real processes, and what is left of them when some of these die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+import warm
+from channel_workers import Talker
+from roost import (
+    CallTimedOut,
+    Channel,
+    ChannelClosed,
+    ChannelWorker,
+    ClusterError,
+    ConfigError,
+    NameTaken,
+    NodePlacementStrategy,
+    WorkerDied,
+    WorkerGroup,
+)
+from waiting import is_gone, press_ctrl_c, wait_until
+
+_names = (f"channel-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def talkers(shared_cluster, keep):
+    """Two workers on node 0 and one on node 1."""
+    group = keep(
+        "talkers",
+        lambda: Talker.create_group().launch(shared_cluster, NodePlacementStrategy([0, 0, 1]), name="talkers"),
+    )
+    for rank in set(range(3)) - set(group.alive):
+        group.restart(rank)
+    return group
+
+
+@pytest.fixture
+def channel(shared_cluster):
+    assert shared_cluster.is_open
+    with Channel.create(next(_names)) as made:
+        yield made
+
+
+@pytest.fixture
+def small(shared_cluster):
+    """A channel with room for one item."""
+    assert shared_cluster.is_open
+    with Channel.create(next(_names), maxsize=1) as made:
+        yield made
+
+
+def roost(*words):
+    return subprocess.run(
+        ["roost", *words], capture_output=True, text=True, timeout=180, check=True, env=warm.environment()
+    )
+
+
+def line(channel, key="default_queue"):
+    return channel.stats()["keys"].get(key, {"getters": {}, "putters": {}, "depth": 0, "leased": 0})
+
+
+def wait_for_getter(channel, who):
+    wait_until(lambda: who in line(channel)["getters"], f"{who} waits for an item")
+
+
+def wait_for_putter(channel, who):
+    wait_until(lambda: who in line(channel)["putters"], f"{who} waits for room")
+
+
+def kill(group, rank):
+    pid = group[rank].pid().wait()[0]
+    return lambda: os.kill(pid, signal.SIGKILL)
+
+
+def test_items_go_from_any_process_to_any_other_in_order(channel, talkers):
+    assert talkers[0].put(channel, "a", {"b": [1]}).wait() == [2]
+    assert channel.qsize() == 2
+    channel.put("c")
+    assert talkers[2].get(channel, 2).wait() == [["a", {"b": [1]}]]
+    assert channel.get() == "c"
+    assert channel.empty()
+    assert not channel.full()
+
+
+@pytest.mark.parametrize("taker", [1, 2], ids=["same node", "another node"])
+def test_arrays_of_all_sizes_arrive_as_they_were(channel, talkers, taker):
+    arrays = [np.arange(9.0).reshape(3, 3)[:, ::2], np.zeros((0, 4)), np.float32(3), np.ones(3 << 20, np.uint8)]
+    talkers[0].put(channel, *arrays).wait()
+    ((*found,),) = talkers[taker].get(channel, len(arrays)).wait()
+    for sent, got in zip(arrays, found, strict=True):
+        assert (sent.dtype, sent.shape) == (got.dtype, got.shape)
+        assert (sent == got).all()
+
+
+def test_each_key_is_a_queue_and_batches_keep_the_order(channel, talkers):
+    talkers[0].do(channel, "put_many", list(range(5000)), key=("shard", 3)).wait()
+    channel.put("other", key=7)
+    assert channel.qsize(("shard", 3)) == 5000
+    assert channel.get_many(10, ("shard", 3)) == list(range(10))
+    ((*rest,),) = talkers[1].do(channel, "get_many", 10**5, ("shard", 3), wait=1).wait()
+    assert rest == list(range(10, 5000))
+    assert channel.get(7) == "other"
+
+
+def test_arrays_in_batches_arrive_as_they_were(channel, talkers):
+    items = [np.full(40_000, number % 250, np.uint8) for number in range(40)]
+    talkers[0].do(channel, "put_many", items).wait()
+    for number, got in enumerate(channel.get_many(40)):
+        assert (got == number).all()
+
+
+def test_it_can_be_found_by_name(channel, talkers):
+    assert talkers[2].connected(channel.name).wait() == [repr(channel)]
+    with pytest.raises(ClusterError, match=r"the job has no channel 'nowhere' after 0.1 s"):
+        Channel.connect("nowhere", timeout=0.1)
+    with pytest.raises(NameTaken, match="'talkers' is a group of workers, not a channel"):
+        Channel.connect("talkers")
+
+
+def test_a_worker_creates_a_channel_under_exactly_that_name(talkers):
+    name = next(_names)
+    (made,) = talkers[1].create(name, maxsize=2).wait()
+    made.put(1)
+    assert Channel.connect(name).get() == 1
+    assert Channel.create(name, maxsize=2).maxsize == 2
+
+
+def test_a_name_that_is_taken_with_other_arguments_says_which(channel):
+    assert repr(Channel.create(channel.name)) == repr(channel)
+    with pytest.raises(
+        NameTaken, match=r"exists with other arguments: maxsize is 0, not 3; nodes is \(0,\), not \(1,\)"
+    ):
+        Channel.create(channel.name, maxsize=3, node_rank=1)
+
+
+def test_calls_that_do_not_wait_raise_what_asyncio_raises(small):
+    with pytest.raises(asyncio.QueueEmpty):
+        small.get_nowait()
+    small.put_nowait(1)
+    with pytest.raises(asyncio.QueueFull):
+        small.put_nowait(2)
+    assert small.full()
+    assert small.get_nowait() == 1
+
+
+def test_timeouts_say_what_is_missing_and_leave_nothing_behind(small):
+    with pytest.raises(CallTimedOut, match=r"has no item after 0.05 s"):
+        small.get(timeout=0.05)
+    with pytest.raises(CallTimedOut, match=r"has no batch of weight 3 after 0.05 s"):
+        small.get_batch(3, timeout=0.05)
+    small.put(1)
+    with pytest.raises(CallTimedOut, match=r"was full for 0.05 s; nothing was put"):
+        small.put(2, timeout=0.05)
+    with pytest.raises(CallTimedOut, match=r"was full for 0.05 s; nothing was put"):
+        small.put_many([2, 3], timeout=0.05)
+    assert line(small)["putters"] == line(small)["getters"] == {}
+    assert small.get() == 1
+    assert small.empty()
+
+
+def test_weights_that_do_not_fit_end_that_batch_alone(channel, talkers):
+    batch = talkers[0].do(channel, "get_batch", 5)
+    wait_for_getter(channel, "talkers:0")
+    single = talkers[1].get(channel)
+    wait_for_getter(channel, "talkers:1")
+    channel.put("heavy", weight=9)
+    with pytest.raises(ConfigError, match="has weight 9, more than the target 5"):
+        batch.wait()
+    assert single.wait() == [["heavy"]]
+
+
+def test_two_batches_at_once_both_end(channel, talkers):
+    batches = [talkers[rank].do(channel, "get_batch", 4) for rank in (0, 1)]
+    for rank in (0, 1):
+        wait_for_getter(channel, f"talkers:{rank}")
+    for number in range(8):
+        channel.put(number, weight=1)
+    assert sorted(batch.wait()[0] for batch in batches) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_handle_that_is_dropped_takes_nothing_along(channel):
+    handle = channel.get(async_op=True)
+    wait_until(lambda: line(channel)["getters"], "it waits")
+    del handle
+    wait_until(lambda: not line(channel)["getters"], "it is withdrawn")
+    unread = channel.get(async_op=True)
+    channel.put("kept")
+    wait_until(unread.done, "it arrived")
+    del unread
+    assert channel.get(timeout=60) == "kept"
+
+
+def test_a_loop_that_is_left_returns_what_it_had_ahead(channel, talkers):
+    channel.put_many(range(100))
+    assert talkers[0].consume(channel, 3).wait() == [[0, 1, 2]]
+    assert channel.get_many(97) == list(range(3, 100))
+
+
+def test_iterations_share_the_items_and_end_when_it_is_closed(channel, talkers):
+    loops = [talkers[rank].consume(channel) for rank in range(3)]
+    channel.put_many(range(500))
+    for number in range(500, 600):
+        channel.put(number)
+    channel.close()
+    found = [result.wait()[0] for result in loops]
+    assert sorted(itertools.chain(*found)) == list(range(600))
+    with pytest.raises(ChannelClosed):
+        channel.get()
+    with pytest.raises(ChannelClosed):
+        channel.put(1)
+
+
+def test_what_one_has_ahead_goes_to_another_that_waits(channel):
+    channel.put_many([1, 2, 3])
+    ahead = iter(channel)
+    assert next(ahead) == 1
+    assert channel.get(timeout=60) == 2
+    assert next(ahead) == 3
+
+
+def test_async_iteration_and_leases(channel):
+    async def use():
+        async with channel.lease() as item:
+            assert item == 1
+        return [item async for item in channel]
+
+    channel.put_many([1, 2, 3])
+    channel.close()
+    assert asyncio.run(use()) == [2, 3]
+
+
+def test_a_lease_whose_block_raises_goes_back(channel):
+    channel.put_many([1, 2])
+    with pytest.raises(ZeroDivisionError), channel.lease() as item:
+        item / 0
+    with channel.lease() as item:
+        assert item == 1
+    assert channel.get() == 2
+
+
+def test_ctrl_c_in_a_wait_loses_nothing(small):
+    for wait in (small.get, lambda: small.get_batch(3), lambda: next(iter(small))):
+        waits = threading.Thread(target=lambda: (wait_until(lambda: line(small)["getters"], "waits"), press_ctrl_c()))
+        waits.start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        waits.join()
+        wait_until(lambda: not line(small)["getters"], "it is withdrawn")
+    small.put("first")
+    waits = threading.Thread(target=lambda: (wait_until(lambda: line(small)["putters"], "waits"), press_ctrl_c()))
+    waits.start()
+    with pytest.raises(KeyboardInterrupt):
+        small.put("second")
+    waits.join()
+    assert small.get() == "first"
+    wait_until(lambda: not line(small)["putters"], "it is withdrawn")
+    assert small.empty()
+
+
+def test_two_threads_and_two_loops_use_one_worker(channel, talkers):
+    (found,) = talkers[0].from_threads_and_loops(channel, 50).wait()
+    assert found == [(number, place) for number in range(4) for place in range(50)]
+
+
+def test_a_producer_that_is_killed_leaves_what_it_put_and_nothing_else(small, talkers):
+    end = kill(talkers, 0)
+    talkers[0].put_ones(small, 3 << 20).wait()
+    waits = talkers[0].put_ones(small, 3 << 20)
+    wait_for_putter(small, "talkers:0")
+    other = talkers[1].put(small, "next")
+    wait_for_putter(small, "talkers:1")
+    end()
+    with pytest.raises(WorkerDied):
+        waits.wait()
+    wait_until(lambda: "talkers:0" not in line(small)["putters"], "the dead producer's put is gone")
+    assert (small.get() == np.ones(3 << 20, np.uint8)).all()
+    assert small.get(timeout=60) == "next"
+    other.wait()
+    assert small.empty()
+    # A new process of that name talks again.
+    talkers.restart(0)
+    talkers[0].put(small, "again").wait()
+    assert small.get() == "again"
+
+
+def test_a_consumer_that_is_killed_while_it_waits_takes_nothing_along(channel, talkers):
+    end = kill(talkers, 0)
+    waits = talkers[0].get(channel)
+    wait_for_getter(channel, "talkers:0")
+    end()
+    with pytest.raises(WorkerDied):
+        waits.wait()
+    wait_until(lambda: not line(channel)["getters"], "its death is noticed")
+    channel.put("kept")
+    assert talkers[1].get(channel).wait() == [["kept"]]
+
+
+def test_what_a_killed_process_had_leased_goes_back_to_the_front(channel, talkers):
+    with Channel.create(next(_names)) as seen:
+        end = kill(talkers, 0)
+        channel.put_many(["leased", "next"])
+        stays = talkers[0].lease_and_stay(channel, seen)
+        assert seen.get() == "leased"
+        assert line(channel)["leased"] == 1
+        assert channel.qsize() == 1
+        waits = talkers[1].get(channel, 2)
+        end()
+        with pytest.raises(WorkerDied):
+            stays.wait()
+        ((*found,),) = waits.wait()
+        # The other process may have been quicker than the news of the death.
+        assert sorted(found) == ["leased", "next"]
+
+
+def test_what_a_killed_process_had_ahead_goes_to_another(channel, talkers):
+    with Channel.create(next(_names)) as seen:
+        end = kill(talkers, 0)
+        channel.put_many(range(50))
+        loop = talkers[0].consume_one_and_stay(channel, seen)
+        assert seen.get() == 0
+        end()
+        with pytest.raises(WorkerDied):
+            loop.wait()
+        assert channel.get_many(49, timeout=60) == list(range(1, 50))
+
+
+def test_the_death_of_a_home_names_it_and_harms_no_other_channel(shared_cluster, channel, talkers):
+    doomed = Channel.create(next(_names))
+    other = talkers[1].get(channel)
+    waits = [talkers[0].get(doomed), talkers[2].do(doomed, "get_batch", 5)]
+    for who in ("talkers:0", "talkers:2"):
+        wait_until(lambda who=who: who in line(doomed)["getters"], f"{who} waits")
+    mine = doomed.get(async_op=True)
+    record = shared_cluster.worker_manager.get_workers([f"{doomed.name}:0"])[0]
+    os.kill(record.pid, signal.SIGKILL)
+    for result in (*waits, mine):
+        with pytest.raises(WorkerDied, match=f"{doomed.name}:0 on node 0 .* is gone"):
+            result.wait()
+    with pytest.raises(WorkerDied, match=f"{doomed.name}:0"):
+        doomed.put(1)
+    channel.put("unharmed")
+    assert other.wait() == [["unharmed"]]
+
+
+def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):
+    small.put(1)
+    (record,) = shared_cluster.worker_manager.get_workers([f"{small.name}:0"])
+    os.kill(record.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CallTimedOut, match=f"{small.name}:0 does not answer after 0.1 s: channel .* has no item"):
+            small.get("other", timeout=0.1)
+        with pytest.raises(CallTimedOut, match=r"whether the item is in channel .* is not known"):
+            small.put(2, timeout=0.1)
+    finally:
+        os.kill(record.pid, signal.SIGCONT)
+    assert small.get(timeout=60) == 1
+
+
+def test_a_producer_that_is_too_fast_waits_and_memory_is_bounded(talkers):
+    with Channel.create(next(_names), max_bytes=4 << 20) as channel:
+        assert talkers[0].put_async(channel, 1 << 18, 400).wait()[0] < 100
+        talkers[2].put_async(channel, 1 << 18, 100).wait()
+        for _ in range(500):
+            assert channel.stats()["bytes"] <= 4 << 20
+            # At most a window of each producer waits in the home besides.
+            assert sum(line(channel)["putters"].values()) <= 2 * 32
+            channel.get()
+        assert [talkers[rank].wait_for_kept().wait() for rank in (0, 2)] == [[400], [100]]
+        assert channel.empty()
+
+
+def test_an_item_that_cannot_be_unpickled_is_named_and_is_not_in_the_way(channel, talkers):
+    talkers[0].put_odd(channel).wait()
+    with pytest.raises(ClusterError, match=f"an item of channel '{channel.name}' cannot be unpickled"):
+        channel.get()
+    with pytest.raises(ConfigError, match="cannot be sent"):
+        channel.put(threading.Lock())
+    channel.put("next")
+    assert channel.get() == "next"
+
+
+def test_a_distributed_channel_has_a_home_on_each_node_and_a_key_lives_where_it_was_first_used(talkers):
+    with Channel.create(next(_names), distributed=True) as channel:
+        talkers[2].put(channel, "here", key="near 2").wait()
+        channel.put("there", key="near the driver")
+        homes = channel.stats()["homes"]
+        assert [home["address"] for home in homes] == [f"{channel.name}:{rank}" for rank in range(4)]
+        stats = [WorkerGroup.attach(channel.name)[rank].channel_stats().wait()[0]["keys"] for rank in range(4)]
+        assert list(stats[1]) == ["near 2"]
+        assert talkers[0].get(channel, key="near 2").wait() == [["here"]]
+        assert channel.get("near the driver") == "there"
+        assert channel.qsize("never used") == 0
+        # Far more keys than a home keeps: those that are freed are assigned again, and all is found.
+        for number in range(600):
+            channel.put(number, key=number)
+            assert channel.get(number) == number
+        talkers[2].put(channel, "again", key=3).wait()
+        assert channel.get(3) == "again"
+
+
+def test_it_can_be_launched_as_a_group(shared_cluster):
+    group = ChannelWorker.create_group(maxsize=2).launch(
+        shared_cluster, NodePlacementStrategy([1]), name=next(_names), reserve=False
+    )
+    with group:
+        channel = Channel.connect(group.name)
+        assert (channel.maxsize, repr(channel)) == (2, f"<Channel {group.name!r} on node 1, maxsize 2>")
+        channel.put(1)
+        assert channel.get() == 1
+
+
+def test_the_command_shows_depth_bytes_and_who_waits(small, talkers):
+    small.put("x" * 3000)
+    talkers[0].put(small, "more")
+    wait_for_putter(small, "talkers:0")
+    get = talkers[2].get(small, key="wanted")
+    wait_until(lambda: line(small, "wanted")["getters"], "it waits")
+    shown = roost("channels", "--verbose").stdout
+    (row,) = [text.split() for text in shown.splitlines() if "default_queue" in text]
+    assert row == ["default_queue", "1", "0", "3", "KiB", "1", "0", "-", "talkers:0"]
+    assert f"talkers:2 to {small.name}:0: network" in shown
+    assert f"talkers:0 to {small.name}:0: shared memory" in shown
+    found = {item["name"]: item["homes"] for item in json.loads(roost("channels", "--format", "json").stdout)}
+    assert found[small.name][0]["stats"]["keys"]["wanted"]["getters"] == {"talkers:2": 1}
+    small.put("done", key="wanted")
+    get.wait()
+
+
+def test_closing_with_items_in_flight_leaves_nothing(shared_cluster, talkers):
+    name = next(_names)
+    files = talkers[1].shared_files().wait()
+    with Channel.create(name, max_bytes=1 << 20) as channel:
+        talkers[1].put_async(channel, 1 << 20, 20).wait()
+        (record,) = shared_cluster.worker_manager.get_workers([f"{name}:0"])
+        waiting = channel.get("other", async_op=True)
+    with pytest.raises(WorkerDied, match=f"{name}:0"):
+        waiting.wait()
+    wait_until(lambda: is_gone(record.pid), "the process of its home has ended")
+    with pytest.raises(WorkerDied):
+        talkers[1].wait_for_kept().wait()
+    talkers[1].drop_kept().wait()
+    wait_until(lambda: talkers[1].shared_files().wait()[0] <= files[0] + 1, "its shared memory is given back")

@@ -1,0 +1,174 @@
+"""Two endpoints in one process: who may connect, and what a stranger can do."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+
+import numpy as np
+import pytest
+
+from roost import CallTimedOut, ConfigError, Worker
+from roost.comm.connection import Peer
+from roost.comm.endpoint import Endpoint, Listing, own_instance
+from roost.comm.messages import Messages
+from roost.comm.process import PlainDirectory
+from roost.errors import WorkerDied
+from roost.testing import as_worker
+from waiting import wait_until
+
+
+class Pair:
+    """Two members of a job, on the same node or on two."""
+
+    def __init__(self, *, is_near: bool) -> None:
+        self.directory = PlainDirectory()
+        self.one = self.make("a:0", 0)
+        self.two = self.make("b:0", 0 if is_near else 1)
+
+    def make(self, address: str, node: int, secret: bytes = b"secret") -> Messages:
+        own = Peer(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
+        return Messages(Endpoint(own, secret, self.directory, "127.0.0.1"))
+
+    def listing(self, address: str) -> Listing:
+        return self.directory.find(address, "", lambda: None).result(10)
+
+    def close(self) -> None:
+        self.one.endpoint.close()
+        self.two.endpoint.close()
+
+
+@pytest.fixture(params=[True, False], ids=["near", "far"])
+def pair(request):
+    made = Pair(is_near=request.param)
+    yield made
+    made.close()
+
+
+def test_what_is_sent_arrives_in_order_large_and_small(pair):
+    things = [number if number % 3 else np.full(100_000 * (number + 1), number) for number in range(12)]
+    for thing in things:
+        pair.one.send(thing, "b:0")
+    for thing in things:
+        np.testing.assert_equal(pair.two.receive("a:0")[0].wait(30), thing)
+
+
+def test_a_pickle_of_many_bytes_arrives(pair):
+    thing = [str(number) * 10 for number in range(300_000)]
+    pair.one.send(thing, "b:0")
+    assert pair.two.receive("a:0")[0].wait(30) == thing
+
+
+def test_shared_memory_comes_back_when_the_array_is_dropped():
+    pair = Pair(is_near=True)
+    for value in range(20):
+        pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
+        array = pair.two.receive("a:0")[0].wait(30)
+        assert array[0] == value
+        del array
+    pool = pair.one.endpoint._pools[0]
+    wait_until(lambda: pool.counts["used"] == 0, "all memory is back")
+    assert pool.counts["free"] <= 3
+    pair.close()
+
+
+def test_an_array_that_is_kept_is_not_overwritten():
+    pair = Pair(is_near=True)
+    for value in range(5):
+        pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
+    kept = [pair.two.receive("a:0")[0].wait(30) for _ in range(5)]
+    pair.one.send(np.full(1 << 20, 77, np.uint8), "b:0")
+    pair.close()
+    assert [int(array[-1]) for array in kept] == list(range(5))
+
+
+def test_the_end_of_one_is_noticed_by_the_other_after_what_it_had_sent(pair):
+    pair.one.send("last words", "b:0").wait(30)
+    first, _ = pair.two.receive("a:0")
+    second, _ = pair.two.receive("a:0")
+    assert first.wait(30) == "last words"
+    pair.one.endpoint.close()
+    with pytest.raises(WorkerDied, match="a:0 on node 0 is gone"):
+        second.wait(30)
+
+
+def test_a_new_process_of_the_name_gets_nothing_that_was_meant_for_the_old_one(pair):
+    pair.one.send(1, "b:0").wait(30)
+    assert pair.two.receive("a:0")[0].wait(30) == 1
+    pair.one.send("unheard", "b:0").wait(30)
+    pair.two.endpoint.close()
+    wait_until(lambda: "b:0" not in pair.one.endpoint._links, "the end is noticed")
+    pair.two = pair.make("b:0", pair.two.endpoint.own.node_rank)
+    pair.one.send("for the new one", "b:0").wait(30)
+    assert pair.two.receive("a:0")[0].wait(30) == "for the new one"
+
+
+def connect(listing: Listing, *, is_local: bool) -> socket.socket:
+    if not is_local:
+        return socket.create_connection((listing.host, listing.port), timeout=30)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(30)
+    sock.connect(listing.local_name)
+    return sock
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_stranger_is_not_listened_to(pair, is_local):
+    listing = pair.listing("b:0")
+    for said in (secrets.token_bytes(200), struct.pack("<BBHIIQ", 1, 0, 0, 0, 3, 0) + b"xyz" * 100):
+        with connect(listing, is_local=is_local) as sock:
+            assert len(sock.recv(32)) == 32
+            sock.sendall(said)
+            try:
+                answer = sock.recv(1)
+            except ConnectionError:
+                answer = b""
+            assert answer == b""
+    pair.one.send("fine", "b:0")
+    assert pair.two.receive("a:0")[0].wait(30) == "fine"
+
+
+def test_one_with_another_secret_gets_nothing_through():
+    pair = Pair(is_near=True)
+    stranger = pair.make("c:0", 0, b"another secret")
+    stranger.send("evil", "b:0")
+    with pytest.raises(CallTimedOut, match="b:0 has got no message from any worker"):
+        pair.two.receive("*")[0].wait(0.5)
+    stranger.endpoint.close()
+    pair.close()
+
+
+def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
+    pair = Pair(is_near=False)
+    listing = pair.listing("b:0")
+    before = len(os.listdir("/proc/self/fd"))
+    socks = []
+    for _ in range(300):
+        sock = connect(listing, is_local=False)
+        sock.sendall(b"half")
+        socks.append(sock)
+    pair.one.send("fine", "b:0")
+    assert pair.two.receive("a:0")[0].wait(30) == "fine"
+    wait_until(lambda: len(pair.two.endpoint._strangers) <= 64, "the oldest are closed")
+    assert len(os.listdir("/proc/self/fd")) - before < 300 + 64 + 20
+    for sock in socks:
+        sock.close()
+    pair.close()
+
+
+def test_workers_of_a_plain_process_talk_without_ray():
+    with as_worker(rank=0, world_size=2, group_name="plain"):
+        first = Worker()
+    with as_worker(rank=1, world_size=2, group_name="plain"):
+        second = Worker()
+    second.send([1, 2], "plain", 0)
+    assert first.recv("plain", 1, timeout=30) == [1, 2]
+    first.send("me", "plain", 0)
+    assert first.recv("plain", 0, timeout=30) == "me"
+    for wrong in (-1, True, "0", 1.5):
+        with pytest.raises(ConfigError, match="is not a rank of 'plain'"):
+            first.send(1, "plain", wrong)
+    with pytest.raises(ConfigError, match="is not the name of a group"):
+        first.recv("", 0)
