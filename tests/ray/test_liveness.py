@@ -222,10 +222,11 @@ with Cluster(num_nodes=2, quiet=True) as cluster:
     }
     def repeat(name):
         while True:
+            is_lost = cluster.context.connection.head.is_given_up
             try:
                 calls[name]()
             except ClusterError as error:
-                if cluster.context.connection.head.is_given_up:
+                if is_lost:
                     print(f"{name} {str(error).splitlines()[0]}\\n", end="", flush=True)
                     return
     threads = [threading.Thread(target=repeat, args=(name,)) for name in calls]

@@ -31,7 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
 from roost.runtime.connect.connection import check_not_fork, get
-from roost.runtime.connect.head import ASK_SECONDS, check_not_lost, within
+from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, within
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.ray_state import living
 
@@ -102,9 +102,13 @@ class Manager:
         if not ray.is_initialized():
             raise ClusterError(f"there is no {cls.NAME}: this process has no Cluster", hint="make one: Cluster()")
         found = namespace or ray.get_runtime_context().namespace
+
+        def find() -> ActorHandle[Any]:
+            return ray.get_actor(cls.NAME, namespace=found)
+
         try:
-            handle = within(ASK_SECONDS, lambda: ray.get_actor(cls.NAME, namespace=found), "find an actor")
-            return cls(handle, found)
+            # While a worker unpickles an argument, Ray answers no other thread of it.
+            return cls(find() if Head.current is None else within(ASK_SECONDS, find, "find an actor"), found)
         except ValueError:
             raise ManagerDied(
                 f"there is no {cls.NAME} in namespace {found!r}",
