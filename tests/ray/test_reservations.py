@@ -317,7 +317,9 @@ def test_no_interrupt_is_lost_while_a_launch_waits(free_cluster, rounds):
         time.sleep(after)
         press_ctrl_c()
 
-    def wait() -> None:
+    def wait(helper: threading.Thread) -> None:
+        # The interrupt may come while it starts.
+        helper.start()
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
             reader.read()
@@ -326,9 +328,8 @@ def test_no_interrupt_is_lost_while_a_launch_waits(free_cluster, rounds):
     for _ in rounds():
         for _ in range(100):
             helper = threading.Thread(target=interrupt, args=[choose.uniform(0, 0.05)])
-            helper.start()
             with pytest.raises(KeyboardInterrupt):
-                wait()
+                wait(helper)
             helper.join()
 
 
