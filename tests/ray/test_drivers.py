@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from roost import Cluster, ClusterError, NameTaken, NodeManager
+from roost import Cluster, ClusterError, NameTaken, NodeManager, WorkerGroup
 from roost.runtime.runs.record import read_record
 from roost.runtime.status import get_status
 from roost.testing import LocalCluster, local_cluster
@@ -115,6 +115,31 @@ def test_two_jobs_at_the_same_time_have_separate_namespaces(driver):
     with Cluster(namespace="roost-2"):
         assert NodeManager.get_proxy().get_nodes(), "one that attached takes nothing away when it leaves"
     assert all(item.process.poll() is None for item in jobs)
+
+
+KEEPING = """
+import sys
+from roost import Cluster, NodePlacementStrategy
+from workers import Performer
+with Cluster(num_nodes=2, quiet=True) as cluster:
+    group = Performer.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="kept")
+    print("open", flush=True)
+    sys.stdin.readline()
+    print(group.rank_of().wait(60), flush=True)
+"""
+
+
+def test_a_driver_that_is_stopped_keeps_its_job(driver):
+    mine = driver(KEEPING)
+    assert mine.line() == "open"
+    mine.process.send_signal(signal.SIGSTOP)
+    with Cluster():
+        assert WorkerGroup.attach("kept").rank_of().wait(60) == [0, 1]
+    mine.process.send_signal(signal.SIGCONT)
+    mine.process.stdin.write("go\n")
+    mine.process.stdin.flush()
+    assert mine.line() == "[0, 1]"
+    assert mine.process.wait(60) == 0
 
 
 def test_from_another_process_cluster_attaches_to_the_only_job(driver):

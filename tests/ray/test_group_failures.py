@@ -128,6 +128,18 @@ def test_exceptions_that_control_the_callers_own_code_arrive_as_worker_failed(ac
     assert actor.rank_of().wait(60) == [0, 1, 2, 3]
 
 
+def test_a_worker_that_dies_in_a_stream_is_named_by_the_next_item(free_cluster):
+    with Performer.create_group().launch(free_cluster, PackedPlacementStrategy(0, 1), name="streamed") as group:
+        pids = group.pid().wait(60)
+        items = group.stream("items", 10**9)
+        next(items)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="streamed:1 on node 0"):
+            for _ in items.within(60):
+                pass
+        assert group[0].rank_of().wait(60) == [0]
+
+
 @pytest.mark.parametrize("timeout", [-0.5, -1, 0])
 def test_a_deadline_that_has_passed_is_a_time_out(actor, tmp_path, timeout):
     result = actor.wait_for(str(tmp_path), "go")
