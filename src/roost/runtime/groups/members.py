@@ -408,8 +408,10 @@ class OwnMembers(Members):
         """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
         if (self._reviver is None or not self._reviver.is_alive()) and not self._stopped.is_set():
             name = f"roost-{self.name}"
-            self._reviver = threading.Thread(target=self._revive, args=(dead,), name=name, daemon=True)
-            self._reviver.start()
+            reviver = threading.Thread(target=self._revive, args=(dead,), name=name, daemon=True)
+            reviver.start()
+            # Only now: `close` joins it.
+            self._reviver = reviver
 
     def _revive(self, dead: set[str]) -> None:
         """Restart each dead rank that has restarts left."""

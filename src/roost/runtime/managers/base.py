@@ -42,6 +42,8 @@ _WATCH_SECONDS = 0.5
 _MAX_RESTARTS = 100
 _RETRY_SECONDS = 0.05
 _RESTORE_SECONDS = 10.0
+_AGAIN_SECONDS = 2.0
+"""How long a manager that is back waits for the copies that it had kept for others."""
 # A copy that took a millisecond to make is followed by the next one after ten: a large state costs little.
 _SAVE_PAUSE = 10
 _READERS = ("get_", "count_", "ask_")
@@ -190,6 +192,8 @@ class Manager:
     async def save_again(self) -> None:
         """Send a copy of the state to a keeper that has lost it."""
         self._save_soon()
+        if self._saving is not None:
+            await asyncio.shield(self._saving)
 
     def _restored(self) -> None:
         """Go on with the state of the process that died."""
@@ -205,12 +209,12 @@ class Manager:
                     if state is not None:
                         vars(self).update(pickle.loads(state))  # noqa: S301 - from a manager of this job
                         self._restored()
+                self._is_restored = True
                 for name in self.WARDS:
-                    with contextlib.suppress(ValueError):
+                    with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                         # In a variable: on older Ray a method does not keep its actor's handle alive.
                         ward = ray.get_actor(name)
-                        ward.save_again.remote()
-                self._is_restored = True
+                        await asyncio.wait_for(ward.save_again.remote(), _AGAIN_SECONDS)
 
     def _save_soon(self) -> None:
         self._is_changed = True

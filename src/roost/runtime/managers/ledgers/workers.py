@@ -130,8 +130,11 @@ class WorkerLedger:
                 self._workers[address] = replace(self._workers[address], log=path)
 
     def remove_group(self, name: str) -> None:
-        """Remove a group that was closed."""
+        """Remove a group that was closed: its workers have ended."""
         self._groups.pop(name, None)
+        for address, worker in self._workers.items():
+            if worker.group == name and worker.state is not WorkerState.DEAD:
+                self._workers[address] = replace(worker, state=WorkerState.DEAD)
 
     def get_group(self, name: str) -> GroupRecord:
         """Return a group by its name."""
