@@ -90,6 +90,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/groups.py
 	@$(BIN)/python bench/reserve.py
 	@$(BIN)/python bench/comm.py
+	@$(BIN)/python bench/messages.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

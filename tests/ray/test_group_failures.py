@@ -128,8 +128,8 @@ def test_exceptions_that_control_the_callers_own_code_arrive_as_worker_failed(ac
     assert actor.rank_of().wait(60) == [0, 1, 2, 3]
 
 
-def test_a_worker_that_dies_in_a_stream_is_named_by_the_next_item(free_cluster):
-    with Performer.create_group().launch(free_cluster, PackedPlacementStrategy(0, 1), name="streamed") as group:
+def test_a_worker_that_dies_in_a_stream_is_named_by_the_next_item(shared_cluster):
+    with Performer.create_group().launch(shared_cluster, NodePlacementStrategy([0, 0]), name="streamed") as group:
         pids = group.pid().wait(60)
         items = group.stream("items", 10**9)
         next(items)

@@ -167,6 +167,12 @@ class Connection:
     ) -> None:
         """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
         with self._lock:
+            if self.is_closed:
+                # Lent to no process, and used by none.
+                for buffer in buffers:
+                    if isinstance(buffer, SharedBuffer):
+                        self._shared.drop(buffer.memory)
+                return
             if not buffers:
                 self._write([_HEADER.pack(kind, 0, 0, len(envelope), len(data), number) + envelope + data])
                 return
@@ -192,7 +198,7 @@ class Connection:
 
     def share(self, data: Any, size: int) -> SharedBuffer | None:
         """Copy a large buffer into shared memory for the other end; None if it must go through the socket."""
-        if not self.is_local or size < SHARED_FROM:
+        if not self.is_local or self.is_closed or size < SHARED_FROM:
             return None
         memory = self._shared.take(size)
         if memory is None:
@@ -300,6 +306,7 @@ class Connection:
             os.close(fd)
         self._in_fds.clear()
         self._out.clear()
+        self._out_fds.clear()
         self._written = self._queued
         # The other process may still use what it borrowed: that memory is not used again here.
         for memory in self._numbers:
