@@ -234,7 +234,7 @@ class Home:
 
 
 class _Place:
-    """Where a key lives; whoever asks is told when the home that owns it knows."""
+    """Where a key lives; a client gets the answer once the home that owns the key knows."""
 
     def __init__(self, rank: int, number: int) -> None:
         self._rank = rank

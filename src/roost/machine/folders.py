@@ -1,7 +1,7 @@
 """Folders and files of this user alone: where Roost keeps what must outlive a reboot, and where its sockets.
 
 Roost also writes into folders that the user or others can write. There it never follows a link and never waits at a
-pipe: whoever put one there would choose what is overwritten.
+pipe: the process that put one there would choose what is overwritten.
 """
 
 from __future__ import annotations
