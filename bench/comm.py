@@ -36,6 +36,8 @@ CHAIN_LIMIT = 1.2
 ITEM_BYTES = 1024
 ITEMS = {"sync": 4000, "async": 20_000, "iterate": 20_000, "many": 200_000, "ray queue": 400}
 BATCH = 1000
+AHEAD = 4
+"""How many batches a producer has under way."""
 RATES = {"sync": 4000, "async": 15_000, "iterate": 15_000, "many": 200_000}
 """At least so many items a second, from worker to channel to worker."""
 CHANNEL_ROUNDS = 5
@@ -159,12 +161,15 @@ def report_chaining(measured: Mapping[str, Figures], judge: Judge) -> None:
 def produce(queue: Any, way: str, count: int) -> None:
     """Put items, one way or another."""
     item = b"x" * ITEM_BYTES
+    handles: list[Any] = []
     if way == "many":
-        handles = [queue.put_many([item] * BATCH, async_op=True) for _ in range(count // BATCH)]
+        for _ in range(count // BATCH):
+            if len(handles) == AHEAD:
+                handles.pop(0).wait(SECONDS)
+            handles.append(queue.put_many([item] * BATCH, async_op=True))
     elif way in ("async", "iterate"):
         handles = [queue.put(item, async_op=True) for _ in range(count)]
     else:
-        handles = []
         for _ in range(count):
             queue.put(item)
     for handle in handles:
@@ -176,7 +181,7 @@ def consume(queue: Any, way: str, count: int) -> float:
     if way == "many":
         taken = 0
         while taken < count:
-            taken += len(queue.get_many(BATCH, wait=1))
+            taken += len(queue.get_many(min(BATCH, count - taken), wait=1))
     elif way == "iterate":
         for place, _ in enumerate(queue, 1):
             if place == count:

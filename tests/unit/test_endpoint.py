@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
 import struct
 
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from roost import CallTimedOut, ConfigError, Worker
-from roost.comm.connection import Peer
+from roost.comm.connection import Kind, Peer
 from roost.comm.endpoint import Endpoint, Listing, own_instance
+from roost.comm.loop import Handle
 from roost.comm.messages import Messages
 from roost.comm.process import PlainDirectory
 from roost.errors import WorkerDied
@@ -59,6 +61,72 @@ def test_a_pickle_of_many_bytes_arrives(pair):
     thing = [str(number) * 10 for number in range(300_000)]
     pair.one.send(thing, "b:0")
     assert pair.two.receive("a:0")[0].wait(30) == thing
+
+
+def test_more_buffers_than_two_bytes_count_arrive(monkeypatch):
+    monkeypatch.setattr("roost.comm.packing._OUT_OF_BAND", 1)
+    pair = Pair(is_near=True)
+    pair.one.send([np.uint8([number % 256]) for number in range(1 << 16)], "b:0")
+    arrived = pair.two.receive("a:0")[0].wait(60)
+    assert [int(array[0]) for array in arrived] == [number % 256 for number in range(1 << 16)]
+    pair.close()
+
+
+def test_requests_that_arrive_before_there_is_an_answer_wait_for_it(pair):
+    count = 600
+    handles = [Handle(pair.one.endpoint.loop) for _ in range(count)]
+    for handle in handles:
+        pair.one.endpoint.request("b:0", b"ask", bytes(1000), (), handle)
+    two = pair.two.endpoint
+    wait_until(lambda: len(two._early) >= 256, "some of them are there")
+    two.serve(lambda connection, frame: connection.send(Kind.REPLY, frame.number, b"yes"))
+    assert [handle.wait(30).envelope for handle in handles] == [b"yes"] * count
+
+
+def test_a_wait_for_a_worker_that_is_not_there_is_logged_once(caplog):
+    pair = Pair(is_near=True)
+    waits = []
+    find = pair.directory.find
+    pair.directory.find = lambda address, but_not, on_wait: (waits.append(on_wait), find(address, but_not, on_wait))[1]
+    waiting, _ = pair.two.receive("late:0")
+    for _ in range(3):
+        waits[0]()
+    wait_until(lambda: caplog.messages, "it is logged")
+    late = pair.make("late:0", 0)
+    late.send("here", "b:0")
+    assert waiting.wait(30) == "here"
+    assert caplog.messages == ["b:0 waits for late:0, which is not launched or has not communicated yet"]
+    late.endpoint.close()
+    pair.close()
+
+
+class Interrupted:
+    """A socket that writes a part of what it is given, and then has the user press Ctrl-C."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+    def send(self, data):
+        return self.sendmsg([data])
+
+    def sendmsg(self, parts, ancillary=()):
+        count = self.sock.sendmsg([parts[0][:7]], ancillary)
+        signal.raise_signal(signal.SIGINT)
+        return count
+
+
+def test_ctrl_c_between_a_write_and_the_note_of_it_leaves_the_stream_whole(pair):
+    pair.one.send("first", "b:0").wait(30)
+    connection = pair.one.endpoint.link("b:0").connection
+    connection._sock = Interrupted(connection._sock)
+    with pytest.raises(KeyboardInterrupt):
+        pair.one.send("second", "b:0")
+    connection._sock = connection._sock.sock
+    pair.one.send("third", "b:0")
+    assert [pair.two.receive("a:0")[0].wait(30) for _ in range(3)] == ["first", "second", "third"]
 
 
 def test_shared_memory_comes_back_when_the_array_is_dropped():

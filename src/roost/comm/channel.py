@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.channel_frames import Op
 from roost.comm.home import ChannelSettings, Home
-from roost.comm.loop import Handle, Loop, check_timeout
+from roost.comm.loop import Handle, Loop, check_timeout, uninterrupted
 from roost.comm.operations import (
     DEFAULT_KEY,
     Ahead,
@@ -51,6 +51,7 @@ _ASK_SECONDS = 60.0
 _ONE = Want()
 _ONE_NOW = Want(waits=False)
 _AHEAD = Want(most=64, ahead=True)
+_MOST_PLACES = 1 << 12
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 4096
 """How much one frame of `put_many` carries."""
@@ -502,6 +503,9 @@ class Channel:
             return self._route_to(0)
         place = self._places.get(key)
         if place is None:
+            if len(self._places) >= _MOST_PLACES:
+                # What is in use is found again.
+                self._places.clear()
             place = self._places[key] = self._locate(key, 0, assigns=True).wait(_ASK_SECONDS)
         return self._route_to(place[0])
 
@@ -574,12 +578,13 @@ class Channel:
             put.give_up()
 
     def _start_put(self, put: PutOperation) -> None:
-        with self._lock:
-            flow = self._flows.get(put.key)
-            if flow is None:
-                flow = self._flows[put.key] = Flow()
-            flow.waiting.append(put)
-        self._pump(put.key, flow)
+        with uninterrupted():
+            with self._lock:
+                flow = self._flows.get(put.key)
+                if flow is None:
+                    flow = self._flows[put.key] = Flow()
+                flow.waiting.append(put)
+            self._pump(put.key, flow)
 
     def _pump(self, key: Hashable, flow: Flow) -> None:
         """Send the puts that may be sent; one thread at a time does, so that they stay in order."""
@@ -671,8 +676,12 @@ class ItemLease:
     async def __aenter__(self) -> Any:
         route = self._channel._route_of(self._key)
         get = AsyncGetOperation(self._channel, route.loop, self._key, _ONE, take_leased)
-        get.start(route)
-        item, self._arrival = await get.async_wait(self._seconds)
+        try:
+            get.start(route)
+            item, self._arrival = await get.async_wait(self._seconds)
+        except BaseException:
+            get.give_up()
+            raise
         return item
 
     def __exit__(

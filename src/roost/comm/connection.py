@@ -21,10 +21,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roost.comm.loop import Loop
+from roost.comm.loop import Loop, uninterrupted
 from roost.comm.memory import Memory, Pool, copy
 
-_HEADER = struct.Struct("<BBHIIQ")
+_HEADER = struct.Struct("<IIIQQ")
+"""The kind, the number of buffers, the sizes of the envelope and the data, and a number."""
 _BUFFER = struct.Struct("<QQ")
 _NONCE = 32
 _PROOF = 32
@@ -166,7 +167,8 @@ class Connection:
         on_free: Callable[[], None] | None = None,
     ) -> None:
         """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
-        with self._lock:
+        # Between a write and the note of how much was written, no exception may come.
+        with uninterrupted(), self._lock:
             if self.is_closed:
                 # Lent to no process, and used by none.
                 for buffer in buffers:
@@ -174,7 +176,7 @@ class Connection:
                         self._shared.drop(buffer.memory)
                 return
             if not buffers:
-                self._write([_HEADER.pack(kind, 0, 0, len(envelope), len(data), number) + envelope + data])
+                self._write([_HEADER.pack(kind, 0, len(envelope), len(data), number) + envelope + data])
                 return
             descriptions, inline = [], []
             for buffer in buffers:
@@ -185,7 +187,7 @@ class Connection:
                 view = memoryview(buffer.view if isinstance(buffer, SharedBuffer) else buffer).cast("B")
                 descriptions.append(_BUFFER.pack(view.nbytes, 0))
                 inline.append(view)
-            header = _HEADER.pack(kind, 0, len(descriptions), len(envelope), len(data), number)
+            header = _HEADER.pack(kind, len(descriptions), len(envelope), len(data), number)
             self._write([b"".join((header, *descriptions, envelope, data)), *inline])
 
     def when_written(self, callback: Callable[[], None]) -> None:
@@ -203,7 +205,11 @@ class Connection:
         memory = self._shared.take(size)
         if memory is None:
             return None
-        copy(data, memory.map, size)
+        try:
+            copy(data, memory.map, size)
+        except BaseException:
+            self._shared.give(memory)
+            raise
         return SharedBuffer(memory, memoryview(memory.map)[:size])
 
     def _lend(self, memory: Memory, kept: SharedBuffer, on_free: Callable[[], None] | None) -> int:
@@ -211,7 +217,7 @@ class Connection:
         if number is None:
             number = len(self._numbers) + 1
             self._numbers[memory] = number
-            self._write([_HEADER.pack(Kind.MEMORY, 0, 0, 0, 0, number)], memory)
+            self._write([_HEADER.pack(Kind.MEMORY, 0, 0, 0, number)], memory)
         self._lent.setdefault(number, deque()).append((kept, on_free))
         return number
 
@@ -366,7 +372,7 @@ class Connection:
                 self._greeting = None
         size = len(data)
         while size - at >= _HEADER.size and not self.is_closed:
-            kind, _, count, envelope_size, data_size, number = _HEADER.unpack_from(data, at)
+            kind, count, envelope_size, data_size, number = _HEADER.unpack_from(data, at)
             begin = at + _HEADER.size + count * _BUFFER.size
             middle = begin + envelope_size
             end = middle + data_size
@@ -468,7 +474,7 @@ class Connection:
 
     def _return(self, number: int) -> None:
         with self._lock:
-            self._write([_HEADER.pack(Kind.FREE, 0, 0, 0, 0, number)])
+            self._write([_HEADER.pack(Kind.FREE, 0, 0, 0, number)])
 
     def _take_back(self, number: int) -> None:
         with self._lock:

@@ -37,6 +37,8 @@ MOST_WAITING = 1 << 26
 _GREET_SECONDS = 10.0
 _MOST_STRANGERS = 64
 """How many connections may be open that have not proved to be members."""
+_MOST_EARLY = 256
+"""How many requests may wait for what answers them; then those that ask are not read."""
 _MOST_TRIES = 20
 _RETRY_SECONDS = 0.1
 _FEWEST_FILES = 512
@@ -63,7 +65,8 @@ class Directory(Protocol):
     def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
         """Find a process by its name, waiting until it is there; not the one with instance `but_not`, which is gone.
 
-        `on_wait` is called if it is not there yet. Fails with WorkerDied if it is dead and will not be restarted.
+        `on_wait` is called if it is not there yet, and again if it is still not there after some seconds. Fails with
+        WorkerDied if it is dead and will not be restarted.
         """
 
 
@@ -91,6 +94,8 @@ class Link:
         self.jobs: deque[Job] = deque()
         self.is_waiting = False
         """Whether the other process is not there yet: what can wait here has been done, for the caller."""
+        self.is_late = False
+        """Whether the log says that it is not there yet."""
         self.waiting_bytes = 0
         self.requests: dict[int, Handle[Any]] = {}
 
@@ -106,8 +111,9 @@ class Endpoint:
         self.mailbox: Mailbox[Any] = Mailbox()
         self.on_message: Callable[[Connection, Frame], None] | None = None
         """What takes messages and tensors."""
-        self.on_request: Callable[[Connection, Frame], None] | None = None
-        """What answers requests."""
+        self._on_request: Callable[[Connection, Frame], None] | None = None
+        self._early: list[tuple[Connection, Frame]] = []
+        """Requests that arrived before there was something to answer them."""
         self.on_gone: list[Callable[[Peer], None]] = []
         """Called when the last connection of a process has ended."""
         self._secret = secret
@@ -146,6 +152,18 @@ class Endpoint:
         self._directory.announce(
             Listing(peer=self.own, local_name=local_name, host=host, port=listener.getsockname()[1])
         )
+
+    def serve(self, answer: Callable[[Connection, Frame], None]) -> None:
+        """Let a function answer requests, those that are here already too; it is called in the thread that reads."""
+
+        def begin() -> None:
+            self._on_request = answer
+            early, self._early = self._early, []
+            for connection, frame in early:
+                answer(connection, frame)
+                connection.pause(is_paused=False)
+
+        self.loop.call(begin)
 
     def number(self) -> int:
         """Return a number that this process has not used yet."""
@@ -238,8 +256,14 @@ class Endpoint:
     def _wait(self, link: Link) -> None:
         """Note that a process is not there yet."""
         with self.lock:
+            is_late = link.is_waiting and not link.is_late
             link.is_waiting = not link.is_ready
             jobs = list(link.jobs) if link.is_waiting else []
+        if is_late and link.is_waiting:
+            link.is_late = True
+            log.warning(
+                "%s waits for %s, which is not launched or has not communicated yet", self.own.address, link.address
+            )
         for job in jobs:
             if job.keep is not None:
                 job.keep()
@@ -356,8 +380,11 @@ class Endpoint:
             if handle is not None:
                 handle.complete(frame)
         elif frame.kind == Kind.REQUEST:
-            if self.on_request is not None:
-                self.on_request(connection, frame)
+            if self._on_request is not None:
+                self._on_request(connection, frame)
+            else:
+                self._early.append((connection, frame))
+                connection.pause(is_paused=len(self._early) >= _MOST_EARLY)
         elif self.on_message is not None:
             self.on_message(connection, frame)
 

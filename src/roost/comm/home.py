@@ -68,8 +68,8 @@ class Home:
         """The keys that live here, each with the number of its assignment; the least recently used first."""
         self._places: dict[Hashable, _Place] = {}
         self._assignments = 0
-        endpoint.on_request = self._take
         endpoint.on_gone.append(self._drop)
+        endpoint.serve(self._take)
 
     def stats(self) -> dict[str, Any]:
         """Return what `roost channels` shows of this home."""

@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import select
+import signal
 import threading
 import time
 from collections import deque
@@ -46,7 +47,7 @@ class Handle(Generic[Value]):
         """Take what turns the raw value into that of the caller, in the caller's thread, and says what is missing."""
         self.is_done = False
         self._loop = loop
-        self._open = open_value
+        self._open: Callable[[Any], Value] | _Opening | None = open_value
         self._late = late
         self._value: Any = None
         self._error: BaseException | None = None
@@ -142,16 +143,53 @@ class Handle(Generic[Value]):
         await ended
 
     def _get(self) -> Value:
+        while self._error is None and self._open is not None:
+            self._open_value()
         if self._error is not None:
             raise self._error
-        opener, self._open = self._open, None
-        if opener is not None:
-            try:
-                self._value = opener(self._value)
-            except Exception as error:
-                self._value, self._error = None, error
-                raise
         return cast(Value, self._value)
+
+    def _open_value(self) -> None:
+        """Turn the raw value into that of the caller, or wait for the thread that does."""
+        opening = _Opening()
+        opener: Any = None
+        try:
+            with self._loop.turns:
+                opener = self._open
+                if callable(opener):
+                    self._open = opening
+            if callable(opener):
+                try:
+                    self._value = opener(self._value)
+                except Exception as error:
+                    self._value, self._error = None, error
+                opener = None
+            elif opener is not None:
+                opener.wait()
+        finally:
+            if self._open is opening:
+                # After Ctrl-C it is as it was: the value can still be taken, or go back.
+                self._open = opener
+                opening.end()
+
+
+class _Opening:
+    """A thread turns the value of a handle into that of the caller."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def end(self) -> None:
+        """Let the others go on."""
+        self._lock.release()
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        with self._lock:
+            return
 
 
 def check_timeout(timeout: float | None) -> float | None:
@@ -376,6 +414,31 @@ class Loop:
                 self._calls.popleft()()
             except Exception:
                 log.exception("the communication thread could not do something")
+
+
+class uninterrupted:  # noqa: N801 - used like contextlib.suppress
+    """Hold Ctrl-C back until the end of a block, in the thread that it would interrupt."""
+
+    __slots__ = ("_frame", "_handler")
+
+    def __enter__(self) -> None:
+        self._handler: Any = None
+        self._frame: Any = None
+        if not _may_lead():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._hold)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is None:
+            return
+        signal.signal(signal.SIGINT, self._handler)
+        if self._frame is not None:
+            self._handler(signal.SIGINT, self._frame)
+
+    def _hold(self, _number: int, frame: Any) -> None:
+        self._frame = frame
 
 
 _leads_anywhere = False

@@ -279,10 +279,13 @@ def take_one(arrival: Arrival) -> Any:
     """Return the only item, and acknowledge it."""
     (content,) = arrival.contents()
     try:
-        return open_item(arrival.route, arrival.channel, content)
-    finally:
-        # Also one that cannot be unpickled: it would be in the way of all others for ever.
+        value = open_item(arrival.route, arrival.channel, content)
+    except Exception:
+        # One that cannot be unpickled would be in the way of all others for ever.
         arrival.acknowledge()
+        raise
+    arrival.acknowledge()
+    return value
 
 
 def take_all(arrival: Arrival) -> list[Any]:
@@ -306,7 +309,7 @@ def take_leased(arrival: Arrival) -> tuple[Any, Arrival]:
     (content,) = arrival.contents()
     try:
         return open_item(arrival.route, arrival.channel, content), arrival
-    except BaseException:
+    except Exception:
         arrival.acknowledge()
         raise
 
@@ -317,10 +320,8 @@ class AheadOperation(GetOperation):
     __slots__ = ()
 
     def _succeed(self, route: Route, reply: Any) -> None:
-        # At once: that others wait may be the next thing to arrive.
-        if self.is_given_up:
-            return
-        self._end(Ahead(route, self.number, reply, self._owner.name), None)
+        # The sink of a recall is there at once: that may be the next thing to arrive.
+        self._end(None if self.is_given_up else Ahead(route, self.number, reply, self._owner.name), None)
 
 
 class Ahead:

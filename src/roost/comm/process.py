@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
+_FIRST_WAIT_SECONDS = 10.0
 _WAIT_SECONDS = 30.0
 _lock = threading.RLock()
 _made: dict[tuple[int, str, str], Talk] = {}
@@ -43,8 +45,10 @@ class JobDirectory:
         """Find a process by its name, waiting until it is there."""
         found: Future[Listing] = Future()
 
-        def ask(seconds: float) -> None:
-            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, seconds).future()
+        waits = itertools.chain([0.0, _FIRST_WAIT_SECONDS], itertools.repeat(_WAIT_SECONDS))
+
+        def ask() -> None:
+            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, next(waits)).future()
             answer.add_done_callback(take)
 
         def take(answer: Future[Any]) -> None:
@@ -60,11 +64,11 @@ class JobDirectory:
             if listing is None:
                 # It is not launched yet, or has not communicated yet.
                 on_wait()
-                ask(_WAIT_SECONDS)
+                ask()
             else:
                 found.set_result(listing)
 
-        ask(0.0)
+        ask()
         return found
 
 

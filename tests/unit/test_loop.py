@@ -1,0 +1,96 @@
+"""Handles: their values, whoever waits for them and whatever interrupts that."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from roost import Channel
+from roost.comm.loop import Handle, Loop
+from roost.comm.operations import take_leased, take_one
+
+
+@pytest.fixture
+def loop():
+    made = Loop("test")
+    yield made
+    made.stop()
+
+
+def test_threads_that_wait_for_one_handle_all_get_its_value_and_not_the_raw_one(loop):
+    opened = []
+
+    def open_value(raw):
+        opened.append(raw)
+        time.sleep(0.1)
+        return [raw]
+
+    handle = Handle(loop, open_value)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(handle.wait(30))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    handle.complete("raw")
+    for thread in threads:
+        thread.join()
+    assert found == [["raw"]] * 8
+    assert opened == ["raw"]
+
+
+def test_a_value_whose_opening_was_interrupted_can_still_be_taken(loop):
+    attempts = iter([KeyboardInterrupt, None])
+
+    def open_value(raw):
+        interrupt = next(attempts)
+        if interrupt is not None:
+            raise interrupt
+        return raw
+
+    handle = Handle(loop, open_value)
+    handle.complete(7)
+    with pytest.raises(KeyboardInterrupt):
+        handle.wait()
+    assert [handle.wait(), handle.wait()] == [7, 7]
+
+
+class Interrupting:
+    """A route on which Ctrl-C comes while an item is unpickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        self.acknowledged = 0
+        self.route = self
+        self.channel = "channel"
+
+    def contents(self):
+        return [b"item"]
+
+    def unpack(self, content):
+        raise self.error
+
+    def acknowledge(self):
+        self.acknowledged += 1
+
+
+@pytest.mark.parametrize("take", [take_one, take_leased])
+def test_an_item_is_not_acknowledged_when_its_unpickling_is_interrupted(take):
+    interrupted = Interrupting(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        take(interrupted)
+    assert interrupted.acknowledged == 0
+    odd = Interrupting(ValueError())
+    with pytest.raises(Exception, match="cannot be unpickled"):
+        take(odd)
+    assert odd.acknowledged == 1
+
+
+def test_an_item_is_still_there_after_an_interrupted_get(monkeypatch):
+    channel = Channel.create("interrupted", local=True)
+    channel.put(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("roost.comm.routes.LocalRoute.unpack", Interrupting(KeyboardInterrupt()).unpack)
+        with pytest.raises(KeyboardInterrupt):
+            channel.get()
+    assert channel.get() == 1
