@@ -54,20 +54,20 @@ def test_what_is_sent_arrives_in_order_large_and_small(pair):
     for thing in things:
         pair.one.send(thing, "b:0")
     for thing in things:
-        np.testing.assert_equal(pair.two.receive("a:0")[0].wait(30), thing)
+        np.testing.assert_equal(pair.two.receive("a:0").wait(30), thing)
 
 
 def test_a_pickle_of_many_bytes_arrives(pair):
     thing = [str(number) * 10 for number in range(300_000)]
     pair.one.send(thing, "b:0")
-    assert pair.two.receive("a:0")[0].wait(30) == thing
+    assert pair.two.receive("a:0").wait(30) == thing
 
 
 def test_more_buffers_than_two_bytes_count_arrive(monkeypatch):
     monkeypatch.setattr("roost.comm.packing._OUT_OF_BAND", 1)
     pair = Pair(is_near=True)
     pair.one.send([np.uint8([number % 256]) for number in range(1 << 16)], "b:0")
-    arrived = pair.two.receive("a:0")[0].wait(60)
+    arrived = pair.two.receive("a:0").wait(60)
     assert [int(array[0]) for array in arrived] == [number % 256 for number in range(1 << 16)]
     pair.close()
 
@@ -88,7 +88,7 @@ def test_a_wait_for_a_worker_that_is_not_there_is_logged_once(caplog):
     waits = []
     find = pair.directory.find
     pair.directory.find = lambda address, but_not, on_wait: (waits.append(on_wait), find(address, but_not, on_wait))[1]
-    waiting, _ = pair.two.receive("late:0")
+    waiting = pair.two.receive("late:0")
     for _ in range(3):
         waits[0]()
     wait_until(lambda: caplog.messages, "it is logged")
@@ -126,14 +126,14 @@ def test_ctrl_c_between_a_write_and_the_note_of_it_leaves_the_stream_whole(pair)
         pair.one.send("second", "b:0")
     connection._sock = connection._sock.sock
     pair.one.send("third", "b:0")
-    assert [pair.two.receive("a:0")[0].wait(30) for _ in range(3)] == ["first", "second", "third"]
+    assert [pair.two.receive("a:0").wait(30) for _ in range(3)] == ["first", "second", "third"]
 
 
 def test_shared_memory_comes_back_when_the_array_is_dropped():
     pair = Pair(is_near=True)
     for value in range(20):
         pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
-        array = pair.two.receive("a:0")[0].wait(30)
+        array = pair.two.receive("a:0").wait(30)
         assert array[0] == value
         del array
     pool = pair.one.endpoint._pools[0]
@@ -146,7 +146,7 @@ def test_an_array_that_is_kept_is_not_overwritten():
     pair = Pair(is_near=True)
     for value in range(5):
         pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
-    kept = [pair.two.receive("a:0")[0].wait(30) for _ in range(5)]
+    kept = [pair.two.receive("a:0").wait(30) for _ in range(5)]
     pair.one.send(np.full(1 << 20, 77, np.uint8), "b:0")
     pair.close()
     assert [int(array[-1]) for array in kept] == list(range(5))
@@ -154,8 +154,8 @@ def test_an_array_that_is_kept_is_not_overwritten():
 
 def test_the_end_of_one_is_noticed_by_the_other_after_what_it_had_sent(pair):
     pair.one.send("last words", "b:0").wait(30)
-    first, _ = pair.two.receive("a:0")
-    second, _ = pair.two.receive("a:0")
+    first = pair.two.receive("a:0")
+    second = pair.two.receive("a:0")
     assert first.wait(30) == "last words"
     pair.one.endpoint.close()
     with pytest.raises(WorkerDied, match="a:0 on node 0 is gone"):
@@ -164,13 +164,13 @@ def test_the_end_of_one_is_noticed_by_the_other_after_what_it_had_sent(pair):
 
 def test_a_new_process_of_the_name_gets_nothing_that_was_meant_for_the_old_one(pair):
     pair.one.send(1, "b:0").wait(30)
-    assert pair.two.receive("a:0")[0].wait(30) == 1
+    assert pair.two.receive("a:0").wait(30) == 1
     pair.one.send("unheard", "b:0").wait(30)
     pair.two.endpoint.close()
     wait_until(lambda: "b:0" not in pair.one.endpoint._links, "the end is noticed")
     pair.two = pair.make("b:0", pair.two.endpoint.own.node_rank)
     pair.one.send("for the new one", "b:0").wait(30)
-    assert pair.two.receive("a:0")[0].wait(30) == "for the new one"
+    assert pair.two.receive("a:0").wait(30) == "for the new one"
 
 
 def connect(listing: Listing, *, is_local: bool) -> socket.socket:
@@ -195,7 +195,7 @@ def test_a_stranger_is_not_listened_to(pair, is_local):
                 answer = b""
             assert answer == b""
     pair.one.send("fine", "b:0")
-    assert pair.two.receive("a:0")[0].wait(30) == "fine"
+    assert pair.two.receive("a:0").wait(30) == "fine"
 
 
 def test_one_with_another_secret_gets_nothing_through():
@@ -203,7 +203,7 @@ def test_one_with_another_secret_gets_nothing_through():
     stranger = pair.make("c:0", 0, b"another secret")
     stranger.send("evil", "b:0")
     with pytest.raises(CallTimedOut, match="b:0 has got no message from any worker"):
-        pair.two.receive("*")[0].wait(0.5)
+        pair.two.receive("*").wait(0.5)
     stranger.endpoint.close()
     pair.close()
 
@@ -218,7 +218,7 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
         sock.sendall(b"half")
         socks.append(sock)
     pair.one.send("fine", "b:0")
-    assert pair.two.receive("a:0")[0].wait(30) == "fine"
+    assert pair.two.receive("a:0").wait(30) == "fine"
     wait_until(lambda: len(pair.two.endpoint._strangers) <= 64, "the oldest are closed")
     assert len(os.listdir("/proc/self/fd")) - before < 300 + 64 + 20
     for sock in socks:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roost.comm.loop import Loop, uninterrupted
+from roost.comm.loop import SPACE, Loop, is_interruptible, uninterrupted
 from roost.comm.memory import Memory, Pool, copy
 
 _HEADER = struct.Struct("<IIIQQ")
@@ -30,8 +30,9 @@ _BUFFER = struct.Struct("<QQ")
 _NONCE = 32
 _PROOF = 32
 _MOST_HELLO = 4096
-_READ = 1 << 18
 _MOST_PARTS = 256
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_WRITABLE = select.EPOLLOUT
 _FD_SPACE = socket.CMSG_SPACE(4 * 16)
 SHARED_FROM = 1 << 16
 """Buffers from this size on travel through shared memory, if both ends have the same kernel."""
@@ -75,7 +76,8 @@ class Frame:
     @property
     def size(self) -> int:
         """Its size in bytes."""
-        return len(self.data) + sum(int(buffer.nbytes) for buffer in self.buffers)
+        size = len(self.data)
+        return size + sum([int(buffer.nbytes) for buffer in self.buffers]) if self.buffers else size
 
 
 class SharedBuffer:
@@ -167,8 +169,23 @@ class Connection:
         on_free: Callable[[], None] | None = None,
     ) -> None:
         """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
-        # Between a write and the note of how much was written, no exception may come.
-        with uninterrupted(), self._lock:
+        if is_interruptible():
+            # Between a write and the note of how much was written, no exception may come.
+            with uninterrupted():
+                self._send(kind, number, envelope, data, buffers, on_free)
+        else:
+            self._send(kind, number, envelope, data, buffers, on_free)
+
+    def _send(
+        self,
+        kind: Kind,
+        number: int,
+        envelope: bytes,
+        data: Any,
+        buffers: Sequence[Any],
+        on_free: Callable[[], None] | None,
+    ) -> None:
+        with self._lock:
             if self.is_closed:
                 # Lent to no process, and used by none.
                 for buffer in buffers:
@@ -325,12 +342,12 @@ class Connection:
         self._on_close(self)
 
     def _handle(self, event: int) -> None:
-        if event & select.EPOLLOUT:
+        if event & _WRITABLE:
             with self._lock:
                 self._flush()
                 if not self._out and not self.is_closed:
                     self._loop.watch_for(self._fd, reads=self._is_reading, writes=False)
-        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+        if event & _READABLE:
             try:
                 self._receive()
             except (BlockingIOError, InterruptedError):
@@ -346,16 +363,19 @@ class Connection:
                 raise EOFError
             self._fill(target, count)
             return
+        # Into memory that is there: to allocate as much as may come costs far more than to read what came.
+        space = self._loop.space
         if self.is_local:
-            data, ancillary, _, _ = self._sock.recvmsg(_READ, _FD_SPACE)
+            count, ancillary, _, _ = self._sock.recvmsg_into((space,), _FD_SPACE)
             for _, _, content in ancillary:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self._in_fds.extend(fds)
         else:
-            data = self._sock.recv(_READ)
-        if not data:
+            count = self._sock.recv_into(space)
+        if not count:
             raise EOFError
+        data = space[:count].tobytes()
         rest = self._rest
         self._rest = self._take_in(rest + data if rest else data)
 
@@ -377,7 +397,7 @@ class Connection:
             middle = begin + envelope_size
             end = middle + data_size
             if size < end:
-                if end - at > _READ:
+                if end - at > SPACE:
                     # Collected in one piece: adding a little at a time would copy all of it each time.
                     self._large = bytearray(end - at)
                     self._large[: size - at] = data[at:]

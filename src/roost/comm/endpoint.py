@@ -31,6 +31,7 @@ from roost.errors import ClusterError, RoostError, WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
 
+_REPLY, _REQUEST = int(Kind.REPLY), int(Kind.REQUEST)
 _BACKLOG = 128
 MOST_WAITING = 1 << 26
 """How many bytes may wait for a process: here until it is up, and there until it receives them."""
@@ -193,6 +194,11 @@ class Endpoint:
             connection = link.connection
         job(connection)  # type: ignore[arg-type]
 
+    def connection_to(self, address: str) -> Connection | None:
+        """Return the connection to a worker if it is open, and nothing waits to be sent first."""
+        link = self._links.get(address)
+        return link.connection if link is not None and link.is_ready else None
+
     def request(self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any]) -> int:
         """Ask a worker something; its reply, a `Frame`, completes the handle. Returns the number of the request."""
         number = self.number()
@@ -229,23 +235,29 @@ class Endpoint:
             if self.is_closed:
                 return
             self.is_closed = True
-            links, self._links = list(self._links.values()), {}
-            open_ones = {connection for some in self._connections.values() for connection in some} | set(
-                self._strangers
-            )
+            links = list(self._links.values())
         for listener in self._listeners:
             self.loop.forget(listener.fileno())
             listener.close()
-        for connection in open_ones:
-            connection.close()
+        self._close_connections()
         error = ClusterError("the communication of this process has ended")
         for link in links:
             self._fail(link, error)
         with self.lock:
+            self._links.clear()
             waiting = list(self.mailbox.receives())
         for receive in waiting:
             receive.receiver.fail(error)
         self.loop.stop()
+        # Those that were accepted meanwhile.
+        self._close_connections()
+
+    def _close_connections(self) -> None:
+        with self.lock:
+            open_ones = {connection for some in self._connections.values() for connection in some}
+            open_ones |= {*self._strangers, *(link.connection for link in self._links.values() if link.connection)}
+        for connection in open_ones:
+            connection.close()
 
     def _find(self, link: Link, but_not: str) -> None:
         found = self._directory.find(link.address, but_not, lambda: self.loop.call(lambda: self._wait(link)))
@@ -374,12 +386,13 @@ class Endpoint:
         peer = connection.peer
         if peer is None:
             return
-        if frame.kind == Kind.REPLY:
+        kind = frame.kind
+        if kind == _REPLY:
             link = self._links.get(peer.address)
             handle = link.requests.pop(frame.number, None) if link is not None else None
             if handle is not None:
                 handle.complete(frame)
-        elif frame.kind == Kind.REQUEST:
+        elif kind == _REQUEST:
             if self._on_request is not None:
                 self._on_request(connection, frame)
             else:

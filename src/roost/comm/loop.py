@@ -25,7 +25,11 @@ from roost.errors import CallTimedOut, ConfigError
 log: logging.Logger = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 0.002
-"""How long the thread leaves the reading to threads that wait again and again."""
+_MOST_LINGER_SECONDS = 0.02
+"""How long the thread leaves the reading to threads that wait again and again: the longer, the longer they do."""
+
+SPACE = 1 << 18
+"""How many bytes are read at a time."""
 
 Value = TypeVar("Value")
 
@@ -51,8 +55,8 @@ class Handle(Generic[Value]):
         self._late = late
         self._value: Any = None
         self._error: BaseException | None = None
-        self._waiting: list[_Waiter] = []
-        self._callbacks: list[Callable[[], None]] = []
+        self._waiting: tuple[_Waiter, ...] = ()
+        self._callbacks: tuple[Callable[[], None], ...] = ()
 
     def __bool__(self) -> bool:
         return True
@@ -108,7 +112,7 @@ class Handle(Generic[Value]):
         """Call a function when it is done, in the thread that completes it; at once if it is done."""
         with self._loop.turns:
             if not self.is_done:
-                self._callbacks.append(callback)
+                self._callbacks += (callback,)
                 return
         callback()
 
@@ -121,7 +125,7 @@ class Handle(Generic[Value]):
             for waiter in self._waiting:
                 waiter.wake()
                 self._loop.interrupt(waiter)
-            callbacks, self._callbacks = self._callbacks, []
+            callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback()
 
@@ -202,27 +206,29 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 class _Waiter:
-    """A thread that waits."""
+    """A thread that waits: by reading, or asleep."""
 
     __slots__ = ("_is_awake", "_lock", "thread")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
-        self._lock = threading.Lock()
-        self._lock.acquire()
-        self._is_awake = False
+        self._lock: threading.Lock | None = None
+        self._is_awake = True
 
     def wake(self) -> None:
         """Let it look again; with the lock of the turns held."""
-        if not self._is_awake:
+        if not self._is_awake and self._lock is not None:
             self._is_awake = True
             self._lock.release()
 
     def sleep(self, seconds: float) -> None:
-        self._lock.acquire(timeout=seconds)
+        if self._lock is not None:
+            self._lock.acquire(timeout=seconds)
 
     def rest(self) -> None:
-        """Sleep again the next time; with the lock of the turns held."""
+        """Sleep the next time; with the lock of the turns held."""
+        if self._lock is None:
+            self._lock = threading.Lock()
         if self._is_awake:
             self._is_awake = False
             self._lock.acquire(blocking=False)
@@ -234,11 +240,13 @@ class Loop:
     def __init__(self, name: str) -> None:
         self.turns = threading.Lock()
         """Held for moments, while it is decided who reads and which handles are done."""
+        self.space = memoryview(bytearray(SPACE))
+        """Where the thread that reads puts what it reads, before it is looked at."""
         self._name = name
         self._poll = select.epoll()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
         self._calls: deque[Callable[[], None]] = deque()
         self._leader: _Waiter | Loop | None = None
         self._queue: deque[_Waiter] = deque()
@@ -322,23 +330,25 @@ class Loop:
         """Wait until a handle is done; returns whether it is."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         waiter = _Waiter()
-        may_lead = _may_lead()
+        may_lead = not is_interruptible()
         with self.turns:
             if handle.is_done:
                 return True
-            handle._waiting.append(waiter)
+            handle._waiting += (waiter,)
             if may_lead and self._leader is None and not self._is_stopped:
                 self._leader = waiter
-            elif may_lead:
-                self._queue.append(waiter)
-                if self._leader is self and not self._is_asked:
-                    self._is_asked = True
-                    os.eventfd_write(self._woken, 1)
+            else:
+                waiter.rest()
+                if may_lead:
+                    self._queue.append(waiter)
+                    if self._leader is self and not self._is_asked:
+                        self._is_asked = True
+                        os.eventfd_write(self._woken, 1)
         if not may_lead:
             self.nudge()
         try:
             while not handle.is_done:
-                left = deadline - time.monotonic()
+                left = math.inf if timeout is None else deadline - time.monotonic()
                 if left <= 0:
                     break
                 if self._leader is waiter:
@@ -349,7 +359,7 @@ class Loop:
                         waiter.rest()
         finally:
             with self.turns:
-                handle._waiting.remove(waiter)
+                handle._waiting = tuple(other for other in handle._waiting if other is not waiter)
                 if self._leader is waiter:
                     self._hand_over()
                 elif waiter in self._queue:
@@ -367,11 +377,13 @@ class Loop:
 
     def _run(self) -> None:
         while True:
+            seconds = _LINGER_SECONDS
             with self.turns:
                 while not self._is_stopped and (
-                    self._leader is not None or time.monotonic() - self._left_at < _LINGER_SECONDS
+                    self._leader is not None or time.monotonic() - self._left_at < seconds
                 ):
-                    self._resume.wait(_LINGER_SECONDS)
+                    self._resume.wait(seconds)
+                    seconds = min(2 * seconds, _MOST_LINGER_SECONDS)
                 if self._is_stopped:
                     return
                 self._leader, self._is_asked = self, False
@@ -386,27 +398,25 @@ class Loop:
             self._make_calls()
         events = self._poll.poll(seconds if seconds is not None and seconds < 1e6 else None)
         self._turning = threading.get_ident()
+        handlers = self._handlers
         try:
             for fd, event in events:
-                self._handle(fd, event)
+                handler = handlers.get(fd)
+                if handler is not None:
+                    try:
+                        handler(event)
+                    except Exception:
+                        log.exception("a connection could not be handled")
+                        self.forget(fd)
         finally:
             self._turning = 0
             while self._at_end:
                 self._at_end.pop()()
 
-    def _handle(self, fd: int, event: int) -> None:
-        if fd == self._woken:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._woken)
-            self._make_calls()
-            return
-        handler = self._handlers.get(fd)
-        if handler is not None:
-            try:
-                handler(event)
-            except Exception:
-                log.exception("a connection could not be handled")
-                self.forget(fd)
+    def _wake_up(self, _event: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._woken)
+        self._make_calls()
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
@@ -424,7 +434,7 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
     def __enter__(self) -> None:
         self._handler: Any = None
         self._frame: Any = None
-        if not _may_lead():
+        if is_interruptible():
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 self._handler = handler
@@ -450,5 +460,6 @@ def let_main_thread_read() -> None:
     _leads_anywhere = True
 
 
-def _may_lead() -> bool:
-    return _leads_anywhere or threading.current_thread() is not threading.main_thread()
+def is_interruptible() -> bool:
+    """Whether Ctrl-C may interrupt this thread anywhere."""
+    return not _leads_anywhere and threading.current_thread() is threading.main_thread()

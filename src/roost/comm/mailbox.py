@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 Receiver = TypeVar("Receiver")
@@ -47,12 +47,14 @@ class Receive(Generic[Receiver]):
         return self.source == message.source
 
 
-@dataclass(slots=True)
 class _Box(Generic[Receiver]):
     """What one source sent under one tag, and what waits for it: one of both is empty."""
 
-    messages: deque[Message] = field(default_factory=deque)
-    receives: deque[Receive[Receiver]] = field(default_factory=deque)
+    __slots__ = ("messages", "receives")
+
+    def __init__(self) -> None:
+        self.messages: deque[Message] = deque()
+        self.receives: deque[Receive[Receiver]] = deque()
 
 
 class Mailbox(Generic[Receiver]):
@@ -76,7 +78,8 @@ class Mailbox(Generic[Receiver]):
         box = self._boxes.get((message.source, message.tag))
         if box is not None and box.receives:
             receive = box.receives.popleft()
-            self._free(message.source, message.tag)
+            if not box.receives:
+                del self._boxes[message.source, message.tag]
             return receive
         for receive in self._open:
             if receive.takes(message):
@@ -90,7 +93,10 @@ class Mailbox(Generic[Receiver]):
     def post(self, receive: Receive[Receiver]) -> Message | None:
         """Take a receive in; returns the message that it gets, if one is here."""
         if not receive.source.endswith(ANY):
-            box = self._boxes.setdefault((receive.source, receive.tag), _Box())
+            key = receive.source, receive.tag
+            box = self._boxes.get(key)
+            if box is None:
+                box = self._boxes[key] = _Box()
             if not box.messages:
                 box.receives.append(receive)
                 return None

@@ -17,8 +17,10 @@ from roost.comm.loop import Handle
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
-from roost.errors import ConfigError, RoostError, WorkerFailed
+from roost.errors import CallTimedOut, ConfigError, RoostError, WorkerFailed
 
+_MESSAGE = Kind.MESSAGE
+_TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
 _AHEAD = 4
 """How many chunks of a tensor may be on their way: one is filled while another is emptied."""
@@ -56,9 +58,21 @@ class Messages:
 
     def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
         """Send an object. The handle is done when what was sent may be changed."""
+        handle = self.begin_send(thing, to, tag, payload)
+        if handle is None:
+            handle = Handle(self.endpoint.loop)
+            handle.complete(None)
+        return handle
+
+    def begin_send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None] | None:
+        """Do the same, with None for a handle that would be done."""
         has_payload = payload is not None
         data, buffers = pack((thing, payload) if has_payload else thing)
         envelope = b"" if tag is None and not has_payload else pickle.dumps((tag, has_payload))
+        open_one = self.endpoint.connection_to(to)
+        if open_one is not None and not buffers and open_one.backlog + len(data) < SHARED_FROM:
+            open_one.send(_MESSAGE, 0, envelope, data)
+            return None
         handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a message")
         if to == self.endpoint.own.address:
             # Not the caller's own buffers: it may change them.
@@ -133,16 +147,44 @@ class Messages:
         self.endpoint.submit(to, job, handle.fail)
         return handle
 
-    def receive(self, source: str, tag: Hashable = None, into: Any = None) -> tuple[Handle[Any], Callable[[], bool]]:
-        """Receive the next message of a source; returns the handle, and what withdraws the receive."""
-        endpoint = self.endpoint
+    def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
+        """Receive the next message of a source, as a handle."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
         handle: Handle[Any] = Handle(
-            endpoint.loop,
-            functools.partial(_open, source, target),
-            lambda: f"{endpoint.own.address} has got no message from {_words(source)}",
+            self.endpoint.loop, functools.partial(_open, source, target), lambda: self._missing(source)
         )
+        message = self._post(Receive(source, tag, handle), target)
+        if message is not None:
+            handle.complete(message)
+        return handle
+
+    def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
+        """Receive the next message of a source, and wait for it."""
+        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
+        handle: Handle[Any] = Handle(self.endpoint.loop, None, lambda: self._missing(source))
         receive = Receive(source, tag, handle)
+        message = self._post(receive, target)
+        try:
+            if message is None:
+                try:
+                    message = handle.wait(timeout)
+                except CallTimedOut:
+                    # What arrived just now is for this receive, what arrives later for the next.
+                    if self._withdraw(receive):
+                        raise
+                    message = handle.wait()
+            return _open(source, target, message)
+        except KeyboardInterrupt:
+            if not self._withdraw(receive):
+                self._put_back(message or handle.raw)
+            raise
+
+    def _missing(self, source: str) -> str:
+        return f"{self.endpoint.own.address} has got no message from {_words(source)}"
+
+    def _post(self, receive: Receive[Handle[Any]], target: Buffer | None) -> Message | None:
+        """Let a receive wait for its message; returns the message instead if all of it is here."""
+        endpoint, source, handle = self.endpoint, receive.source, receive.receiver
         with endpoint.lock:
             message = endpoint.mailbox.post(receive)
             if message is None:
@@ -156,19 +198,16 @@ class Messages:
                     message = None
             if self._paused:
                 self._resume()
-        if message is not None:
-            handle.complete(message)
-        return handle, functools.partial(self._withdraw, receive)
+        return message
 
     def _withdraw(self, receive: Receive[Handle[Any]]) -> bool:
         with self.endpoint.lock:
             self._targets.pop(receive.receiver, None)
             return self.endpoint.mailbox.withdraw(receive)
 
-    def put_back(self, handle: Handle[Any]) -> None:
+    def _put_back(self, message: Message | None) -> None:
         """Let the next receive have a message whose receiver was interrupted before it got it."""
-        message = handle.raw
-        if isinstance(message, Message):
+        if message is not None:
             with self.endpoint.lock:
                 self.endpoint.mailbox.put_back(message)
 
@@ -187,7 +226,7 @@ class Messages:
     def _deliver(self, peer: Peer, frame: Frame) -> bool:
         """Give a message to the receive that waits for it; returns whether it waits for one instead."""
         endpoint = self.endpoint
-        if frame.kind == Kind.TENSOR:
+        if frame.kind == _TENSOR:
             return self._deliver_chunk(peer, frame)
         tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
         message = Message(peer.address, peer.instance, tag, frame, frame.size)
@@ -285,7 +324,8 @@ def _open(source: str, target: Buffer | None, message: Message) -> Any:
         raise _mismatch(message.source, "send", "recv_tensor")
     else:
         try:
-            value = unpack(content.data, [_view(buffer) for buffer in content.buffers])
+            buffers = content.buffers
+            value = unpack(content.data, [_view(buffer) for buffer in buffers] if buffers else ())
         except RoostError:
             raise
         except Exception as error:

@@ -22,9 +22,12 @@ Packed = tuple[bytes, Sequence[Any]]
 
 def pack(thing: Any) -> Packed:
     """Pickle an object; returns the pickle, and the large buffers in it as they are, not copied."""
-    if type(thing) is bytes and len(thing) >= _OUT_OF_BAND:
+    kind = type(thing)
+    if kind is bytes and len(thing) >= _OUT_OF_BAND:
         # Pickle would copy them.
         return b"", [thing]
+    if kind in _PLAIN:
+        return pickle.dumps(thing, 5), _NO_BUFFERS
     buffers: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:

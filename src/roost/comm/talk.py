@@ -9,7 +9,7 @@ from roost.comm.loop import Handle
 from roost.comm.mailbox import ANY
 from roost.comm.messages import Messages
 from roost.comm.options import CollectiveGroupOptions, check_options
-from roost.errors import CallTimedOut, ConfigError
+from roost.errors import ConfigError
 
 Peers = tuple[Any, Any]
 """The name of a group, and one rank or several."""
@@ -37,9 +37,10 @@ class Talk:
         payload: Any,
     ) -> Handle[None] | None:
         """Send an object."""
-        check_options(options)
-        handles = [self.messages.send(thing, to, tag, payload) for to in addresses_of(*peers)]
-        return self._ended(handles, async_op, timeout)
+        if options is not None:
+            check_options(options)
+        begun = [self.messages.begin_send(thing, to, tag, payload) for to in addresses_of(*peers)]
+        return self._ended([handle for handle in begun if handle is not None], async_op, timeout)
 
     def send_tensor(
         self,
@@ -65,21 +66,11 @@ class Talk:
         timeout: float | None,
     ) -> Any:
         """Receive an object, or the content of a tensor."""
-        check_options(options)
-        handle, give_up = self.messages.receive(_source(*peers), tag, into)
+        if options is not None:
+            check_options(options)
         if async_op:
-            return handle
-        try:
-            return handle.wait(timeout)
-        except CallTimedOut:
-            # What arrived just now is for this receive, what arrives later for the next.
-            if give_up():
-                raise
-            return handle.wait()
-        except KeyboardInterrupt:
-            if not give_up():
-                self.messages.put_back(handle)
-            raise
+            return self.messages.receive(_source(*peers), tag, into)
+        return self.messages.wait_for_next(_source(*peers), tag, into, timeout)
 
     def _ended(self, handles: Sequence[Handle[None]], async_op: bool, timeout: float | None) -> Handle[None] | None:
         if not async_op:
@@ -109,6 +100,8 @@ class Talk:
 
 def addresses_of(group: Any, ranks: Any) -> list[str]:
     """Return the addresses of one rank of a group, or of several; ConfigError if they are none."""
+    if type(ranks) is int:
+        return [_address(group, ranks)]
     several = ranks if isinstance(ranks, Iterable) and not isinstance(ranks, str) else [ranks]
     found = [_address(group, rank) for rank in several]
     if not found or len(set(found)) != len(found):
