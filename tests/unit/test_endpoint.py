@@ -109,11 +109,11 @@ class Interrupted:
     def __getattr__(self, name):
         return getattr(self.sock, name)
 
-    def send(self, data):
-        return self.sendmsg([data])
+    def send(self, data, flags=0):
+        return self.sendmsg([data], (), flags)
 
-    def sendmsg(self, parts, ancillary=()):
-        count = self.sock.sendmsg([parts[0][:7]], ancillary)
+    def sendmsg(self, parts, ancillary=(), flags=0):
+        count = self.sock.sendmsg([parts[0][:7]], ancillary, flags)
         signal.raise_signal(signal.SIGINT)
         return count
 

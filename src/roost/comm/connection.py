@@ -7,9 +7,11 @@ memory. No byte of a frame is looked at before the other end has proved that it 
 from __future__ import annotations
 
 import array
+import contextlib
 import enum
 import hmac
 import json
+import logging
 import os
 import secrets
 import select
@@ -21,8 +23,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roost.comm.loop import SPACE, Loop, is_interruptible, uninterrupted
+from roost.comm.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
 from roost.comm.memory import Memory, Pool, copy
+
+log: logging.Logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<IIIQQ")
 """The kind, the number of buffers, the sizes of the envelope and the data, and a number."""
@@ -33,6 +37,9 @@ _MOST_HELLO = 4096
 _MOST_PARTS = 256
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = select.EPOLLOUT
+_NOW = socket.MSG_DONTWAIT
+_SILENT = struct.pack("@ll", 0, int(SILENT_SECONDS * 1e6))
+_DIRECT_SPACE = 1 << 16
 _FD_SPACE = socket.CMSG_SPACE(4 * 16)
 SHARED_FROM = 1 << 16
 """Buffers from this size on travel through shared memory, if both ends have the same kernel."""
@@ -118,7 +125,9 @@ class Connection:
         """Whether shared memory can be passed to the other end."""
         self._loop = loop
         self._sock = sock
-        self._fd = sock.fileno()
+        self.fd = sock.fileno()
+        self.is_lent = False
+        self.sleepers = 0
         self._secret = secret
         self._own = own
         self._is_server = is_server
@@ -145,11 +154,16 @@ class Connection:
         self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
         """What the other end borrowed, each as often as it did, by the number that it knows the memory by."""
         self._lock = threading.RLock()
+        self._reading = threading.Lock()
+        """Held by the thread that reads."""
+        self._listening = threading.Lock()
+        self._space: memoryview | None = None
+        """Where threads put what they read themselves."""
         self._maps: dict[int, Memory] = {}
         sock.setblocking(False)
         if not self.is_local:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        loop.watch(self._fd, self._handle)
+        loop.watch(self.fd, self._handle)
         if is_server:
             self._nonce = secrets.token_bytes(_NONCE)
             self._write([self._nonce])
@@ -248,7 +262,7 @@ class Connection:
             # Nearly all frames are small, and the socket takes them whole.
             part = parts[0]
             try:
-                sent = self._sock.send(part)
+                sent = self._sock.send(part, _NOW)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -290,7 +304,7 @@ class Connection:
                             limit += 1
                 parts = [self._out[place] for place in range(min(limit, _MOST_PARTS))]
                 ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                sent = self._sock.sendmsg(parts, ancillary)
+                sent = self._sock.sendmsg(parts, ancillary, _NOW)
                 if fds:
                     self._out_fds.popleft()
                 self._written += sent
@@ -303,7 +317,7 @@ class Connection:
                         self._out[0] = first[sent:]
                         sent = 0
         except BlockingIOError:
-            self._loop.watch_for(self._fd, reads=self._is_reading, writes=True)
+            self.listen()
         except OSError:
             # The reader finds out, and closes it.
             self._out.clear()
@@ -315,7 +329,13 @@ class Connection:
         """Leave what the other end sends in the socket for a while, or go on reading."""
         if self._is_reading is is_paused and not self.is_closed:
             self._is_reading = not is_paused
-            self._loop.watch_for(self._fd, reads=self._is_reading, writes=bool(self._out))
+            self.listen()
+
+    def listen(self) -> None:
+        """Have the communication thread do what there is to do, but not read while other threads do."""
+        with self._listening:
+            if not self.is_closed:
+                self._loop.watch_for(self.fd, reads=self._is_reading and not self.is_lent, writes=bool(self._out))
 
     def close(self) -> None:
         """Close it; the other end learns it at once."""
@@ -323,7 +343,10 @@ class Connection:
             if self.is_closed:
                 return
             self.is_closed = True
-        self._loop.forget(self._fd)
+        self._loop.forget(self.fd)
+        with contextlib.suppress(OSError):
+            # Another thread may read it.
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         for fd in self._in_fds:
             os.close(fd)
@@ -345,34 +368,54 @@ class Connection:
         if event & _WRITABLE:
             with self._lock:
                 self._flush()
-                if not self._out and not self.is_closed:
-                    self._loop.watch_for(self._fd, reads=self._is_reading, writes=False)
-        if event & _READABLE:
+                if not self._out:
+                    self.listen()
+        if event & _READABLE and self._reading.acquire(blocking=False):
             try:
-                self._receive()
-            except (BlockingIOError, InterruptedError):
+                self._receive(self._loop.space, _NOW)
+            except BlockingIOError:
                 return
             except (OSError, EOFError, ValueError):
                 self.close()
+            finally:
+                self._reading.release()
 
-    def _receive(self) -> None:
+    def read_for(self, handle: Handle[Any]) -> None:
+        """Read until a handle is done, or nothing has come for a while; not while another thread does."""
+        if self._space is None or not self._reading.acquire(blocking=False):
+            return
+        try:
+            self._loop.lend(self)
+            while not handle.is_done and not self.is_closed:
+                self._receive(self._space, 0)
+        except BlockingIOError:
+            return
+        except (OSError, EOFError, ValueError):
+            self.close()
+        except Exception:
+            log.exception("a connection could not be handled")
+            self.close()
+        finally:
+            self._reading.release()
+            self._loop.take_back(self, soon=handle.is_done)
+
+    def _receive(self, space: memoryview, flags: int) -> None:
         if self._filling:
             target = self._filling[0]
-            count = self._sock.recv_into(target)
+            count = self._sock.recv_into(target, 0, flags)
             if not count:
                 raise EOFError
             self._fill(target, count)
             return
         # Into memory that is there: to allocate as much as may come costs far more than to read what came.
-        space = self._loop.space
         if self.is_local:
-            count, ancillary, _, _ = self._sock.recvmsg_into((space,), _FD_SPACE)
+            count, ancillary, _, _ = self._sock.recvmsg_into((space,), _FD_SPACE, flags)
             for _, _, content in ancillary:
                 fds = array.array("i")
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
                 self._in_fds.extend(fds)
         else:
-            count = self._sock.recv_into(space)
+            count = self._sock.recv_into(space, 0, flags)
         if not count:
             raise EOFError
         data = space[:count].tobytes()
@@ -470,6 +513,10 @@ class Connection:
             if not hmac.compare_digest(proof, self._prove(b"server", nonce, theirs, hello)):
                 raise ValueError
         self.peer = Peer(**json.loads(hello))
+        # From now on, threads may wait in it: those that must not say so each time.
+        self._sock.setblocking(True)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENT)
+        self._space = memoryview(bytearray(_DIRECT_SPACE))
         self._on_open(self)
 
     def _prove(self, role: bytes, *parts: bytes) -> bytes:

@@ -123,6 +123,8 @@ class Endpoint:
         self._links: dict[str, Link] = {}
         self._connections: dict[str, set[Connection]] = {}
         """By instance: the open connections of the processes at the other ends."""
+        self.incoming: dict[str, Connection] = {}
+        """By address: the connection that the process there opened, and sends its messages through."""
         self._known: Counter[str] = Counter()
         """By address: how many open connections there are."""
         self._strangers: dict[Connection, float] = {}
@@ -158,8 +160,9 @@ class Endpoint:
         """Let a function answer requests, those that are here already too; it is called in the thread that reads."""
 
         def begin() -> None:
-            self._on_request = answer
-            early, self._early = self._early, []
+            with self.lock:
+                self._on_request = answer
+                early, self._early = self._early, []
             for connection, frame in early:
                 answer(connection, frame)
                 connection.pause(is_paused=False)
@@ -319,6 +322,8 @@ class Endpoint:
                 if connection.peer is not None:
                     self._connections.setdefault(connection.peer.instance, set()).add(connection)
                     self._known[connection.peer.address] += 1
+                    if is_server:
+                        self.incoming[connection.peer.address] = connection
             on_open(connection)
 
         return Connection(
@@ -396,10 +401,18 @@ class Endpoint:
             if self._on_request is not None:
                 self._on_request(connection, frame)
             else:
-                self._early.append((connection, frame))
-                connection.pause(is_paused=len(self._early) >= _MOST_EARLY)
+                self._keep_early(connection, frame)
         elif self.on_message is not None:
             self.on_message(connection, frame)
+
+    def _keep_early(self, connection: Connection, frame: Frame) -> None:
+        with self.lock:
+            answer = self._on_request
+            if answer is None:
+                self._early.append((connection, frame))
+                connection.pause(is_paused=len(self._early) >= _MOST_EARLY)
+        if answer is not None:
+            answer(connection, frame)
 
     def _closed(self, connection: Connection) -> None:
         peer = connection.peer
@@ -412,6 +425,8 @@ class Endpoint:
                 if not open_ones:
                     self._connections.pop(peer.instance, None)
                 self._known -= Counter([peer.address])
+                if self.incoming.get(peer.address) is connection:
+                    del self.incoming[peer.address]
         if self.is_closed:
             return
         for link in lost:

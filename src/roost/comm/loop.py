@@ -1,8 +1,8 @@
 """The communication thread of a process, and the handles that its work completes.
 
-One thread reads all sockets. A thread that waits for a handle takes over the reading meanwhile, if it may: what it
-waits for then arrives without a switch of threads, which would cost several times as much as the message itself. One
-thread reads at a time; the others that wait sleep until their handle is done or it is their turn to read.
+One thread reads all sockets. A thread that waits for a handle which one connection will complete reads that connection
+itself meanwhile: what it waits for then arrives without a switch of threads, which would cost several times as much as
+the message itself. If nothing comes for some milliseconds, it leaves the connection to the other thread, and sleeps.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from roost.errors import CallTimedOut, ConfigError
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_LINGER_SECONDS = 0.002
-_MOST_LINGER_SECONDS = 0.02
-"""How long the thread leaves the reading to threads that wait again and again: the longer, the longer they do."""
-
+_LINGER_SECONDS = 0.005
+"""How long the thread leaves a connection to those that read it themselves again and again."""
+SILENT_SECONDS = 0.02
+"""How long a thread reads a connection that nothing comes from."""
 SPACE = 1 << 18
 """How many bytes are read at a time."""
 
@@ -55,7 +55,8 @@ class Handle(Generic[Value]):
         self._late = late
         self._value: Any = None
         self._error: BaseException | None = None
-        self._waiting: tuple[_Waiter, ...] = ()
+        self._waiting: tuple[threading.Lock, ...] = ()
+        """The locks of the threads that sleep until it is done."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
 
     def __bool__(self) -> bool:
@@ -116,6 +117,10 @@ class Handle(Generic[Value]):
                 return
         callback()
 
+    def source(self) -> Source | None:
+        """Return the connection that will complete it, if it is known."""
+        return None
+
     def _end(self, value: Any, error: BaseException | None) -> None:
         with self._loop.turns:
             if self.is_done:
@@ -123,8 +128,8 @@ class Handle(Generic[Value]):
             self._value, self._error = value, error
             self.is_done = True
             for waiter in self._waiting:
-                waiter.wake()
-                self._loop.interrupt(waiter)
+                waiter.release()
+            self._waiting = ()
             callbacks, self._callbacks = self._callbacks, ()
         for callback in callbacks:
             callback()
@@ -205,33 +210,20 @@ def check_timeout(timeout: float | None) -> float | None:
     return max(0.0, float(timeout))
 
 
-class _Waiter:
-    """A thread that waits: by reading, or asleep."""
+class Source(Protocol):
+    """A connection that a thread can read itself."""
 
-    __slots__ = ("_is_awake", "_lock", "thread")
+    fd: int
+    is_lent: bool
+    """Whether it is left to threads that read it themselves."""
+    sleepers: int
+    """How many threads sleep until something comes from it."""
 
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self._lock: threading.Lock | None = None
-        self._is_awake = True
+    def read_for(self, handle: Handle[Any]) -> None:
+        """Read until a handle is done, or nothing has come for a while; not while another thread does."""
 
-    def wake(self) -> None:
-        """Let it look again; with the lock of the turns held."""
-        if not self._is_awake and self._lock is not None:
-            self._is_awake = True
-            self._lock.release()
-
-    def sleep(self, seconds: float) -> None:
-        if self._lock is not None:
-            self._lock.acquire(timeout=seconds)
-
-    def rest(self) -> None:
-        """Sleep the next time; with the lock of the turns held."""
-        if self._lock is None:
-            self._lock = threading.Lock()
-        if self._is_awake:
-            self._is_awake = False
-            self._lock.acquire(blocking=False)
+    def listen(self) -> None:
+        """Have the communication thread read it, unless it is lent or paused."""
 
 
 class Loop:
@@ -241,22 +233,17 @@ class Loop:
         self.turns = threading.Lock()
         """Held for moments, while it is decided who reads and which handles are done."""
         self.space = memoryview(bytearray(SPACE))
-        """Where the thread that reads puts what it reads, before it is looked at."""
+        """Where the thread puts what it reads, before it is looked at."""
         self._name = name
         self._poll = select.epoll()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
         self._calls: deque[Callable[[], None]] = deque()
-        self._leader: _Waiter | Loop | None = None
-        self._queue: deque[_Waiter] = deque()
-        self._resume = threading.Condition(self.turns)
-        self._left_at = 0.0
-        self._is_asked = False
+        self._lent: dict[Source, float] = {}
+        """The connections that threads read themselves, each with when it was last left."""
         self._is_stopped = False
         self._thread: threading.Thread | None = None
-        self._turning = 0
-        """The thread that handles events right now."""
         self._at_end: list[Callable[[], None]] = []
 
     def watch(self, fd: int, handler: Callable[[int], None]) -> None:
@@ -269,8 +256,6 @@ class Loop:
         """Choose which events of a descriptor its handler is called with; its end is always one."""
         with contextlib.suppress(OSError):
             self._poll.modify(fd, (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0))
-        if writes:
-            self.nudge()
 
     def forget(self, fd: int) -> None:
         """Stop watching a descriptor."""
@@ -279,22 +264,38 @@ class Loop:
                 self._poll.unregister(fd)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Let the thread that reads call a function; safe in a finalizer, which may run anywhere."""
+        """Let the thread call a function; safe in a finalizer, which may run anywhere."""
         self._calls.append(function)
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._woken, 1)
+        self._wake()
 
     def at_end_of_turn(self, function: Callable[[], None]) -> bool:
         """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
-        if self._turning != threading.get_ident():
+        if threading.current_thread() is not self._thread:
             return False
         self._at_end.append(function)
         return True
 
-    def interrupt(self, waiter: _Waiter) -> None:
-        """Let a thread look again if it is the one that reads; with the lock of the turns held."""
-        if waiter is self._leader and waiter.thread != threading.get_ident():
-            os.eventfd_write(self._woken, 1)
+    def lend(self, source: Source) -> None:
+        """Leave a connection to a thread that reads it itself."""
+        with self.turns:
+            is_first = not self._lent
+            self._lent[source] = math.inf
+            if source.is_lent:
+                return
+            source.is_lent = True
+        source.listen()
+        if is_first:
+            self._wake()
+
+    def take_back(self, source: Source, *, soon: bool) -> None:
+        """Let the thread read a connection again: soon, if no other reads it by then, or at once."""
+        with self.turns:
+            if soon and not source.sleepers:
+                self._lent[source] = time.monotonic()
+                return
+            self._lent.pop(source, None)
+            source.is_lent = False
+        source.listen()
 
     def start(self) -> None:
         """Start the thread, once."""
@@ -305,17 +306,14 @@ class Loop:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Let the thread read now, if no other one does: a caller waits for something, but not by reading."""
-        if self._leader is None:
-            with self.turns:
-                self._left_at = 0.0
-                self._resume.notify()
+        """Let the thread read all that no other one does: a caller waits for something, but not by reading."""
+        if self._lent:
+            self._take_back_before(math.inf)
 
     def stop(self) -> None:
         """End the thread."""
         with self.turns:
             self._is_stopped = True
-            self._resume.notify()
         self.call(lambda: None)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -328,78 +326,47 @@ class Loop:
 
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""
+        source = None
+        if (timeout is None or timeout > SILENT_SECONDS) and not is_interruptible():
+            source = handle.source()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        waiter = _Waiter()
-        may_lead = not is_interruptible()
+        if source is not None:
+            source.read_for(handle)
+        if handle.is_done:
+            return True
+        self.nudge()
+        asleep = threading.Lock()
+        asleep.acquire()
         with self.turns:
             if handle.is_done:
                 return True
-            handle._waiting += (waiter,)
-            if may_lead and self._leader is None and not self._is_stopped:
-                self._leader = waiter
-            else:
-                waiter.rest()
-                if may_lead:
-                    self._queue.append(waiter)
-                    if self._leader is self and not self._is_asked:
-                        self._is_asked = True
-                        os.eventfd_write(self._woken, 1)
-        if not may_lead:
-            self.nudge()
+            handle._waiting += (asleep,)
+            if source is not None:
+                source.sleepers += 1
         try:
-            while not handle.is_done:
-                left = math.inf if timeout is None else deadline - time.monotonic()
-                if left <= 0:
-                    break
-                if self._leader is waiter:
-                    self._turn(left)
-                else:
-                    waiter.sleep(left if left < threading.TIMEOUT_MAX else -1)
-                    with self.turns:
-                        waiter.rest()
+            left = deadline - time.monotonic()
+            asleep.acquire(timeout=min(max(0.0, left), threading.TIMEOUT_MAX))
         finally:
             with self.turns:
-                handle._waiting = tuple(other for other in handle._waiting if other is not waiter)
-                if self._leader is waiter:
-                    self._hand_over()
-                elif waiter in self._queue:
-                    self._queue.remove(waiter)
+                handle._waiting = tuple(other for other in handle._waiting if other is not asleep)
+                if source is not None:
+                    source.sleepers -= 1
         return handle.is_done
 
-    def _hand_over(self) -> None:
-        """Let the next one read; with the lock of the turns held."""
-        if self._queue:
-            self._leader = self._queue.popleft()
-            self._leader.wake()
-        else:
-            self._leader = None
-            self._left_at = time.monotonic()
+    def _take_back_before(self, moment: float) -> None:
+        """Read the connections again that were left before a moment, and that no thread reads."""
+        with self.turns:
+            left = [source for source, since in self._lent.items() if since < moment]
+            for source in left:
+                del self._lent[source]
+                source.is_lent = False
+        for source in left:
+            source.listen()
 
     def _run(self) -> None:
-        while True:
-            seconds = _LINGER_SECONDS
-            with self.turns:
-                while not self._is_stopped and (
-                    self._leader is not None or time.monotonic() - self._left_at < seconds
-                ):
-                    self._resume.wait(seconds)
-                    seconds = min(2 * seconds, _MOST_LINGER_SECONDS)
-                if self._is_stopped:
-                    return
-                self._leader, self._is_asked = self, False
-            while not self._is_asked and not self._is_stopped:
-                self._turn(None)
-            with self.turns:
-                self._hand_over()
-
-    def _turn(self, seconds: float | None) -> None:
-        """Wait for events and handle them."""
-        if self._calls:
-            self._make_calls()
-        events = self._poll.poll(seconds if seconds is not None and seconds < 1e6 else None)
-        self._turning = threading.get_ident()
-        handlers = self._handlers
-        try:
+        while not self._is_stopped:
+            events = self._poll.poll(_LINGER_SECONDS if self._lent else None)
+            handlers = self._handlers
             for fd, event in events:
                 handler = handlers.get(fd)
                 if handler is not None:
@@ -408,10 +375,14 @@ class Loop:
                     except Exception:
                         log.exception("a connection could not be handled")
                         self.forget(fd)
-        finally:
-            self._turning = 0
             while self._at_end:
                 self._at_end.pop()()
+            if self._lent:
+                self._take_back_before(time.monotonic() - _LINGER_SECONDS)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._woken, 1)
 
     def _wake_up(self, _event: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -451,15 +422,15 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
         self._frame = frame
 
 
-_leads_anywhere = False
+_is_never_interrupted = False
 
 
 def let_main_thread_read() -> None:
     """Allow the main thread of this process to read: no Ctrl-C interrupts it in the middle of a frame."""
-    global _leads_anywhere
-    _leads_anywhere = True
+    global _is_never_interrupted
+    _is_never_interrupted = True
 
 
 def is_interruptible() -> bool:
     """Whether Ctrl-C may interrupt this thread anywhere."""
-    return not _leads_anywhere and threading.current_thread() is threading.main_thread()
+    return not _is_never_interrupted and threading.current_thread() is threading.main_thread()

@@ -41,6 +41,24 @@ class _Tensor:
     chunks: list[tuple[int, memoryview]] = field(default_factory=list)
 
 
+class _Receiver(Handle[Any]):
+    """A receive that waits: the connection of its source completes it."""
+
+    __slots__ = ("_endpoint", "_from")
+
+    def __init__(self, endpoint: Endpoint, source: str, open_value: Callable[[Any], Any] | None) -> None:
+        super().__init__(endpoint.loop, open_value)
+        self._endpoint = endpoint
+        self._from = source
+
+    def source(self) -> Connection | None:
+        return self._endpoint.incoming.get(self._from)
+
+    def timed_out(self, timeout: float | None) -> CallTimedOut:
+        own = self._endpoint.own.address
+        return CallTimedOut(f"{own} has got no message from {_words(self._from)} after {timeout or 0:g} s")
+
+
 class Messages:
     """Sends and receives messages of one process."""
 
@@ -150,9 +168,7 @@ class Messages:
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle: Handle[Any] = Handle(
-            self.endpoint.loop, functools.partial(_open, source, target), lambda: self._missing(source)
-        )
+        handle = _Receiver(self.endpoint, source, functools.partial(_open, source, target))
         message = self._post(Receive(source, tag, handle), target)
         if message is not None:
             handle.complete(message)
@@ -161,7 +177,7 @@ class Messages:
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
         """Receive the next message of a source, and wait for it."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle: Handle[Any] = Handle(self.endpoint.loop, None, lambda: self._missing(source))
+        handle = _Receiver(self.endpoint, source, None)
         receive = Receive(source, tag, handle)
         message = self._post(receive, target)
         try:
@@ -178,9 +194,6 @@ class Messages:
             if not self._withdraw(receive):
                 self._put_back(message or handle.raw)
             raise
-
-    def _missing(self, source: str) -> str:
-        return f"{self.endpoint.own.address} has got no message from {_words(source)}"
 
     def _post(self, receive: Receive[Handle[Any]], target: Buffer | None) -> Message | None:
         """Let a receive wait for its message; returns the message instead if all of it is here."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from roost.comm.loop import Handle, Loop
+from roost.comm.loop import Handle, Loop, Source
 from roost.comm.queues import Item, Status, Want
 from roost.comm.routes import Route
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
@@ -65,6 +65,9 @@ class Operation(Handle[Any]):
             self._owner.move(self)
         else:
             self.fail(self._make_error(route, value, status, count, weight))
+
+    def source(self) -> Source | None:
+        return self.route.connection if self.route is not None else None
 
     def give_up(self) -> None:
         """Withdraw it, or return what it got."""

@@ -51,6 +51,10 @@ class Route(Protocol):
     name: str
     loop: Loop
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection that answers come through, if it is open."""
+
     def pack(self, thing: Any, weight: float) -> Item:
         """Make an item of an object."""
 
@@ -105,6 +109,10 @@ class RemoteRoute:
         self.loop: Loop = endpoint.loop
         self._endpoint = endpoint
         self._keys: dict[Hashable, bytes] = {}
+
+    @property
+    def connection(self) -> Connection | None:
+        return self._endpoint.connection_to(self.name)
 
     def pack(self, thing: Any, weight: float) -> Item:
         content = pack(thing)
@@ -226,6 +234,10 @@ class LocalRoute:
         self._sinks: dict[int, Sink] = {}
         self._steps: deque[Callable[[], Any]] = deque()
         self._busy = threading.Lock()
+
+    @property
+    def connection(self) -> Connection | None:
+        return None
 
     def pack(self, thing: Any, weight: float) -> Item:
         return Item(thing, weight, getattr(thing, "nbytes", 0) if self.settings.max_bytes else 0)
