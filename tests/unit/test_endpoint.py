@@ -7,11 +7,13 @@ import secrets
 import signal
 import socket
 import struct
+import threading
+import time
 
 import numpy as np
 import pytest
 
-from roost import CallTimedOut, ConfigError, Worker
+from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.connection import Kind, Peer
 from roost.comm.endpoint import Endpoint, Listing, own_instance
 from roost.comm.loop import Handle
@@ -55,6 +57,48 @@ def test_what_is_sent_arrives_in_order_large_and_small(pair):
         pair.one.send(thing, "b:0")
     for thing in things:
         np.testing.assert_equal(pair.two.receive("a:0").wait(30), thing)
+
+
+def test_threads_that_read_themselves_and_those_that_do_not_all_get_theirs(pair):
+    count = 300
+    got = {tag: [] for tag in range(4)}
+
+    def receive(tag):
+        for number in range(count):
+            # Some find it there, some read it themselves, and some give up reading and sleep.
+            time.sleep(0.03 if number % 100 == tag else 0)
+            got[tag].append(pair.two.wait_for_next("a:0", tag, None, 30))
+
+    threads = [threading.Thread(target=receive, args=(tag,)) for tag in got]
+    for thread in threads:
+        thread.start()
+    handles = [pair.two.receive("a:0", "not waited for") for _ in range(count)]
+    for number in range(count):
+        time.sleep(0.03 if number % 100 == 50 else 0)
+        for tag in (*got, "not waited for"):
+            pair.one.send(number, "b:0", tag)
+    for thread in threads:
+        thread.join(60)
+    assert got == {tag: list(range(count)) for tag in got}
+    assert [handle.wait(30) for handle in handles] == list(range(count))
+
+
+def test_a_thread_that_reads_itself_notices_the_end_of_the_endpoint(pair):
+    pair.one.send(1, "b:0")
+    assert pair.two.receive("a:0").wait(30) == 1
+    errors = []
+
+    def receive():
+        with pytest.raises(ClusterError) as found:
+            pair.two.wait_for_next("a:0", None, None, 30)
+        errors.append(str(found.value))
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    wait_until(lambda: list(pair.two.endpoint.mailbox.receives()), "it waits")
+    pair.two.endpoint.close()
+    thread.join(30)
+    assert errors == ["the communication of this process has ended"]
 
 
 def test_a_pickle_of_many_bytes_arrives(pair):

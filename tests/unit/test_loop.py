@@ -68,6 +68,7 @@ class Interrupting:
         return [b"item"]
 
     def unpack(self, content):
+        del content
         raise self.error
 
     def acknowledge(self):

@@ -21,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
+from threading import get_ident
 from typing import Any
 
 from roost.comm.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
@@ -183,12 +184,33 @@ class Connection:
         on_free: Callable[[], None] | None = None,
     ) -> None:
         """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
+        if not buffers and not self._out and self._send_now(kind, number, envelope, data):
+            return
         if is_interruptible():
             # Between a write and the note of how much was written, no exception may come.
             with uninterrupted():
                 self._send(kind, number, envelope, data, buffers, on_free)
         else:
             self._send(kind, number, envelope, data, buffers, on_free)
+
+    def _send_now(self, kind: Kind, number: int, envelope: bytes, data: Any) -> bool:
+        """Write a small frame if nothing is in its way; returns whether that is done."""
+        if get_ident() == self._loop.ident or is_interruptible():
+            return False
+        with self._lock:
+            if self._out or self.is_closed:
+                return False
+            part = _HEADER.pack(kind, 0, len(envelope), len(data), number) + envelope + data
+            try:
+                sent = self._sock.send(part, _NOW)
+            except BlockingIOError:
+                return False
+            except OSError:
+                # The reader finds out, and closes it.
+                return True
+            if sent < len(part):
+                self._write([memoryview(part)[sent:]])
+        return True
 
     def _send(
         self,
@@ -258,19 +280,6 @@ class Connection:
         was_idle = not self._out
         # Frames that are sent in answer to several others leave together.
         is_deferred = was_idle and self._loop.at_end_of_turn(self._flush_all)
-        if was_idle and not is_deferred and memory is None and len(parts) == 1:
-            # Nearly all frames are small, and the socket takes them whole.
-            part = parts[0]
-            try:
-                sent = self._sock.send(part, _NOW)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                # The reader finds out, and closes it.
-                return
-            if sent == len(part):
-                return
-            parts = [memoryview(part)[sent:]]
         if memory is not None:
             self._out_fds.append((self._queued, memory))
         for part in parts:

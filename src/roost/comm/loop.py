@@ -244,6 +244,8 @@ class Loop:
         """The connections that threads read themselves, each with when it was last left."""
         self._is_stopped = False
         self._thread: threading.Thread | None = None
+        self.ident = 0
+        """Of the thread."""
         self._at_end: list[Callable[[], None]] = []
 
     def watch(self, fd: int, handler: Callable[[int], None]) -> None:
@@ -270,7 +272,7 @@ class Loop:
 
     def at_end_of_turn(self, function: Callable[[], None]) -> bool:
         """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
-        if threading.current_thread() is not self._thread:
+        if threading.get_ident() != self.ident:
             return False
         self._at_end.append(function)
         return True
@@ -364,6 +366,7 @@ class Loop:
             source.listen()
 
     def _run(self) -> None:
+        self.ident = threading.get_ident()
         while not self._is_stopped:
             events = self._poll.poll(_LINGER_SECONDS if self._lent else None)
             handlers = self._handlers

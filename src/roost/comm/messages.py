@@ -13,7 +13,7 @@ from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
 from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
-from roost.comm.loop import Handle
+from roost.comm.loop import Handle, check_timeout
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
@@ -178,17 +178,15 @@ class Messages:
         """Receive the next message of a source, and wait for it."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
         handle = _Receiver(self.endpoint, source, None)
-        receive = Receive(source, tag, handle)
+        receive: Receive[Handle[Any]] = Receive(source, tag, handle)
         message = self._post(receive, target)
         try:
             if message is None:
-                try:
-                    message = handle.wait(timeout)
-                except CallTimedOut:
-                    # What arrived just now is for this receive, what arrives later for the next.
-                    if self._withdraw(receive):
-                        raise
-                    message = handle.wait()
+                # What arrived just now is for this receive, what arrives later for the next.
+                is_late = not self.endpoint.loop.wait_for(handle, check_timeout(timeout))
+                if is_late and self._withdraw(receive):
+                    raise handle.timed_out(timeout)
+                message = handle.wait()
             return _open(source, target, message)
         except KeyboardInterrupt:
             if not self._withdraw(receive):

@@ -11,6 +11,8 @@ from roost.comm.messages import Messages
 from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.errors import ConfigError
 
+_MOST_KNOWN = 1024
+
 Peers = tuple[Any, Any]
 """The name of a group, and one rank or several."""
 
@@ -20,6 +22,8 @@ class Talk:
 
     def __init__(self, messages: Messages) -> None:
         self.messages = messages
+        self._known: dict[Peers, str] = {}
+        """The addresses of single ranks that were asked for before."""
 
     @property
     def is_closed(self) -> bool:
@@ -39,6 +43,10 @@ class Talk:
         """Send an object."""
         if options is not None:
             check_options(options)
+        single = self._single(peers)
+        if single is not None and not async_op:
+            handle = self.messages.begin_send(thing, single, tag, payload)
+            return handle if handle is None else handle.wait(timeout)
         begun = [self.messages.begin_send(thing, to, tag, payload) for to in addresses_of(*peers)]
         return self._ended([handle for handle in begun if handle is not None], async_op, timeout)
 
@@ -68,9 +76,22 @@ class Talk:
         """Receive an object, or the content of a tensor."""
         if options is not None:
             check_options(options)
+        source = self._single(peers) or _source(*peers)
         if async_op:
-            return self.messages.receive(_source(*peers), tag, into)
-        return self.messages.wait_for_next(_source(*peers), tag, into, timeout)
+            return self.messages.receive(source, tag, into)
+        return self.messages.wait_for_next(source, tag, into, timeout)
+
+    def _single(self, peers: Peers) -> str | None:
+        """Return the address of one rank, remembered; None if it is not one rank of one group."""
+        group, rank = peers
+        if type(rank) is not int or type(group) is not str:
+            return None
+        address = self._known.get(peers)
+        if address is None:
+            address = _address(group, rank)
+            if len(self._known) < _MOST_KNOWN:
+                self._known[peers] = address
+        return address
 
     def _ended(self, handles: Sequence[Handle[None]], async_op: bool, timeout: float | None) -> Handle[None] | None:
         if not async_op:

@@ -280,7 +280,7 @@ class Worker:
     @property
     def _roost_talk(self) -> Talk:
         made: Talk | None = vars(self).get("_roost_made")
-        if made is None or made.is_closed:
+        if made is None or made.messages.endpoint.is_closed:
             from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
 
             made = process_talk(self._identity)
