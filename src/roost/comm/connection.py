@@ -91,11 +91,16 @@ class Frame:
 class SharedBuffer:
     """A buffer in the memory of another process: `view` is its bytes, and it goes back when it is not used any more."""
 
-    __slots__ = ("memory", "view")
+    __slots__ = ("_give_back", "memory", "view")
 
-    def __init__(self, memory: Memory, view: memoryview) -> None:
+    def __init__(self, memory: Memory, view: memoryview, give_back: Callable[[], None] = lambda: None) -> None:
         self.memory = memory
         self.view = view
+        self._give_back = give_back
+
+    def give_back(self) -> None:
+        """Return it now; `view` must not be used any more."""
+        self._give_back()
 
     @property
     def nbytes(self) -> int:
@@ -535,7 +540,7 @@ class Connection:
         if size >= SHARED_FROM:
             memory = self._private.take(size)
             if memory is not None:
-                return memory.borrow(size, lambda: self._loop.call(lambda: self._private.give(memory)))
+                return memory.borrow(size, lambda: self._loop.call(lambda: self._private.give(memory)))[0]
         return memoryview(bytearray(size))
 
     def _map(self, number: int) -> None:
@@ -546,7 +551,13 @@ class Connection:
 
     def _borrow(self, size: int, number: int) -> SharedBuffer:
         memory = self._maps[number]
-        return SharedBuffer(memory, memory.borrow(size, lambda: self._loop.call(lambda: self._return(number))))
+        view, finalizer = memory.borrow(size, lambda: self._loop.call(lambda: self._return(number)))
+
+        def give_back() -> None:
+            if finalizer.detach() is not None:
+                self._return(number)
+
+        return SharedBuffer(memory, view, give_back)
 
     def _return(self, number: int) -> None:
         with self._lock:

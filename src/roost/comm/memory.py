@@ -36,11 +36,12 @@ class Memory:
         self.fd = fd
         self.map = mmap.mmap(fd, size)
 
-    def borrow(self, size: int, give_back: Callable[[], None]) -> memoryview:
-        """Return its first bytes; `give_back` is called when no object uses them any more, in any thread."""
+    def borrow(self, size: int, give_back: Callable[[], None]) -> tuple[memoryview, weakref.finalize[Any, Any]]:
+        """Return its first bytes, and what calls `give_back` when no object uses them any more, in any thread."""
         view = (ctypes.c_ubyte * size).from_buffer(self.map)
-        weakref.finalize(view, give_back).atexit = False
-        return memoryview(view).cast("B")
+        finalizer = weakref.finalize(view, give_back)
+        finalizer.atexit = False
+        return memoryview(view).cast("B"), finalizer
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -62,7 +63,8 @@ class Pool:
         with self._lock:
             fitting = [memory for memory in self._free if size <= memory.size <= 2 * max(size, _STEP)]
             if fitting:
-                found = min(fitting, key=lambda memory: memory.size)
+                # Of the smallest the one that was used last: it is still in the caches.
+                found = min(reversed(fitting), key=lambda memory: memory.size)
                 self._free.remove(found)
                 self._used.add(found)
                 return found

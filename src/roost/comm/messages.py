@@ -13,7 +13,7 @@ from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
 from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
-from roost.comm.loop import Handle, check_timeout
+from roost.comm.loop import Handle, Loop, check_timeout
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
@@ -22,8 +22,8 @@ from roost.errors import CallTimedOut, ConfigError, RoostError, WorkerFailed
 _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
-_AHEAD = 4
-"""How many chunks of a tensor may be on their way: one is filled while another is emptied."""
+_AHEAD = 2
+"""How many chunks of a tensor may be on their way: one is filled while another is emptied. More are out of the caches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,19 @@ class _Receiver(Handle[Any]):
     def timed_out(self, timeout: float | None) -> CallTimedOut:
         own = self._endpoint.own.address
         return CallTimedOut(f"{own} has got no message from {_words(self._from)} after {timeout or 0:g} s")
+
+
+class _Sender(Handle[None]):
+    """A tensor on its way: what goes on with it is that the other end returns chunks."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, loop: Loop, late: Callable[[], str]) -> None:
+        super().__init__(loop, late=late)
+        self.connection: Connection | None = None
+
+    def source(self) -> Connection | None:
+        return self.connection
 
 
 class Messages:
@@ -125,7 +138,7 @@ class Messages:
         number = self.endpoint.number()
         described = size, source.dtype, source.shape
         envelope = pickle.dumps((tag, described))
-        handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
+        handle = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         if to == self.endpoint.own.address:
             self._deliver(self.endpoint.own, Frame(Kind.TENSOR, number, envelope, b"", [bytearray(source.view)]))
             handle.complete(None)
@@ -136,6 +149,7 @@ class Messages:
                 connection.send(Kind.TENSOR, number, envelope, b"", [source.view])
                 connection.when_written(lambda: handle.complete(None))
                 return
+            handle.connection = connection
             state = {"at": 0, "out": 0}
             # Chunks are sent in order, by the caller and by the thread that reads what comes back.
             turn = threading.RLock()
@@ -268,7 +282,8 @@ class Messages:
                     tensor.chunks.append((at, view))
                 elif view.nbytes:
                     copy(view, tensor.target.view[at:], view.nbytes)
-            # What the other end lent goes back now.
+                    if isinstance(buffer, SharedBuffer):
+                        buffer.give_back()
             frame.buffers.clear()
             if tensor.missing > 0:
                 return tensor.receiver is None
