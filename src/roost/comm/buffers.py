@@ -18,11 +18,26 @@ class Buffer:
     view: memoryview
     dtype: str
     shape: tuple[int, ...]
+    on_device: Any = None
+    """The tensor itself, if it is on a device; the memory is then one on the host, to be copied from."""
 
     @property
     def nbytes(self) -> int:
         """Its size."""
         return self.view.nbytes
+
+    def as_tensor(self) -> Any:
+        """Return its bytes as a tensor, on the device that it is on."""
+        torch: Any = sys.modules["torch"]
+        if self.on_device is not None and self.nbytes:
+            return self.on_device.reshape(-1).view(torch.uint8)
+        return torch.frombuffer(self.view, dtype=torch.uint8) if self.nbytes else torch.empty(0, dtype=torch.uint8)
+
+    def move_to_device(self) -> None:
+        """Copy what arrived in the host's memory to the device."""
+        if self.nbytes:
+            torch: Any = sys.modules["torch"]
+            self.as_tensor().copy_(torch.frombuffer(self.view, dtype=torch.uint8))
 
 
 def as_buffer(thing: Any, method: str, *, is_target: bool = False) -> Buffer:
@@ -34,7 +49,11 @@ def as_buffer(thing: Any, method: str, *, is_target: bool = False) -> Buffer:
         plain = thing.detach()
         if is_target and not plain.is_contiguous():
             raise _not_contiguous(method)
-        flat = plain.contiguous().reshape(-1)
+        if is_target and plain.is_cuda:
+            # Not touched, and so not there, unless something arrives on the host.
+            host = np.empty(plain.numel() * plain.element_size(), np.uint8)
+            return Buffer(view=memoryview(host.data), dtype=dtype, shape=shape, on_device=plain)
+        flat = plain.cpu().contiguous().reshape(-1)
         array = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
     elif isinstance(thing, np.ndarray):
         shape, dtype = thing.shape, str(thing.dtype)

@@ -55,6 +55,8 @@ class Kind(enum.IntEnum):
     REPLY = 4
     MEMORY = 5
     FREE = 6
+    FETCH = 7
+    RETURN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from roost.errors import ClusterError, RoostError, WorkerDied
 log: logging.Logger = logging.getLogger(__name__)
 
 _REPLY, _REQUEST = int(Kind.REPLY), int(Kind.REQUEST)
+_LOAN = (int(Kind.FETCH), int(Kind.RETURN))
 _BACKLOG = 128
 MOST_WAITING = 1 << 26
 """How many bytes may wait for a process: here until it is up, and there until it receives them."""
@@ -112,11 +113,15 @@ class Endpoint:
         self.mailbox: Mailbox[Any] = Mailbox()
         self.on_message: Callable[[Connection, Frame], None] | None = None
         """What takes messages and tensors."""
+        self.on_loan: Callable[[Connection, Frame], None] | None = None
+        """What answers those who fetch a tensor from a device."""
         self._on_request: Callable[[Connection, Frame], None] | None = None
         self._early: list[tuple[Connection, Frame]] = []
         """Requests that arrived before there was something to answer them."""
         self.on_gone: list[Callable[[Peer], None]] = []
         """Called when the last connection of a process has ended."""
+        self.on_close: list[Callable[[], None]] = []
+        """Called when this process stops communicating."""
         self._secret = secret
         self._directory = directory
         self._pools = Pool(is_shared=True), Pool(is_shared=False)
@@ -169,6 +174,11 @@ class Endpoint:
 
         self.loop.call(begin)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether other processes can reach this one."""
+        return bool(self._listeners) and not self.is_closed
+
     def number(self) -> int:
         """Return a number that this process has not used yet."""
         return next(self._numbers)
@@ -202,13 +212,15 @@ class Endpoint:
         link = self._links.get(address)
         return link.connection if link is not None and link.is_ready else None
 
-    def request(self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any]) -> int:
+    def request(
+        self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any], kind: Kind = Kind.REQUEST
+    ) -> int:
         """Ask a worker something; its reply, a `Frame`, completes the handle. Returns the number of the request."""
         number = self.number()
 
         def ask(connection: Connection) -> None:
             link.requests[number] = handle
-            connection.send(Kind.REQUEST, number, envelope, data, buffers)
+            connection.send(kind, number, envelope, data, buffers)
 
         with self.lock:
             link = self.link(address)
@@ -243,6 +255,8 @@ class Endpoint:
             self.loop.forget(listener.fileno())
             listener.close()
         self._close_connections()
+        for call in self.on_close:
+            call()
         error = ClusterError("the communication of this process has ended")
         for link in links:
             self._fail(link, error)
@@ -402,6 +416,9 @@ class Endpoint:
                 self._on_request(connection, frame)
             else:
                 self._keep_early(connection, frame)
+        elif kind in _LOAN:
+            if self.on_loan is not None:
+                self.on_loan(connection, frame)
         elif self.on_message is not None:
             self.on_message(connection, frame)
 

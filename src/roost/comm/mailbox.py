@@ -28,6 +28,8 @@ class Message:
     content: Any
     size: int
     order: int = 0
+    loan: tuple[Any, int] | None = None
+    """Who waits until its tensors are fetched from a device, and under which number."""
 
 
 @dataclass(slots=True, eq=False)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import pickle
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
 from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.cuda import is_on_device
 from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
+from roost.comm.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.loop import Handle, Loop, check_timeout
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
@@ -39,6 +41,8 @@ class _Tensor:
     target: Buffer | None = None
     """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
     chunks: list[tuple[int, memoryview]] = field(default_factory=list)
+    loan: Loan | None = None
+    """Where it is, if it is on a device."""
 
 
 class _Receiver(Handle[Any]):
@@ -85,6 +89,7 @@ class Messages:
         """By sender: connections that are not read, because too much waits to be received."""
         endpoint.on_message = self._take
         endpoint.on_gone.append(self._forget)
+        Loans(endpoint)
         endpoint.open()
 
     def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
@@ -98,8 +103,11 @@ class Messages:
     def begin_send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None] | None:
         """Do the same, with None for a handle that would be done."""
         has_payload = payload is not None
-        data, buffers = pack((thing, payload) if has_payload else thing)
+        lent = lending(self.endpoint, to)
+        data, buffers = pack((thing, payload) if has_payload else thing, lent)
         envelope = b"" if tag is None and not has_payload else pickle.dumps((tag, has_payload))
+        if lent is not None and lent.number:
+            return self._send_lent(Kind.MESSAGE, to, envelope, data, buffers, lent)
         open_one = self.endpoint.connection_to(to)
         if open_one is not None and not buffers and open_one.backlog + len(data) < SHARED_FROM:
             open_one.send(_MESSAGE, 0, envelope, data)
@@ -131,8 +139,31 @@ class Messages:
         self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
         return handle
 
+    def _send_lent(
+        self, kind: Kind, to: str, envelope: bytes, data: bytes, buffers: Sequence[Any], lent: Lending
+    ) -> Handle[None]:
+        """Send what has tensors on a device in it. The handle is done when the receiver has fetched them."""
+        handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not fetched a tensor")
+        lent.on_back = lambda error: handle.complete(None) if error is None else handle.fail(error)
+        number = lent.number
+        if to == self.endpoint.own.address:
+            self._deliver(self.endpoint.own, Frame(kind, number, envelope, data, [bytearray(one) for one in buffers]))
+            return handle
+
+        def fail(error: Exception) -> None:
+            lent.cancel()
+            handle.fail(error)
+
+        self.endpoint.submit(to, lambda connection: connection.send(kind, number, envelope, data, buffers), fail)
+        return handle
+
     def send_tensor(self, tensor: Any, to: str, tag: Hashable = None) -> Handle[None]:
         """Send the content of a tensor or array. The handle is done when it may be changed."""
+        lent = lending(self.endpoint, to) if is_on_device(tensor) else None
+        if lent is not None:
+            loan = lent.lend(tensor)
+            envelope = pickle.dumps((tag, (loan.memory.nbytes, loan.dtype, loan.shape)))
+            return self._send_lent(Kind.TENSOR, to, envelope, pickle.dumps(loan), (), lent)
         source = as_buffer(tensor, "send_tensor")
         size = source.nbytes
         number = self.endpoint.number()
@@ -255,6 +286,8 @@ class Messages:
             return self._deliver_chunk(peer, frame)
         tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
         message = Message(peer.address, peer.instance, tag, frame, frame.size)
+        if frame.number:
+            message.loan = peer, frame.number
         with endpoint.lock:
             receive = endpoint.mailbox.deliver(message)
         if receive is None:
@@ -270,10 +303,14 @@ class Messages:
                 tag, (size, dtype, shape) = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
                 tensor = _Tensor(size, dtype, shape, size)
                 tensor.message = Message(peer.address, peer.instance, tag, tensor, size)
+                if frame.data:
+                    tensor.message.loan = peer, frame.number
                 receive = self.endpoint.mailbox.deliver(tensor.message)
                 if receive is not None:
                     self._direct(tensor, receive.receiver, self._targets.pop(receive.receiver, None))
                 self._arriving[peer.instance, frame.number] = tensor
+            if frame.data:
+                tensor.loan, tensor.missing = pickle.loads(frame.data), 0  # noqa: S301 - from a member of this job
             for buffer in frame.buffers:
                 view = _view(buffer)
                 at = tensor.size - tensor.missing
@@ -336,6 +373,15 @@ def _words(source: str) -> str:
 
 def _open(source: str, target: Buffer | None, message: Message) -> Any:
     """Turn a message into what the caller of a receive gets, in the caller's thread."""
+    try:
+        return _make_value(source, target, message)
+    finally:
+        if message.loan is not None:
+            # Also if it could not be unpickled, and not all of them were fetched.
+            settle({message.loan: [], **fetched()})
+
+
+def _make_value(source: str, target: Buffer | None, message: Message) -> Any:
     content = message.content
     if isinstance(content, _Tensor):
         if target is None:
@@ -345,6 +391,10 @@ def _open(source: str, target: Buffer | None, message: Message) -> Any:
                 f"{message.source} sent a tensor of {content.shape} {content.dtype}, {content.size} bytes, "
                 f"and this one is {target.shape} {target.dtype}, {target.nbytes} bytes"
             )
+        if content.loan is not None:
+            fetch_into(content.loan, target.as_tensor())
+        elif target.on_device is not None:
+            target.move_to_device()
         value: Any = None
     elif target is not None:
         raise _mismatch(message.source, "send", "recv_tensor")

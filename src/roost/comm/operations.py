@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+from roost.comm.loans import Fetched, fetched, settle
 from roost.comm.loop import Handle, Loop, Source
 from roost.comm.queues import Item, Status, Want
 from roost.comm.routes import Route
@@ -242,11 +243,12 @@ class _WeakSink:
 class Arrival:
     """Items that arrived and are not acknowledged yet."""
 
-    __slots__ = ("_number", "_reply", "channel", "route")
+    __slots__ = ("_loans", "_number", "_reply", "channel", "route")
 
     def __init__(self, route: Route, number: int, reply: Any, channel: str) -> None:
         self.route = route
         self.channel = channel
+        self._loans: Fetched = {}
         self._number = number
         self._reply = reply
 
@@ -254,21 +256,21 @@ class Arrival:
         """Return the items as they arrived."""
         return self.route.contents(self._reply)
 
+    def open(self) -> list[Any]:
+        """Make the objects of the items."""
+        try:
+            return self.route.unpack_many(self.contents())
+        finally:
+            self._loans |= fetched()
+
     def acknowledge(self) -> None:
-        """Say that they arrived: they are gone from the queue."""
+        """Say that they arrived: they are gone from the queue, and nobody else fetches their tensors."""
         self.route.acknowledge(self._number, is_one=False)
+        settle(self._loans)
 
     def give_back(self) -> None:
         """Let them go back to the front of the queue."""
         self.route.cancel(self._number)
-
-
-def open_item(route: Route, channel: str, content: Any) -> Any:
-    """Make the object of an item; WorkerFailed says that it cannot be unpickled."""
-    try:
-        return route.unpack(content)
-    except Exception as error:
-        raise _not_opened(channel, error) from error
 
 
 def _not_opened(channel: str, error: Exception) -> Exception:
@@ -280,24 +282,17 @@ def _not_opened(channel: str, error: Exception) -> Exception:
 
 def take_one(arrival: Arrival) -> Any:
     """Return the only item, and acknowledge it."""
-    (content,) = arrival.contents()
-    try:
-        value = open_item(arrival.route, arrival.channel, content)
-    except Exception:
-        # One that cannot be unpickled would be in the way of all others for ever.
-        arrival.acknowledge()
-        raise
+    value, _ = take_leased(arrival)
     arrival.acknowledge()
     return value
 
 
 def take_all(arrival: Arrival) -> list[Any]:
     """Return all items, and acknowledge them; if one cannot be unpickled, all of them go back."""
-    contents = arrival.contents()
-    if not contents:
+    if not arrival.contents():
         return []
     try:
-        found = arrival.route.unpack_many(contents)
+        found = arrival.open()
     except BaseException as error:
         arrival.give_back()
         if isinstance(error, Exception):
@@ -309,12 +304,13 @@ def take_all(arrival: Arrival) -> list[Any]:
 
 def take_leased(arrival: Arrival) -> tuple[Any, Arrival]:
     """Return the only item, to be acknowledged by the caller."""
-    (content,) = arrival.contents()
     try:
-        return open_item(arrival.route, arrival.channel, content), arrival
-    except Exception:
+        (value,) = arrival.open()
+    except Exception as error:
+        # One that cannot be unpickled would be in the way of all others for ever.
         arrival.acknowledge()
-        raise
+        raise _not_opened(arrival.channel, error) from error
+    return value, arrival
 
 
 class AheadOperation(GetOperation):
@@ -349,7 +345,12 @@ class Ahead:
             self._route.acknowledge(self._number, is_one=True)
         if is_last:
             self._route.expect_recall(self._number, None)
-        return (open_item(self._route, self._channel, content),)
+        try:
+            return (self._route.unpack(content),)
+        except Exception as error:
+            raise _not_opened(self._channel, error) from error
+        finally:
+            settle(fetched())
 
     def complete(self, value: Any) -> None:  # noqa: ARG002 - the home says no more than that
         """Return what is left: others wait for it."""

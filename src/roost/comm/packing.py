@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from roost.errors import ConfigError
 from roost.text import shorten
+
+if TYPE_CHECKING:
+    from roost.comm.loans import Lending, Loan
 
 _OUT_OF_BAND = 1 << 13
 """Smaller buffers are copied into the pickle."""
@@ -20,8 +23,11 @@ _PLAIN = frozenset({bytes, str, int, float, bool, type(None)})
 Packed = tuple[bytes, Sequence[Any]]
 
 
-def pack(thing: Any) -> Packed:
-    """Pickle an object; returns the pickle, and the large buffers in it as they are, not copied."""
+def pack(thing: Any, lending: Lending | None = None) -> Packed:
+    """Pickle an object; returns the pickle, and the large buffers in it as they are, not copied.
+
+    Tensors on a device stay there, and are lent to the receiver; without `lending` they are copied to the host.
+    """
     kind = type(thing)
     if kind is bytes and len(thing) >= _OUT_OF_BAND:
         # Pickle would copy them.
@@ -40,7 +46,7 @@ def pack(thing: Any) -> Packed:
     try:
         if "torch" in sys.modules:
             out = io.BytesIO()
-            _TensorPickler(out, protocol=5, buffer_callback=keep).dump(thing)
+            _TensorPickler(out, lending, keep).dump(thing)
             data = out.getvalue()
         else:
             data = pickle.dumps(thing, protocol=5, buffer_callback=keep)
@@ -54,6 +60,8 @@ def pack(thing: Any) -> Packed:
     from ray import cloudpickle
 
     buffers.clear()
+    if lending is not None:
+        lending.cancel()
     try:
         return cloudpickle.dumps(thing, protocol=5, buffer_callback=keep), buffers  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -63,10 +71,10 @@ def pack(thing: Any) -> Packed:
         ) from None
 
 
-def pack_many(things: Iterable[Any]) -> list[Packed]:
+def pack_many(things: Iterable[Any], lend: Callable[[], Lending | None] = lambda: None) -> list[Packed]:
     """Pickle objects one by one: the same as `pack` for each, and quicker for many small ones."""
     if "torch" in sys.modules:
-        return [pack(thing) for thing in things]
+        return [pack(thing, lend()) for thing in things]
     buffers: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -102,22 +110,30 @@ def unpack(data: Any, buffers: Sequence[Any]) -> Any:
 
 
 class _TensorPickler(pickle.Pickler):
-    """Pickles tensors as raw buffers; torch alone would copy them into an archive of its own."""
+    """Pickles tensors as raw buffers or as loans; torch alone would copy them into an archive of its own."""
+
+    def __init__(self, out: io.BytesIO, lending: Lending | None, keep: Callable[[pickle.PickleBuffer], bool]) -> None:
+        super().__init__(out, protocol=5, buffer_callback=keep)
+        self._lending = lending
 
     def reducer_override(self, thing: Any) -> Any:
         torch = sys.modules["torch"]
         if type(thing) is not torch.Tensor and type(thing) is not torch.nn.Parameter:
             return NotImplemented
-        if thing.layout is not torch.strided or thing.device.type != "cpu" or thing.is_quantized:
+        if thing.layout is not torch.strided or thing.device.type not in ("cpu", "cuda") or thing.is_quantized:
             return NotImplemented
-        plain = thing.detach().contiguous()
+        is_parameter = type(thing) is torch.nn.Parameter
+        if thing.is_cuda and self._lending is not None:
+            return _borrow_tensor, (self._lending.lend(thing), thing.requires_grad, is_parameter)
+        plain = thing.detach().cpu().contiguous()
         buffer = pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy())
         name = str(thing.dtype).removeprefix("torch.")
-        is_parameter = type(thing) is torch.nn.Parameter
-        return _make_tensor, (buffer, name, tuple(thing.shape), thing.requires_grad, is_parameter)
+        return _make_tensor, (buffer, name, tuple(thing.shape), thing.is_cuda, thing.requires_grad, is_parameter)
 
 
-def _make_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, is_parameter: bool) -> Any:
+def _make_tensor(
+    buffer: Any, dtype: str, shape: tuple[int, ...], was_on_device: bool, requires_grad: bool, is_parameter: bool
+) -> Any:
     import torch
 
     kind = getattr(torch, dtype)
@@ -127,6 +143,18 @@ def _make_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad:
         tensor = torch.frombuffer(raw, dtype=torch.uint8).view(kind).reshape(shape)
     else:
         tensor = torch.empty(shape, dtype=kind)
+    if was_on_device and torch.cuda.is_available():
+        tensor = tensor.cuda()
+    return _finish_tensor(tensor, requires_grad, is_parameter)
+
+
+def _borrow_tensor(loan: Loan, requires_grad: bool, is_parameter: bool) -> Any:
+    from roost.comm.loans import fetch_tensor
+
+    return _finish_tensor(fetch_tensor(loan), requires_grad, is_parameter)
+
+
+def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
     if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+        return sys.modules["torch"].nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor

@@ -24,6 +24,7 @@ from roost.comm.channel_frames import (
 from roost.comm.connection import Connection, Frame, Kind
 from roost.comm.endpoint import Endpoint
 from roost.comm.home import ChannelSettings, write_acknowledgement, write_call
+from roost.comm.loans import lending
 from roost.comm.loop import Handle, Loop
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.queues import Answer, Freed, Item, Queues, Status, Want
@@ -115,13 +116,13 @@ class RemoteRoute:
         return self._endpoint.connection_to(self.name)
 
     def pack(self, thing: Any, weight: float) -> Item:
-        content = pack(thing)
+        content = pack(thing, lending(self._endpoint))
         return Item(content, weight, content_size(content) if content[1] else len(content[0]))
 
     def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Item]:
         return [
             Item(content, weight, content_size(content) if content[1] else len(content[0]))
-            for content, weight in zip(pack_many(things), weights, strict=True)
+            for content, weight in zip(pack_many(things, lambda: lending(self._endpoint)), weights, strict=True)
         ]
 
     def unpack(self, content: Any) -> Any:

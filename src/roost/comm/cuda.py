@@ -1,0 +1,143 @@
+"""Memory of a CUDA device that two processes use: one exports it, the other maps it and copies from it.
+
+This is the driver's own interface for it, which every CUDA installation has. torch's way to share a tensor leaves it to
+the receiver when the memory of the sender is free again; here the receiver copies, and what it got is its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+_HANDLE_BYTES = 64
+_LAZY_PEER_ACCESS = 1
+_MOST_MAPPED = 16
+"""How many allocations of other processes stay mapped: mapping one takes longer than copying from it."""
+
+
+class CudaError(Exception):
+    """The driver refused a call."""
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_byte * _HANDLE_BYTES),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Bytes on a device, as another process can find them."""
+
+    device: str
+    """The device's UUID."""
+    handle: bytes
+    """What the driver maps the allocation by; empty if it cannot be mapped."""
+    offset: int
+    nbytes: int
+
+
+def is_on_device(thing: Any) -> bool:
+    """Return whether this is a tensor on a CUDA device; torch is not loaded for it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.Tensor) and bool(thing.is_cuda)
+
+
+@functools.cache
+def visible_devices() -> dict[str, int]:
+    """Return the number that each device has in this process, by its UUID."""
+    cuda = sys.modules["torch"].cuda
+    return {str(cuda.get_device_properties(number).uuid): number for number in range(cuda.device_count())}
+
+
+def export(tensor: Any) -> DeviceMemory:
+    """Let other processes read a contiguous tensor, once all that was to be written to it is there."""
+    torch = sys.modules["torch"]
+    # Also makes the device's context the one of this thread.
+    torch.cuda.current_stream(tensor.device).synchronize()
+    nbytes = tensor.numel() * tensor.element_size()
+    uuid = _uuid(tensor.device)
+    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+    try:
+        _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(tensor.data_ptr()))
+        _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+    except CudaError:
+        # As with torch's expandable segments: it has to be copied to the host.
+        return DeviceMemory(device=uuid, handle=b"", offset=0, nbytes=nbytes)
+    offset = tensor.data_ptr() - (base.value or 0)
+    return DeviceMemory(device=uuid, handle=bytes(handle), offset=offset, nbytes=nbytes)
+
+
+class Mappings:
+    """The allocations of other processes that this one has mapped."""
+
+    def __init__(self) -> None:
+        self._mapped: OrderedDict[bytes, int] = OrderedDict()
+        self._copies: list[Any] = []
+        """Those that may not be done."""
+        self._lock = threading.Lock()
+
+    def copy(self, memory: DeviceMemory, target: Any) -> Any:
+        """Copy into a contiguous tensor on the same device, as torch would on its current stream; returns the event.
+
+        CudaError if the owner of the memory has ended.
+        """
+        cuda = sys.modules["torch"].cuda
+        stream = cuda.current_stream(target.device)
+        if not _uses_device.__dict__.get(target.device):
+            # Makes the device's context the one of this thread.
+            stream.synchronize()
+            _uses_device.__dict__[target.device] = True
+        done = cuda.Event()
+        with self._lock:
+            source = self._map(memory.handle) + memory.offset
+            sizes = ctypes.c_uint64(target.data_ptr()), ctypes.c_uint64(source), ctypes.c_size_t(memory.nbytes)
+            _call("cuMemcpyDtoDAsync_v2", *sizes, ctypes.c_void_p(stream.cuda_stream))
+            done.record(stream)
+            self._copies = [copy for copy in self._copies if not copy.query()] + [done]
+        return done
+
+    def close(self) -> None:
+        """Unmap everything."""
+        with self._lock:
+            while self._mapped:
+                self._unmap()
+
+    def _map(self, handle: bytes) -> int:
+        found = self._mapped.get(handle)
+        if found is None:
+            while len(self._mapped) >= _MOST_MAPPED:
+                self._unmap()
+            place = ctypes.c_uint64()
+            _call("cuIpcOpenMemHandle_v2", ctypes.byref(place), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+            found = self._mapped[handle] = place.value or 0
+        self._mapped.move_to_end(handle)
+        return found
+
+    def _unmap(self) -> None:
+        for copy in self._copies:
+            copy.synchronize()
+        _, place = self._mapped.popitem(last=False)
+        _call("cuIpcCloseMemHandle", ctypes.c_uint64(place))
+
+
+_uses_device = threading.local()
+
+
+@functools.cache
+def _uuid(device: Any) -> str:
+    return str(sys.modules["torch"].cuda.get_device_properties(device).uuid)
+
+
+@functools.cache
+def _driver() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(_driver(), name)(*arguments)
+    if code:
+        raise CudaError(f"{name}: CUDA error {code}")

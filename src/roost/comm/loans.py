@@ -1,0 +1,269 @@
+"""Tensors on a device, which their receiver fetches itself.
+
+A message says where such a tensor is, and its owner keeps it. The receiver copies it: from the device's memory if that
+device is visible to it too, otherwise through the host. Then it returns the loan.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, visible_devices
+from roost.comm.endpoint import Endpoint, gone_error
+from roost.comm.loop import Handle
+from roost.errors import WorkerDied
+
+_FETCH_SECONDS = 600.0
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+Fetched = dict[tuple[Peer, int], list[Any]]
+"""By owner and number of a message: the copies on the device of its tensors."""
+
+
+class Way(enum.Enum):
+    """How the content of a tensor on a device gets to another process."""
+
+    OWN = "the process's own memory"
+    DEVICE = "CUDA IPC"
+    HOST = "host memory"
+
+
+def choose_way(memory: DeviceMemory, *, is_own: bool, is_near: bool, devices: Collection[str]) -> Way:
+    """Decide how a tensor is fetched, by a process that sees these devices, from one on the same node or not.
+
+    >>> memory = DeviceMemory(device="GPU-1", handle=b"h", offset=0, nbytes=8)
+    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0", "GPU-1"])
+    <Way.DEVICE: 'CUDA IPC'>
+    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0"])
+    <Way.HOST: 'host memory'>
+    """
+    if is_own:
+        return Way.OWN
+    return Way.DEVICE if is_near and memory.handle and memory.device in devices else Way.HOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loan:
+    """A tensor on a device of another process, as a message describes it."""
+
+    owner: Peer
+    number: int
+    """The number of the message."""
+    place: int
+    """Which of its tensors this is."""
+    memory: DeviceMemory
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Lending:
+    """The tensors of one message, or of one item of a channel: lent until its receiver has fetched them all."""
+
+    def __init__(self, loans: Loans, to: str) -> None:
+        """Take who is to fetch them; with nobody named, as for a channel, they are copied and may be changed."""
+        self.to = to
+        self.tensors: list[Any] = []
+        self.number = 0
+        self._loans = loans
+        self.on_back: Callable[[Exception | None], object] = _do_nothing
+        """Called when they are back, or with an error if they never will be."""
+
+    def lend(self, tensor: Any) -> Loan:
+        """Keep a tensor until it is fetched."""
+        plain = tensor.detach().contiguous()
+        if not self.to and plain.data_ptr() == tensor.data_ptr():
+            plain = plain.clone()
+        self.number = self.number or self._loans.add(self)
+        self.tensors.append(plain)
+        return Loan(
+            owner=self._loans.own,
+            number=self.number,
+            place=len(self.tensors) - 1,
+            memory=export(plain),
+            dtype=str(plain.dtype).removeprefix("torch."),
+            shape=tuple(plain.shape),
+        )
+
+    def cancel(self) -> None:
+        """Take all of them back: the message will not be sent."""
+        self.on_back = _do_nothing
+        self._loans.take_back(self.number)
+        self.tensors, self.number = [], 0
+
+
+def _do_nothing(error: Exception | None) -> None:
+    del error
+
+
+class Loans:
+    """The tensors that this process has lent, and its way to those that others lend."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.own: Peer = endpoint.own
+        self._endpoint = endpoint
+        self._lent: dict[int, Lending] = {}
+        self._mappings = Mappings()
+        endpoint.on_loan = self._take
+        endpoint.on_gone.append(self._forget)
+        endpoint.on_close.append(self._close)
+        _here[endpoint.own] = self
+
+    @property
+    def can_lend(self) -> bool:
+        """Whether others can reach this process, and it uses a device; torch is loaded."""
+        return self._endpoint.is_open and bool(sys.modules["torch"].cuda.is_initialized())
+
+    def add(self, lending: Lending) -> int:
+        """Keep the tensors of a message, under a number."""
+        number = self._endpoint.number()
+        self._lent[number] = lending
+        return number
+
+    def take_back(self, number: int, error: Exception | None = None) -> None:
+        """Let go of the tensors of a message."""
+        lending = self._lent.pop(number, None)
+        if lending is not None:
+            lending.on_back(error)
+
+    def tensor(self, number: int, place: int) -> Any:
+        """Return a tensor that is lent; None if it is not any more."""
+        lending = self._lent.get(number)
+        return lending.tensors[place] if lending is not None else None
+
+    def fetch(self, loan: Loan, target: Any) -> Any:
+        """Copy the bytes of what was lent into a tensor of bytes; returns the event of a copy on the device.
+
+        WorkerDied if its owner has ended.
+        """
+        owner = _here.get(loan.owner)
+        is_near = loan.owner.node_rank == self.own.node_rank
+        devices = visible_devices() if target.is_cuda else ()
+        way = choose_way(loan.memory, is_own=owner is not None, is_near=is_near, devices=devices)
+        log.debug("a tensor of %d bytes comes from %s through %s", loan.memory.nbytes, loan.owner, way.value)
+        if owner is not None:
+            tensor = owner.tensor(loan.number, loan.place)
+            if tensor is None:
+                raise _lost(loan)
+            target.copy_(bytes_of(tensor))
+        elif way is Way.DEVICE:
+            try:
+                return self._mappings.copy(loan.memory, target)
+            except CudaError:
+                raise _lost(loan) from None
+        else:
+            self._fetch_by_host(loan, target)
+        return None
+
+    def give_back(self, owner: Peer, number: int, copies: Sequence[Any]) -> None:
+        """Tell the owner of the tensors of a message, once they are copied, that they are not needed any more."""
+        here = _here.get(owner)
+        if here is not None:
+            here.take_back(number)
+            return
+
+        def send(connection: Connection) -> None:
+            for copy in copies:
+                copy.synchronize()
+            connection.send(Kind.RETURN, number)
+
+        # Not now: the caller goes on while the device copies.
+        self._endpoint.loop.call(lambda: self._endpoint.submit(owner.address, send))
+
+    def _fetch_by_host(self, loan: Loan, target: Any) -> None:
+        torch = sys.modules["torch"]
+        answer: Handle[Any] = Handle(self._endpoint.loop, late=lambda: f"{loan.owner} has not sent a tensor")
+        wanted = b"%d %d" % (loan.number, loan.place)
+        self._endpoint.request(loan.owner.address, wanted, b"", (), answer, Kind.FETCH)
+        frame: Frame = answer.wait(_FETCH_SECONDS)
+        if not frame.buffers:
+            raise _lost(loan)
+        (buffer,) = frame.buffers
+        target.copy_(torch.frombuffer(buffer.view if isinstance(buffer, SharedBuffer) else buffer, dtype=torch.uint8))
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        """Answer those who fetch, and take back what is returned; in the thread that reads."""
+        if frame.kind == Kind.RETURN:
+            self.take_back(frame.number)
+            return
+        tensor = self.tensor(*map(int, frame.envelope.split()))
+        if tensor is None:
+            connection.send(Kind.REPLY, frame.number)
+            return
+        raw = bytes_of(tensor)
+        host = sys.modules["torch"].empty(raw.shape, dtype=raw.dtype, pin_memory=raw.is_cuda)
+        host.copy_(raw)
+        content = memoryview(host.numpy())
+        connection.send(Kind.REPLY, frame.number, b"", b"", [connection.share(content, content.nbytes) or content])
+
+    def _forget(self, peer: Peer) -> None:
+        """Take back what a process that has ended would have fetched."""
+        for number in [number for number, lending in self._lent.items() if lending.to == peer.address]:
+            self.take_back(number, gone_error(peer))
+
+    def _close(self) -> None:
+        _here.pop(self.own, None)
+        self._mappings.close()
+        self._lent.clear()
+
+
+_here: dict[Peer, Loans] = {}
+"""The loans of this process."""
+_fetching = threading.local()
+
+
+def lending(endpoint: Endpoint, to: str = "") -> Lending | None:
+    """Return what keeps the tensors of a message; None where they have to be copied to the host."""
+    if "torch" not in sys.modules:
+        return None
+    loans = _here.get(endpoint.own)
+    return Lending(loans, to) if loans is not None and loans.can_lend else None
+
+
+def fetch_tensor(loan: Loan) -> Any:
+    """Make a tensor with the content of one that was lent: on the same device, else on the current one or the host."""
+    import torch
+
+    number = visible_devices().get(loan.memory.device) if torch.cuda.is_available() else None
+    device = "cpu" if not torch.cuda.is_available() else "cuda" if number is None else f"cuda:{number}"
+    made = torch.empty(loan.shape, dtype=getattr(torch, loan.dtype), device=device)
+    fetch_into(loan, bytes_of(made))
+    return made
+
+
+def fetch_into(loan: Loan, target: Any) -> None:
+    """Copy the bytes of what was lent into a tensor of bytes; `settle` returns the loan."""
+    copy = next(iter(_here.values())).fetch(loan, target) if target.numel() else None
+    copies = _fetching.__dict__.setdefault("loans", {}).setdefault((loan.owner, loan.number), [])
+    if copy is not None:
+        copies.append(copy)
+
+
+def fetched() -> Fetched:
+    """Return what this thread has fetched since the last call."""
+    found: Fetched = _fetching.__dict__.pop("loans", {})
+    return found
+
+
+def settle(loans: Fetched) -> None:
+    """Return loans to their owners."""
+    for (owner, number), copies in loans.items():
+        next(iter(_here.values())).give_back(owner, number, copies)
+
+
+def bytes_of(tensor: Any) -> Any:
+    """Return the bytes of a contiguous tensor as a tensor."""
+    torch = sys.modules["torch"]
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
+
+
+def _lost(loan: Loan) -> WorkerDied:
+    return WorkerDied(f"{loan.owner} has ended, and with it the tensor {loan.shape} {loan.dtype} that it had sent")
