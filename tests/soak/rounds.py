@@ -28,6 +28,8 @@ PATIENCE_SECONDS = 90.0
 GO_SECONDS = 20.0
 """How long after the end of the drivers something of them may still be there."""
 
+ENDED_BY_RAY = "Failed to get the system config from raylet because it is dead. Worker will terminate"
+
 
 @dataclass(slots=True)
 class Summary:
@@ -123,7 +125,16 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
     left["shared memory"] = sorted(_shared_memory() - shm_before)
     left["folder of the cluster"] = [str(local.folder)] if local.folder.exists() else []
     killed = {fault.target for fault in faults if fault.name == "kill-driver"}
-    ended = [DriverEnd(who=who, code=code, ended=when, was_killed=who in killed) for who, (code, when) in ends.items()]
+    ended = [
+        DriverEnd(
+            who=who,
+            code=code,
+            ended=when,
+            was_killed=who in killed,
+            was_ended_by_ray=ENDED_BY_RAY in (folder / f"{who}.out").read_text(errors="replace"),
+        )
+        for who, (code, when) in ends.items()
+    ]
     return History(events=read_events(folder), faults=faults, drivers=ended, left=left), injector.missed
 
 

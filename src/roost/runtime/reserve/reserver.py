@@ -148,7 +148,7 @@ class Reserver:
         if not all(bundle.ray_id in by_id for bundle in bundles):
             # Pinned by address, which a node outside this Cluster shares.
             return []
-        devices = probe(dict.fromkeys(bundles, resource))
+        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes)
         slots = []
         for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
             own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
@@ -210,7 +210,8 @@ class Reserver:
             wanted.setdefault(piece.node_rank, []).append(piece)
         apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
         placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart, without_cpus)
-        devices = probe({bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]})
+        found = {bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]}
+        devices = probe(found, nodes)
         slots: list[Slot] = []
         missing: set[Piece] = set()
         seen: set[Piece] = set()
