@@ -163,8 +163,9 @@ class GroupDraft:
                 restarts_left=(restarts,) * len(specs),
             )
             members = OwnMembers(context, record, specs, recipe, reservation)
-            reached |= members.launch()
+            # If they cannot be started, they release it.
             undo.pop_all()
+            reached |= members.launch()
             note({phase: when - began for phase, when in reached.items()})
         return WorkerGroup(members, range(members.size))
 

@@ -156,7 +156,7 @@ class Launch:
         self._check(address, report)
         self.board.advance(address, Phase.CHECKED, now)
         if self._master is None and self._specs[address].identity.rank == 0:
-            self._master = self._port.choose(report.free_port)
+            self._master = self._port.choose(report.free_port, self.deadline)
         self._checked.append(address)
         # They construct their objects as soon as rank 0's port is known.
         while self._master is not None and self._checked:
