@@ -75,7 +75,7 @@ class DriverEnd:
     ended: float
     was_killed: bool
     was_ended_by_ray: bool = False
-    """Whether its raylet died while it connected: Ray then ends the process, before Roost can do anything."""
+    """Whether Ray ended it, after the death of its raylet and before Roost had disconnected; it says nothing then."""
     is_stopped: bool = False
     """Whether it was stopped when the round was over."""
 

@@ -27,8 +27,8 @@ PATIENCE_SECONDS = 90.0
 """How long a driver may take before and after its work: opening, an operation, and all closes."""
 GO_SECONDS = 20.0
 """How long after the end of the drivers something of them may still be there."""
-
-ENDED_BY_RAY = "Failed to get the system config from raylet because it is dead. Worker will terminate"
+RAY_SECONDS = 15.0
+"""How long after the death of its raylet Ray may end a driver."""
 
 
 @dataclass(slots=True)
@@ -131,7 +131,9 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
             code=code,
             ended=when,
             was_killed=who in killed,
-            was_ended_by_ray=ENDED_BY_RAY in (folder / f"{who}.out").read_text(errors="replace"),
+            was_ended_by_ray=code == 1
+            and "Traceback" not in (folder / f"{who}.out").read_text(errors="replace")
+            and any(item.name == "kill-head-raylet" and 0 < when - item.began < RAY_SECONDS for item in faults),
         )
         for who, (code, when) in ends.items()
     ]

@@ -173,7 +173,7 @@ def test_every_invariant_is_broken_by_some_history():
             drivers=[LIVED],
         ),
         History(events=[begin("c3", 20.0, limit=1)], drivers=[KILLED]),
-        # Ray ended it while it connected to a raylet that died.
+        # Ray ended it because its raylet had died.
         History(drivers=[DriverEnd(who="d0", code=1, ended=60.0, was_killed=False, was_ended_by_ray=True)], events=[]),
         # The fault was a moment ago, or was the end of the cluster.
         History(
