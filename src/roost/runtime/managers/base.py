@@ -182,6 +182,10 @@ class Manager:
         await self._restore()
         await asyncio.Event().wait()
 
+    async def until_restored(self) -> None:
+        """Return when the actor knows again what it knew, and has its copies for others."""
+        await self._restore()
+
     async def keep(self, name: str, state: bytes) -> None:
         """Keep the state of another manager."""
         self._copies[name] = state
