@@ -46,7 +46,6 @@ def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
         rewards=np.ones((steps, games)),
         ends=rng.random((steps, games)) < 0.1,
         last=rng.normal(size=(games, 4)),
-        oldest=0,
     )
 
 
@@ -107,7 +106,6 @@ def test_a_rewarded_action_becomes_more_likely():
         rewards=actions.astype(float),
         ends=np.ones((64, 1), bool),
         last=seen[0],
-        oldest=0,
     )
     learner.learn(batch)
     assert probabilities(learner.weights, seen[0])[0, 1] > 0.55
