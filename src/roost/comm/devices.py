@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from roost.comm.process import job_context
 from roost.config.hardware import AcceleratorType
 from roost.errors import ClusterError
 from roost.machine.folders import open_regular, socket_folder
@@ -93,5 +94,6 @@ class DeviceLock:
 
 def make_device_lock(placement: Placement) -> DeviceLock:
     """Return the lock of the accelerators of a worker."""
-    job, node, kind = os.environ.get("ROOST_JOB", ""), placement.cluster_node_rank, placement.hardware_type
+    context = job_context()
+    job, node, kind = context.job.id if context else "", placement.cluster_node_rank, placement.hardware_type
     return DeviceLock([f"{job}/{node}/{kind}/{piece}" for piece in placement.local_hardware_ranks])
