@@ -189,6 +189,7 @@ def test_the_public_names_are_these():
         "ComponentPlan",
         "ConfigError",
         "DeclaredHardware",
+        "DeviceLock",
         "EnvConfig",
         "Failure",
         "Finding",
