@@ -91,6 +91,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/reserve.py
 	@$(BIN)/python bench/comm.py
 	@$(BIN)/python bench/messages.py
+	@$(BIN)/python bench/failures.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -1,9 +1,9 @@
-"""torch.distributed over two nodes: `init_process_group` finds its settings in the environment.
+"""torch.distributed over two nodes: `collective` returns a process group, ready to use.
 
     pip install torch
     python examples/torch_distributed.py
 
-A local cluster with fake accelerators needs the gloo backend; on real ones use nccl.
+Without GPUs that torch can see the backend is gloo, and with them nccl.
 """
 
 from __future__ import annotations
@@ -15,26 +15,14 @@ from roost.testing import local_cluster
 class Trainer(Worker):
     """One rank of a data-parallel job."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        import torch.distributed as dist
-
-        # MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are set, so no argument is needed.
-        dist.init_process_group("gloo")
-
     def average(self, value: float) -> float:
         """Return the mean over all ranks."""
         import torch
         import torch.distributed as dist
 
         tensor = torch.tensor(value + self.rank)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=self.collective("trainer"))
         return float(tensor) / self.world_size
-
-    def leave(self) -> None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
 
 
 def main() -> None:
@@ -43,7 +31,6 @@ def main() -> None:
         trainers = Trainer.create_group().launch(cluster, name="trainer")
         print("nodes:", [placement.cluster_node_rank for placement in trainers.placements])
         print("average:", trainers.average(10.0).wait())
-        trainers.leave().wait()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import itertools
 import os
-import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -44,19 +43,9 @@ class Trainer(Worker):
     def __init__(self) -> None:
         super().__init__()
         self.is_loaded = True
-        if self.rank == 0:  # it listens before the launch returns, so that no rank has to retry
-            self.server = socket.create_server((self.master_address, self.master_port), backlog=self.world_size)
 
     def init(self, seed: int) -> None:
         self.policy = TinyPolicy.random(THINGS, THINGS, seed)
-        if self.rank == 0:
-            self.server.settimeout(SECONDS)
-            self.peers = [self.server.accept()[0] for _ in range(self.world_size - 1)]
-        else:
-            self.peers = [socket.create_connection((self.master_address, self.master_port), SECONDS)]
-        for peer in self.peers:
-            peer.settimeout(SECONDS)
-        self.incoming = [peer.makefile("rb") for peer in self.peers]
 
     def train(self, manager: RolloutManager, min_version: int) -> tuple[float, int, int]:
         """Take a step; return the samples' mean reward, and the oldest and newest weights that made them."""
@@ -72,14 +61,12 @@ class Trainer(Worker):
 
     def _mean(self, own: np.ndarray) -> np.ndarray:
         """Return the mean of all ranks' arrays; rank 0 computes it, so that every rank has the same."""
-        if self.rank > 0:
-            self.peers[0].sendall(own.tobytes())
-        # If a rank is gone, too few bytes arrive and reshape raises.
-        others = [np.frombuffer(line.read(own.nbytes)).reshape(own.shape) for line in self.incoming]
-        mean = others[0] if self.rank > 0 else (own + sum(others)) / self.world_size
-        for peer in self.peers if self.rank == 0 else ():
-            peer.sendall(mean.tobytes())
-        return mean
+        name, (first, *others) = self.group_name, range(self.world_size)
+        if self.rank != first:
+            self.send(own, name, first)
+        else:
+            own = (own + sum(self.recv(name, rank, timeout=SECONDS) for rank in others)) / self.world_size
+        return self.broadcast(own, [(name, [first, *others])], timeout=SECONDS)
 
     def update(self, manager: RolloutManager, version: int) -> str:
         """Send rank 0's weights to the engines; return a hash of this rank's weights."""

@@ -31,7 +31,14 @@ LIBRARIES = (
     *("logging.handlers", "msgpack", "multiprocessing.synchronize", "numpy", "pdb", "psutil", "requests", "tarfile"),
     *("unittest", "yaml", "zipfile"),
 )
-# What the workers of Roost import; none of it starts a thread.
+# What the workers of Roost import; none of it starts a thread. First what needs no Ray.
+_OWN_LIBRARIES = (
+    *("roost.runtime.managers.ledgers." + name for name in ("collectives", "endpoints", "ports", "workers")),
+    *("roost.runtime.nodes." + name for name in ("accelerators", "alike", "order")),
+    *("roost.runtime.process." + name for name in ("environment", "output", "timers")),
+    *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
+    *("roost.runtime.reserve.holdings", "roost.runtime.runs.recorder"),
+)
 _PRELOADED = ("ray", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
 # What Ray sets for a job and for a raylet.
 _OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
@@ -126,7 +133,7 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, words: list[str
     import contextlib
     import importlib
 
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *_OWN_LIBRARIES):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     for server, request in _fork_each(base, (listener, words), _IDLE_SECONDS * 6):

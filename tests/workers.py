@@ -262,6 +262,16 @@ class Performer(Worker):
         """Where a task of this worker's runs that wants an accelerator and a CPU."""
         return ray.get(_child_task.remote(), timeout=60)
 
+    def take_turns(self, turns: int) -> list[tuple[float, float]]:
+        """When this worker had the device lock."""
+        spans = []
+        for _ in range(turns):
+            with self.device_lock:
+                began = time.time()
+                time.sleep(0.02)
+                spans.append((began, time.time()))
+        return spans
+
 
 @ray.remote(num_gpus=1, num_cpus=1)
 def _child_task() -> tuple[str, str, list[str]]:

@@ -4,6 +4,7 @@ from .comm.addresses import WorkerAddress as WorkerAddress
 from .comm.channel import Channel as Channel
 from .comm.channel import ChannelWorker as ChannelWorker
 from .comm.collectives import plan_routes as plan_routes
+from .comm.devices import DeviceLock as DeviceLock
 from .comm.loop import Handle as Handle
 from .comm.mailbox import ANY as ANY
 from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions

@@ -62,7 +62,7 @@ def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_the_promised_file
     assert done.stderr == ""
     shown = done.stdout
     assert shown.count("node 2 local-2\nno accelerators  [env 0-3 ") == 2, "the map of each mode"
-    assert re.search(r"killing rollout:2 \(pid \d+\) on purpose\n    rollout:2 on node 1 .* died in 'load': its", shown)
+    assert re.search(r"killing rollout:2 \(pid \d+\) on purpose\n    rollout:2 on node 1 .* died in 'serve': ", shown)
     assert re.search(r"rollout:2 is back in place after [0-9.]+ s: node 1, accelerator 0,1, now pid \d+", shown)
     assert "(raylet)" not in shown
     assert max(map(len, (line for line in shown.splitlines() if "rollout:2 " not in line))) <= 80

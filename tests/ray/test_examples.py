@@ -64,3 +64,7 @@ def test_hello():
         f"rank {rank} of 4 sits on node {node} and sees ('{device}',)"
         for rank, (node, device) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)])
     ]
+
+
+def test_producers_and_a_consumer():
+    assert run("producer_consumer.py") == ["the sum of the squares of the numbers below 1000 is 332833500"]

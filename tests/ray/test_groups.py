@@ -268,8 +268,11 @@ def test_a_stream_and_a_result_can_be_taken_with_a_limit(actor, tmp_path):
 def test_asynchronous_methods_run_at_the_same_time_and_results_can_be_awaited(shared_cluster, tmp_path):
     with Talker.create_group().launch(shared_cluster, PackedPlacementStrategy(0, 1), name="talker") as talker:
         first = talker.meet(first=True)
+        with pytest.raises(CallTimedOut, match="from 2 ranks of 2: 0-1"):
+            asyncio.run(first.async_wait(0.1))
         assert talker.meet(first=False).wait(60) == ["came", "came"]
-        assert first.wait(60) == ["met", "met"]
+        assert first.wait(60) == asyncio.run(first.async_wait(60)) == ["met", "met"]
+        assert asyncio.run(first[0].async_wait()) == "met"
         assert sorted(talker.stream("items", 2)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert talker.items(2).wait(60) == [[0, 1], [0, 1]]
         endless = talker.stream("endless", str(tmp_path))

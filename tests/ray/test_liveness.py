@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import resource
 import shutil
 import signal
@@ -92,7 +93,7 @@ def test_a_manager_that_hangs_holds_nothing_up_for_longer_than_its_deadline(clus
             Performer.create_group().launch(cluster, PackedPlacementStrategy(2, 3), name="late", timeout=5)
         with pytest.raises(ClusterError, match=f"'actor' could not be closed in 2 s; still there: .*{name}"):
             group.close(timeout=2)
-        assert time.monotonic() - began < 55, "a call of a manager has a minute by default"
+        assert time.monotonic() - began < 15, "a call of a manager has a minute by default"
     group.close()
     wait_until(lambda: all_is_free(cluster), "what could not be closed is closed the second time")
 
@@ -253,6 +254,62 @@ def test_whatever_waits_when_the_head_dies_returns_and_names_it(driver):
         assert mine.process.returncode == 0
 
 
+RAYLESS = """
+import time
+from roost import Cluster, ClusterError, NodePlacementStrategy
+from workers import Performer
+with Cluster(num_nodes=2, quiet=True) as cluster:
+    group = Performer.create_group().launch(cluster, NodePlacementStrategy([1]), name="actor")
+    # This goes through the store of the driver's node, and is lost with it.
+    result = group.length(bytes(1_000_000))
+    result.wait()
+    print("open", flush=True)
+    try:
+        group.hang_here().wait()
+    except ClusterError:
+        print("> lost", flush=True)
+    while not cluster.context.connection.head.is_given_up:
+        time.sleep(0.1)
+    for call in (lambda: result.wait(), group.rank_of, lambda: cluster.node_manager.get_view()):
+        try:
+            call()
+        except ClusterError as error:
+            print(f"> {str(error).splitlines()[0]}", flush=True)
+print("> closed", flush=True)
+"""
+
+MAKING = """
+import logging, sys
+from roost import Cluster, ClusterError
+logging.basicConfig(stream=sys.stdout, format="> %(message)s")
+try:
+    Cluster(num_nodes=3, quiet=True)
+except ClusterError as error:
+    print(f"> {str(error).splitlines()[0]}", flush=True)
+"""
+
+
+def lines_of(ended) -> list[str]:
+    """What a driver has printed itself, when it has ended; Ray prints as well."""
+    said, _ = ended.finish()
+    return [re.sub(r"127[.:\d]+", "127.x", line[2:]) for line in said.splitlines() if line.startswith("> ")]
+
+
+def test_a_driver_outlives_the_raylet_of_its_node_also_while_it_makes_its_cluster(driver):
+    with local_cluster("2x1") as local:
+        mine, making = driver(RAYLESS, local), driver(MAKING, local)
+        assert mine.line() == "open"
+        assert making.line().startswith("> waiting for 1 of 3 nodes")
+        (raylet,) = [pid for pid in local.pids[0] if psutil.Process(pid).name() == "raylet"]
+        os.kill(raylet, signal.SIGKILL)
+        lost = "the raylet of this process, at 127.x, has ended"
+        assert lines_of(mine) == ["lost", lost, lost, lost, "closed"]
+        assert lines_of(making) == [f"{lost}: this process disconnects from Ray", lost]
+        assert [mine.process.returncode, making.process.returncode] == [0, 0]
+        with pytest.raises(ClusterError, match="could not be joined: the raylet of its node has ended"):
+            Cluster(num_nodes=2, quiet=True)
+
+
 OUTLIVING = """
 import time
 from roost import Cluster
@@ -282,4 +339,4 @@ def test_a_driver_outlives_its_head_and_unwinds(driver):
         assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
         assert mine.line() == "at exit"
         assert mine.process.wait(60) == 0
-        assert "is gone: this process disconnects from it" in mine.process.stderr.read()
+        assert "does not answer: this process disconnects from Ray" in mine.process.stderr.read()

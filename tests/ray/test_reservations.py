@@ -142,7 +142,10 @@ def test_without_reserve_nothing_is_reserved_in_ray(free_cluster):
 def test_groups_share_one_reservation_with_declared_shares_that_add_up(free_cluster):
     strategy = FlexiblePlacementStrategy([[0], [1]])
     with Performer.create_group().launch(free_cluster, strategy, name="train", share=0.7) as train:
-        with Performer.create_group().launch(free_cluster, strategy, name="serve", share=0.3):
+        with Performer.create_group().launch(free_cluster, strategy, name="serve", share=0.3) as serve:
+            both = train.take_turns(5), serve.take_turns(5)
+            for first, second in zip(*(turns.wait(60) for turns in both), strict=True):
+                assert not [(a, b) for a, b in first for c, d in second if a < d and c < b], "the device lock"
             held = free_cluster.node_manager.get_slots()
             assert [sorted((user.partition("#")[0], share) for user, share in item.users) for item in held] == [
                 [("serve", 0.3), ("train", 0.7)]

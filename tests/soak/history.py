@@ -74,6 +74,8 @@ class DriverEnd:
     """Its exit code; None if it did not end in time."""
     ended: float
     was_killed: bool
+    was_ended_by_ray: bool = False
+    """Whether Ray ended it, after the death of its raylet and before Roost had disconnected; it says nothing then."""
     is_stopped: bool = False
     """Whether it was stopped when the round was over."""
 
@@ -133,22 +135,32 @@ def check_samples(history: History) -> Iterator[str]:
     for sample in set(taken) - known:
         yield f"sample {sample} was delivered and never put in"
     # What a manager had is gone when it is killed or restarted, and a driver that was killed may have taken any.
-    if not any(event.get("drained") for event in history.of("resources")):
+    drains = [event["t"] for event in history.of("resources") if event.get("drained")]
+    if not drains:
         return
     if any(fault.name in ("kill-rollout-manager", "kill-raylet") for fault in history.faults):
         return
     if any(event["what"] == "restart manager" for event in history.of("begin")):
         return
     excuses = [
-        (get["t"], death, get["count"])
+        (death, get["count"])
         for op, get in begun.items()
         if get["what"] == "get" and op not in ends and (death := _death_of(history, get)) is not None
     ]
-    room = sum(count for _, _, count in excuses)
+    # What a process that hangs has leased is not in the buffer when that is drained.
+    excuses += [
+        (fault.ended, get["count"])
+        for op, get in begun.items()
+        for fault in _stops_of(history, get)
+        for drained in drains
+        if get["what"] == "get" and get["t"] < fault.ended and fault.began < drained < fault.ended
+        if op not in ends or ends[op]["t"] > drained
+    ]
+    room = sum(count for _, count in excuses)
     for event in puts:
         for sample in set(event["ids"]) - set(taken):
-            # A consumer that died with it in its hands, or a moment before it came.
-            if room and any(event["t"] <= death + CLOSE_TO_SECONDS for _, death, _ in excuses):
+            # A consumer died or hung with it in its hands, or a moment before it came.
+            if room and any(event["t"] <= gone + CLOSE_TO_SECONDS for gone, _ in excuses):
                 room -= 1
             else:
                 yield f"sample {sample} was acknowledged by {event['op']} and never delivered"
@@ -179,7 +191,7 @@ def check_deadlines(history: History) -> Iterator[str]:
         if end is None and (event.get("in_worker") or driver is None or driver.was_killed or driver.is_stopped):
             continue
         until = end["t"] if end is not None else driver.ended
-        took = until - event["t"] - _stopped(history, event["who"], event["t"], until)
+        took = until - event["t"] - _stopped(history, event, until)
         late = took > event["limit"] + GRACE_SECONDS
         if end is None and late:
             yield f"{event['op']} ({event['what']}, {event['limit']:g} s) had not returned after {took:.1f} s"
@@ -202,7 +214,7 @@ def check_errors(history: History) -> Iterator[str]:
 def check_drivers(history: History) -> Iterator[str]:
     """A driver ends with its own exit code, and only when it wants to."""
     for driver in history.drivers:
-        if driver.was_killed:
+        if driver.was_killed or driver.was_ended_by_ray:
             continue
         if driver.code is None:
             yield f"{driver.who} did not end"
@@ -261,13 +273,14 @@ def check(history: History) -> list[Violation]:
     return [Violation(invariant=name, what=what) for name, find in INVARIANTS.items() for what in find(history)]
 
 
-def _stopped(history: History, who: str, began: float, ended: float) -> float:
-    """How long a driver was stopped between two moments."""
-    spans = [
-        (max(began, fault.began), min(ended, fault.ended))
-        for fault in history.faults
-        if fault.name == "stop-driver" and fault.target == who
-    ]
+def _stops_of(history: History, event: Event) -> list[InjectedFault]:
+    """The faults that stopped the process of an event itself."""
+    return [fault for fault in history.faults if fault.name.startswith("stop") and fault.pid == event["pid"]]
+
+
+def _stopped(history: History, begin: Event, ended: float) -> float:
+    """How long the process of an operation was stopped itself while that lasted."""
+    spans = [(max(begin["t"], fault.began), min(ended, fault.ended)) for fault in _stops_of(history, begin)]
     return sum(max(0.0, last - first) for first, last in spans)
 
 

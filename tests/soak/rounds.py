@@ -27,6 +27,8 @@ PATIENCE_SECONDS = 90.0
 """How long a driver may take before and after its work: opening, an operation, and all closes."""
 GO_SECONDS = 20.0
 """How long after the end of the drivers something of them may still be there."""
+RAY_SECONDS = 15.0
+"""How long after the death of its raylet Ray may end a driver."""
 
 
 @dataclass(slots=True)
@@ -123,7 +125,18 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
     left["shared memory"] = sorted(_shared_memory() - shm_before)
     left["folder of the cluster"] = [str(local.folder)] if local.folder.exists() else []
     killed = {fault.target for fault in faults if fault.name == "kill-driver"}
-    ended = [DriverEnd(who=who, code=code, ended=when, was_killed=who in killed) for who, (code, when) in ends.items()]
+    ended = [
+        DriverEnd(
+            who=who,
+            code=code,
+            ended=when,
+            was_killed=who in killed,
+            was_ended_by_ray=code == 1
+            and "Traceback" not in (folder / f"{who}.out").read_text(errors="replace")
+            and any(item.name == "kill-head-raylet" and 0 < when - item.began < RAY_SECONDS for item in faults),
+        )
+        for who, (code, when) in ends.items()
+    ]
     return History(events=read_events(folder), faults=faults, drivers=ended, left=left), injector.missed
 
 

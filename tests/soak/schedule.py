@@ -18,8 +18,6 @@ class FaultKind:
     """Whether it concerns the whole cluster; such a fault has a round of its own."""
     ends_cluster: bool = False
     """Whether the cluster cannot be used afterwards."""
-    off: str = ""
-    """Why the soak does not inject it yet; empty if it does."""
 
 
 FAULTS: Mapping[str, FaultKind] = {
@@ -43,18 +41,12 @@ FAULTS: Mapping[str, FaultKind] = {
     "fill-disk": FaultKind(target="disk", act="fill"),
     "kill-gcs": FaultKind(target="gcs", act="kill", at_head=True, ends_cluster=True),
     "stop-gcs": FaultKind(target="gcs", act="stop", at_head=True),
-    "kill-head-raylet": FaultKind(
-        target="head raylet",
-        act="kill",
-        at_head=True,
-        ends_cluster=True,
-        off="a Cluster that is being made when the raylet of the driver's own node dies takes a minute to give up",
-    ),
+    "kill-head-raylet": FaultKind(target="head raylet", act="kill", at_head=True, ends_cluster=True),
     "stop-head-raylet": FaultKind(target="head raylet", act="stop", at_head=True, ends_cluster=True),
     "cut-head": FaultKind(target="head", act="cut", at_head=True),
     "blip-head": FaultKind(target="head", act="blip", at_head=True),
 }
-"""Every fault by its name. A fault that finds a defect that is not mended yet says so in `off`."""
+"""Every fault by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,21 +100,16 @@ class Round:
         return f"seed {self.seed}: nodes {nodes}; drivers {kinds}; faults {faults}"
 
 
-def enabled_faults(wanted: str = "") -> list[str]:
-    """Return the faults to choose from: those that are on, all of them, or those that a list names.
+def choose_faults(wanted: str = "") -> list[str]:
+    """Return the faults to choose from: all of them, or those that a list names.
 
-    >>> enabled_faults("kill-worker,stop-gcs")
+    >>> choose_faults("kill-worker,stop-gcs")
     ['kill-worker', 'stop-gcs']
     """
-    if wanted == "all":
-        return list(FAULTS)
-    if wanted:
-        names = [name.strip() for name in wanted.split(",")]
-        unknown = [name for name in names if name not in FAULTS]
-        if unknown:
-            raise ValueError(f"there is no fault {', '.join(unknown)}: there are {', '.join(FAULTS)}")
-        return names
-    return [name for name, kind in FAULTS.items() if not kind.off]
+    names = [name.strip() for name in wanted.split(",")] if wanted else list(FAULTS)
+    if unknown := [name for name in names if name not in FAULTS]:
+        raise ValueError(f"there is no fault {', '.join(unknown)}: there are {', '.join(FAULTS)}")
+    return names
 
 
 def make_round(seed: int, faults: Collection[str]) -> Round:

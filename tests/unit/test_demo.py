@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,7 +17,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from roost import CallTimedOut, ConfigError, Topology, WorkerDied, lint, make_plan
+from roost import (
+    CallTimedOut,
+    ClusterError,
+    ConfigError,
+    Outcome,
+    OutcomeKind,
+    Topology,
+    WorkerDied,
+    lint,
+    make_plan,
+)
 from roost.cli.main import app
 from roost.cli.terminal import speak_ascii
 from roost.demo import learning
@@ -46,7 +57,6 @@ def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
         rewards=np.ones((steps, games)),
         ends=rng.random((steps, games)) < 0.1,
         last=rng.normal(size=(games, 4)),
-        oldest=0,
     )
 
 
@@ -107,7 +117,6 @@ def test_a_rewarded_action_becomes_more_likely():
         rewards=actions.astype(float),
         ends=np.ones((64, 1), bool),
         last=seen[0],
-        oldest=0,
     )
     learner.learn(batch)
     assert probabilities(learner.weights, seen[0])[0, 1] > 0.55
@@ -339,6 +348,31 @@ def test_a_round_returns_or_raises_what_its_environments_do(end, monkeypatch):
         assert run._wait(playing) == end
     assert len(restarts) == 1
     assert playing.waits <= 3, "it does not poll forever"
+
+
+class Served(Waited):
+    """The call of a rollout worker that serves, after it has ended."""
+
+    def done(self):
+        return True
+
+    def outcomes(self):
+        kind = OutcomeKind.DEATH if isinstance(self.end, WorkerDied) else OutcomeKind.EXCEPTION
+        return [Outcome(rank=0, kind=kind, error=self.end)]
+
+
+def test_a_rollout_worker_that_fails_ends_the_demo_and_one_that_dies_is_restarted():
+    run = object.__new__(_Run)
+    run.seconds, run._rollout = {}, MagicMock()
+    run._rollout.restart.side_effect = ClusterError("its node is gone")
+    run._serving = [Served(ValueError("the weights have no b2"))]
+    with pytest.raises(ValueError, match="no b2"):
+        run._restart_dead()
+    run._rollout.restart.assert_not_called()
+    run._serving = [Served(WorkerDied("rollout:0 is dead"))]
+    with pytest.raises(ClusterError, match="its node is gone"):
+        run._restart_dead()
+    run._rollout.restart.assert_called_once_with(0)
 
 
 def test_remarks_of_the_raylet_are_dropped_with_their_newline():

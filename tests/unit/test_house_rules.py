@@ -133,6 +133,39 @@ def test_no_import_cycle_has_more_than_two_modules():
         assert len(cycle) <= 2, f"an import cycle: {sorted(cycle)}"
 
 
+# Where the time of day may be read, and for what. It can jump; whatever waits or ages counts on `time.monotonic`.
+TIME_OF_DAY = {
+    "cli/text/runs.py": "how long a run has been running, for people",
+    "cli/text/status.py": "how old a job is, for people",
+    "comm/process.py": "part of a name that no other process has",
+    "demo/timeline.py": "spans of a trace, which several processes write",
+    "demo/training.py": "marks in that trace",
+    "doctor/cluster_facts.py": "compares the clocks of nodes",
+    "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
+    "machine/disks.py": "the age of files",
+    "runtime/cluster.py": "when a job began, for people",
+    "runtime/failures/carry.py": "when a worker failed, for people",
+    "runtime/failures/failure.py": "when a worker failed, for people",
+    "runtime/groups/members.py": "since when a worker has its state, for people",
+    "runtime/groups/source.py": "when a worker failed, for people",
+    "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
+    "runtime/runs/folder.py": "the age of files",
+    "runtime/runs/recorder.py": "when something happened in a run, for people",
+}
+
+
+def test_no_deadline_depends_on_the_time_of_day():
+    wall = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.datetime.now", "datetime.today"}
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and ast.unparse(node) in wall)
+        or (isinstance(node, ast.ImportFrom) and node.module == "time")
+    }
+    assert found == set(TIME_OF_DAY)
+
+
 def test_the_public_names_are_these():
     assert sorted(roost.__all__) == [
         "ANY",
@@ -156,6 +189,7 @@ def test_the_public_names_are_these():
         "ComponentPlan",
         "ConfigError",
         "DeclaredHardware",
+        "DeviceLock",
         "EnvConfig",
         "Failure",
         "Finding",

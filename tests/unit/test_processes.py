@@ -7,7 +7,9 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from roost.machine.processes import account, end_processes, find_processes
+import psutil
+
+from roost.machine.processes import account, began_after_boot, end_processes, find_processes
 from waiting import is_gone
 
 STUBBORN = """
@@ -41,3 +43,12 @@ def test_a_process_that_ignores_sigterm_is_killed_and_one_of_another_user_is_not
         finally:
             mine.kill()
             theirs.kill()
+
+
+def test_when_a_process_began_does_not_depend_on_the_clock(monkeypatch):
+    before, boot = began_after_boot(), psutil.boot_time()
+    assert abs(boot + before - psutil.Process().create_time()) < 1
+    # What a step of the clock by an hour changes: the kernel then tells another time of the boot.
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boot + 3600)
+    assert abs(psutil.Process().create_time() - boot - before) > 3000
+    assert abs(began_after_boot() - before) < 1

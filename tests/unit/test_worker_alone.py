@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
+from dataclasses import replace
 
 import pytest
 
-from roost import ConfigError, Worker
+from roost import ClusterError, ConfigError, Worker
+from roost.comm.devices import DeviceLock, make_device_lock
 from roost.comm.worker import own_methods
 from roost.runtime.process.timers import measured_call
 from roost.testing import as_worker
@@ -167,3 +171,79 @@ def test_a_worker_needs_no_ray():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_process_knows_its_worker_and_forgets_one_that_is_gone():
+    actor = Actor(0)
+    assert Worker.current_worker is Actor.current_worker is actor.current_worker is actor
+    second = Actor(1)
+    assert Worker.current_worker is second
+    del second
+    assert Worker.current_worker is None
+
+
+def test_torch_is_loaded_when_its_platform_is_asked_for_and_not_before(tmp_path):
+    """A stand-in for a torch that sees an Intel GPU."""
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n    is_available = staticmethod(lambda: False)\n"
+        "class xpu:\n    is_available = staticmethod(lambda: True)\n"
+    )
+    code = (
+        "import sys\nfrom roost import Worker\nfrom roost.comm.worker import own_methods\n"
+        "own_methods(Worker), Worker().device_lock\nassert 'torch' not in sys.modules\n"
+        "assert Worker.torch_device_type == Worker().torch_device_type == 'xpu'\n"
+        "import torch\nassert Worker.torch_platform is Worker().torch_platform is torch.xpu\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_device_lock_is_held_by_one_process_and_ends_with_it():
+    mine, same, other = (DeviceLock([piece, "node 0/1"]) for piece in ("node 0/0", "node 0/2", "node 0/3"))
+    free = DeviceLock(["node 1/0"])
+    code = (
+        "import sys, time\nfrom roost.comm.devices import DeviceLock\n"
+        "lock = DeviceLock(['node 0/1'])\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "held\n"
+        with free, DeviceLock([]):
+            pass
+        taken = threading.Event()
+
+        def take() -> None:
+            with mine:
+                taken.set()
+
+        waiting = threading.Thread(target=take)
+        waiting.start()
+        assert not taken.wait(0.2)
+        child.kill()
+        assert taken.wait(30)
+        waiting.join()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    with same:
+        later = threading.Thread(target=lambda: other.acquire() or other.release())
+        later.start()
+        later.join(0.1)
+        assert later.is_alive(), "another lock of the same process waits as well"
+    later.join(30)
+    with pytest.raises(ClusterError, match="not held"):
+        same.release()
+
+
+def test_workers_on_the_same_accelerators_have_the_same_lock():
+    worker = Actor(0)
+    assert worker.device_lock is worker.device_lock
+    with worker.device_lock:
+        pass
+    places = [replace(worker.placement, local_hardware_ranks=ranks) for ranks in ((0, 1), (1, 0), (1, 2))]
+    first, second, third = (make_device_lock(place)._places for place in places)
+    assert first == second
+    assert set(first) & set(third)
+    assert len({*first, *third}) == 3

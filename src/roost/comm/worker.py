@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,6 +24,7 @@ from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
     from roost.comm.channel import Channel
+    from roost.comm.devices import DeviceLock
     from roost.comm.loop import Handle
     from roost.comm.options import CollectiveGroupOptions
     from roost.comm.talk import Talk
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from roost.runtime.groups.group import GroupDraft
 
 Value = TypeVar("Value")
+
+_current: weakref.ref[Worker] | None = None
+"""The worker that was made last in this process, which has one unless it is a test."""
 
 
 class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
@@ -42,6 +47,13 @@ class fact(Generic[Value]):  # noqa: N801 - a decorator, like property
     def __get__(self, worker: object | None, owner: type) -> Value:
         # As with a property, the class gives the descriptor itself.
         return self._function(worker) if worker is not None else self  # type: ignore[return-value]
+
+
+class process_fact(fact[Value]):  # noqa: N801 - likewise
+    """Something that is the same for the whole process, so that the class knows it, too."""
+
+    def __get__(self, worker: object | None, owner: type) -> Value:
+        return self._function(worker if worker is not None else owner)
 
 
 class Worker:
@@ -59,6 +71,8 @@ class Worker:
         worker = super().__new__(cls)
         object.__setattr__(worker, "_identity", current_identity() or alone(cls.__name__))
         object.__setattr__(worker, "_master", current_master())
+        global _current
+        _current = weakref.ref(worker)
         return worker
 
     def __init__(self) -> None:
@@ -137,6 +151,35 @@ class Worker:
         from roost.runtime.cluster import Cluster  # likewise
 
         return Cluster()
+
+    @process_fact
+    def current_worker(self) -> Worker | None:
+        """The worker of this process, for code that does not get it passed; None where there is none."""
+        return _current() if _current is not None else None
+
+    @process_fact
+    def torch_device_type(self) -> str:
+        """What torch calls the accelerators that it sees here: `cuda`, `npu`, `xpu`; `cpu` if it sees none."""
+        from roost.comm.devices import torch_device_type  # torch loads when it is used
+
+        return torch_device_type(_process_placement())
+
+    @process_fact
+    def torch_platform(self) -> Any:
+        """The module of torch for them, such as `torch.cuda`: `Worker.torch_platform.synchronize()`."""
+        from roost.comm.devices import torch_platform  # likewise
+
+        return torch_platform(_process_placement())
+
+    @fact
+    def device_lock(self) -> DeviceLock:
+        """A lock for workers that share accelerators: `with self.device_lock:` is for one of them at a time."""
+        made: DeviceLock | None = vars(self).get("_roost_device_lock")
+        if made is None:
+            from roost.comm.devices import make_device_lock  # few workers use it
+
+            made = vars(self).setdefault("_roost_device_lock", make_device_lock(self._identity.placement))
+        return made
 
     # The names that the specification uses inside a worker, all in this one place.
     _rank = rank
@@ -318,9 +361,14 @@ class Worker:
 def own_methods(cls: type) -> dict[str, Any]:
     """Return the public methods that a class adds to `Worker` or overrides, by name: what a group can call."""
     # A class may reuse the name of a fact. It may override a method of Worker too, but only for itself to call.
-    own = [name for name in vars(Worker) if not isinstance(getattr(Worker, name), fact)]
-    return {
-        name: member
-        for name, member in inspect.getmembers(cls, inspect.isroutine)
-        if not name.startswith("_") and name not in own and not isinstance(member, fact)
+    own = [name for name, member in vars(Worker).items() if not isinstance(member, fact)]
+    names = [name for name in dir(cls) if not name.startswith("_") and name not in own]
+    # Not even read: one of the facts loads torch.
+    members = {
+        name: getattr(cls, name, None) for name in names if not isinstance(inspect.getattr_static(cls, name), fact)
     }
+    return {name: member for name, member in members.items() if inspect.isroutine(member)}
+
+
+def _process_placement() -> Placement:
+    return (current_identity() or alone("worker")).placement

@@ -3,7 +3,7 @@
 learning   the policy and how it learns, in numpy; pure
 workers    the three roles, Env, Rollout and Actor, as a job of your own would define them
 jobs       the two modes as jobs: which role goes where
-training   one run: launch, play, learn, send weights, restart workers that die
+training   one run: launch, let the groups play and learn, restart workers that die
 timeline   what each worker did, and when
 pictures   the return curve and the timeline, as text and as SVG
 display    what the terminal shows during training

@@ -36,8 +36,6 @@ class Batch:
     """Whether the episode ended with this step."""
     last: Floats
     """The observation of each game after the last step."""
-    oldest: int
-    """The oldest version of the weights that chose one of the actions."""
 
 
 def first_weights(seed: int) -> Weights:

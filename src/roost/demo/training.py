@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from roost import CallResult, CallTimedOut, Cluster, Plan, RoostError, WorkerGroup
+from roost import CallResult, CallTimedOut, Channel, Cluster, OutcomeKind, Plan, WorkerDied, WorkerGroup
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
 
 _ROUND_SECONDS = 180.0
 _POLL_SECONDS = 0.25
-_UPDATE_RESTARTS = 3
+_UPDATE_TRIES = 20
 _RECENT = 40
 """The number of episodes that a mean return covers."""
 _VICTIM = 2
@@ -98,7 +98,7 @@ class Trained:
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
     """Train in one mode until the goal is reached."""
     began = time.monotonic()
-    with contextlib.ExitStack() as stack:
+    with Channel.create("batches"), contextlib.ExitStack() as stack:
         groups = []
         for cls, options in ((Actor, {}), (Rollout, {}), (Env, {"games": GAMES})):
             name, since = cls.__name__.lower(), time.monotonic()
@@ -127,6 +127,7 @@ class _Run:
         self._began = time.monotonic()
         self._version = 0
         self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(_ROUND_SECONDS), strict=True))
+        self._serving = [self._rollout[rank].serve() for rank in self._rollout.ranks]
         self._update({})
 
     def timeline(self) -> Timeline:
@@ -160,7 +161,7 @@ class _Run:
         return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
 
     def _play(self) -> CallResult:
-        playing = self._env.play(STEPS)
+        playing = self._env.play(STEPS, self._version)
         if self._has_to_kill and self._version >= _KILL_ROUND:
             self._has_to_kill = False
             worker, pid = f"rollout:{_VICTIM}", self._pids[_VICTIM]
@@ -185,14 +186,17 @@ class _Run:
             self._restart_dead()
 
     def _restart_dead(self) -> None:
-        for rank in sorted(set(self._rollout.ranks) - set(self._rollout.alive)):
-            began, one = time.monotonic(), self._rollout[rank]
-            # Any call to a dead worker raises this error.
-            error = one.load(self._weights, self._version).outcomes(_ROUND_SECONDS)[0].error
+        for rank, serving in enumerate(self._serving):
+            if not serving.done():
+                continue
+            began, one, (end,) = time.monotonic(), self._rollout[rank], serving.outcomes()
+            if end.error is not None and end.kind is not OutcomeKind.DEATH:
+                raise end.error
             with self._phase("restart"):
                 self._rollout.restart(rank)
-                self._load(one)
                 (pid,) = one.pid().wait(_ROUND_SECONDS)
+                self._serving[rank] = one.serve()
+                self._load(one)
             place = one.placements[0]
             restart = Restart(
                 worker=f"rollout:{rank}",
@@ -200,7 +204,7 @@ class _Run:
                 pid=pid,
                 seconds=time.monotonic() - began,
                 after_round=len(self.rounds),
-                error=str(error),
+                error=str(end.error),
             )
             self._pids[rank] = pid
             self._marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
@@ -211,7 +215,7 @@ class _Run:
         """Learn from what was played, send the new weights, and end the round."""
         self._watcher.busy("actor", *others)
         with self._phase("learn", seconds):
-            spans = self._actor.map("learn", [item.batch for item in played]).wait(_ROUND_SECONDS)
+            spans = self._actor.learn().wait(_ROUND_SECONDS)
         self._add(self._actor, spans)
         self._version += 1
         self._update(seconds)
@@ -223,7 +227,7 @@ class _Run:
             mean_return=fmean(recent) if recent else 0.0,
             episodes=sum(len(item.returns) for item in played),
             seconds=seconds,
-            behind=self._version - 1 - min(item.batch.oldest for item in played),
+            behind=self._version - 1 - min(item.oldest for item in played),
         )
         self.rounds += (done,)
         self._watcher.round_ended(done, self.timeline())
@@ -231,17 +235,18 @@ class _Run:
     def _update(self, seconds: dict[str, float]) -> None:
         """Send the new weights to every rollout worker."""
         with self._phase("weights", seconds):
-            (self._weights,) = self._actor[0].weights().wait(_ROUND_SECONDS)
-            for _ in range(_UPDATE_RESTARTS):
-                with contextlib.suppress(RoostError):
+            for _ in range(_UPDATE_TRIES):
+                with contextlib.suppress(WorkerDied):
                     self._load(self._rollout)
                     return
                 # A rollout worker has just died.
+                time.sleep(_POLL_SECONDS)
                 self._restart_dead()
             self._load(self._rollout)
 
     def _load(self, rollout: WorkerGroup) -> None:
-        self._add(rollout, rollout.load(self._weights, self._version).wait(_ROUND_SECONDS))
+        (spans,) = self._actor[0].publish(self._version, list(rollout.ranks)).wait(_ROUND_SECONDS)
+        self._add(rollout, spans)
 
     def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
         for rank, own in zip(group.ranks, spans, strict=True):

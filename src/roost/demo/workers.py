@@ -1,35 +1,34 @@
 """The three roles of the demo's job. A job of your own defines classes like these.
 
-An `Env` plays and asks a `Rollout` for every action; the `Actor` ranks learn together from the steps played.
+An `Env` plays and asks the `Rollout` of its rank for every action; the `Actor` ranks learn together from the steps
+played, and send their weights to the rollout workers. None of it passes through the driver.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from dataclasses import dataclass
-from io import BufferedRWPair
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from roost import CallTimedOut, ClusterError, Worker, WorkerDied, WorkerGroup
+from roost import ANY, Worker, WorkerDied
 from roost.demo.learning import Batch, Floats, Learner, Weights, choose
 from roost.demo.timeline import Span, SpanRecorder
 
-_CALL_SECONDS = 30.0
 _AWAY_SECONDS = 90.0
 """How long an Env waits for a rollout worker that died and is being restarted."""
-_JOIN_SECONDS = 60.0
+_PEER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What an Env returns: its steps, and the returns of the episodes that ended among them."""
+    """What an Env reports to the driver: the returns of the episodes that ended; the steps go to the actor."""
 
-    batch: Batch
     returns: list[float]
+    oldest: int
+    """The oldest version of the weights that chose one of the actions."""
     spans: list[Span]
 
 
@@ -44,43 +43,41 @@ class Env(Worker):
         first = seed * 10_000 + self.rank * games
         self._seen = np.array([game.reset(seed=first + index)[0] for index, game in enumerate(self._games)], float)
         self._scores = np.zeros(games)
-        self._rollout: WorkerGroup | None = None
+        self._batches = self.connect_channel("batches")
+        self._asked = 0
         self._recorder = SpanRecorder()
 
-    def play(self, steps: int) -> Played:
-        """Play `steps` steps in every game."""
-        if self._rollout is None:
-            group = WorkerGroup.attach("rollout")
-            self._rollout = group[self.rank % group.world_size]
+    def play(self, steps: int, version: int) -> Played:
+        """Play `steps` steps in every game, with weights of this version or newer; the actor gets the steps."""
         returns: list[float] = []
         played: list[tuple[Any, ...]] = []
         for _ in range(steps):
-            seen, chosen = self._seen.copy(), self._ask(self._rollout)
+            seen, chosen = self._seen.copy(), self._ask(version)
             with self._recorder.span("step"):
                 played.append((seen, *chosen, *self._step(chosen[0], returns)))
         names = ("observations", "actions", "logprobs", "versions", "rewards", "ends")
         arrays: dict[str, Any] = dict(zip(names, map(np.array, zip(*played, strict=True)), strict=True))
         oldest = int(arrays.pop("versions").min())
-        batch = Batch(**arrays, last=self._seen.copy(), oldest=oldest)
-        return Played(batch=batch, returns=returns, spans=self._recorder.take())
+        self._batches.put(Batch(**arrays, last=self._seen.copy()), key=self.rank)
+        return Played(returns=returns, oldest=oldest, spans=self._recorder.take())
 
-    def _ask(self, rollout: WorkerGroup) -> tuple[Any, Any, int]:
+    def _ask(self, version: int) -> tuple[Any, Any, int]:
         """Return the actions for the current observations; wait for a rollout worker that died to come back."""
         deadline, has_warned = time.monotonic() + _AWAY_SECONDS, False
+        # A worker that died may have answered, so that the next one answers again: each question has a number.
+        self._asked += 1
         while True:
-            problem: Exception = CallTimedOut(f"{rollout.name}:{rollout.ranks[0]} has no weights")
             try:
-                answer: tuple[Any, Any, int] | None = rollout.act(self._seen).wait(_CALL_SECONDS)[0]
-                if answer is not None:
-                    return answer
+                self.send((self._asked, version, self._seen), "rollout", self.rank, timeout=_AWAY_SECONDS)
+                answer: tuple[Any, Any, int] = self.recv("rollout", self.rank, tag=self._asked, timeout=_AWAY_SECONDS)
+                return answer
             except WorkerDied as death:
-                problem = death
+                if time.monotonic() > deadline:
+                    raise
                 if not has_warned:
                     self.log_warning(f"{str(death).splitlines()[0]}; waiting for it")
                     has_warned = True
-            if time.monotonic() > deadline:
-                raise problem
-            time.sleep(0.05)
+                time.sleep(0.05)
 
     def _step(self, actions: Any, returns: list[float]) -> tuple[list[float], list[bool]]:
         rewards, ends = [], []
@@ -103,22 +100,28 @@ class Rollout(Worker):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._rng = np.random.default_rng([seed, self.rank])
-        self._weights: Weights | None = None
+        self._weights: Weights = {}
         self._version = -1
         self._recorder = SpanRecorder()
 
-    def load(self, weights: Weights, version: int) -> list[Span]:
-        """Take new weights; return the spans since the last call."""
+    def serve(self) -> NoReturn:
+        """Load weights as they come, and choose actions for whoever asks, until the group is closed."""
+        while True:
+            message, sender = self.recv(ANY)
+            if sender.root_group_name == "actor":
+                self._load(*message)
+                continue
+            number, version, seen = message
+            while self._version < version:
+                self._load(*self.recv("actor", 0, timeout=_PEER_SECONDS))
+            with self._recorder.span("act"):
+                answer = *choose(self._weights, seen, self._rng), self._version
+            self.send(answer, "env", sender.rank, tag=number)
+
+    def _load(self, weights: Weights, version: int) -> None:
         with self._recorder.span("load"):
             self._weights, self._version = weights, version
-        return self._recorder.take()
-
-    def act(self, observations: Floats) -> tuple[Any, Any, int] | None:
-        """Choose an action for each observation, or return None if there are no weights yet, as after a restart."""
-        if self._weights is None:
-            return None
-        with self._recorder.span("act"):
-            return *choose(self._weights, observations, self._rng), self._version
+        self.send(self._recorder.take(), "actor", 0, tag=version)
 
     def pid(self) -> int:
         """Return the process id, which the demo needs to kill this worker."""
@@ -126,59 +129,32 @@ class Rollout(Worker):
 
 
 class Actor(Worker):
-    """One data-parallel rank of the learner, which learns from the steps of its own Env."""
+    """One data-parallel rank of the learner, which learns from the steps of the Env of its rank."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._recorder = SpanRecorder()
-        self._peers: list[BufferedRWPair[Any, Any]] = []
-        self._server = None
-        if self.rank == 0 and self.world_size > 1:
-            # Listen before the launch is over, so that no other rank has to retry.
-            self._server = socket.create_server((self.master_address, self.master_port), backlog=self.world_size)
+        self._batches = self.connect_channel("batches")
         self._learner = Learner(seed, self._average)
+        self._recorder = SpanRecorder()
 
-    def learn(self, batch: Batch) -> list[Span]:
+    def learn(self) -> list[Span]:
         """Take the same steps as all other ranks; return the spans since the last call."""
-        if not self._peers and self.world_size > 1:
-            self._join()
+        batch = self._batches.get(self.rank, timeout=_PEER_SECONDS)
         with self._recorder.span("learn"):
             self._learner.learn(batch)
         return self._recorder.take()
 
-    def weights(self) -> Weights:
-        """Return the current weights."""
-        return self._learner.weights
-
-    def _join(self) -> None:
-        if self._server is not None:
-            self._server.settimeout(_JOIN_SECONDS)
-            sockets = [self._server.accept()[0] for _ in range(self.world_size - 1)]
-        else:
-            sockets = [socket.create_connection((self.master_address, self.master_port), _JOIN_SECONDS)]
-        for peer in sockets:
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer.settimeout(_JOIN_SECONDS)
-            self._peers.append(peer.makefile("rwb"))
+    def publish(self, version: int, ranks: list[int]) -> list[list[Span]]:
+        """Send the weights to rollout workers; return what each did since it was sent the last ones."""
+        self.send((self._learner.weights, version), "rollout", ranks, timeout=_PEER_SECONDS)
+        return [self.recv("rollout", rank, tag=version, timeout=_PEER_SECONDS) for rank in ranks]
 
     def _average(self, own: Floats) -> Floats:
-        """Return the mean over all ranks: rank 0 gathers, divides and sends it back."""
-        if self.rank > 0:
-            _send(self._peers[0], own)
-            return _receive(self._peers[0], own)
-        mean: Floats = (own + sum(_receive(peer, own) for peer in self._peers)) / self.world_size
-        for peer in self._peers:
-            _send(peer, mean)
+        """Return the mean over all ranks: rank 0 receives, divides and broadcasts."""
+        first, *others = range(self.world_size)
+        if self.rank != first:
+            self.send(own, "actor", first)
+        else:
+            own = (own + sum(self.recv("actor", rank, timeout=_PEER_SECONDS) for rank in others)) / self.world_size
+        mean: Floats = self.broadcast(own, [("actor", [first, *others])], timeout=_PEER_SECONDS)
         return mean
-
-
-def _send(peer: BufferedRWPair[Any, Any], values: Floats) -> None:
-    peer.write(values.tobytes())
-    peer.flush()
-
-
-def _receive(peer: BufferedRWPair[Any, Any], like: Floats) -> Floats:
-    data = peer.read(like.nbytes)
-    if len(data) < like.nbytes:
-        raise ClusterError("a rank of the learner closed its connection")
-    return np.frombuffer(data).reshape(like.shape)

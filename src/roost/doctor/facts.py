@@ -75,6 +75,7 @@ class HomeFacts:
     """What Roost and Ray keep for this user on the driver's machine."""
 
     now: float
+    """In seconds after the boot."""
     local_cluster: LocalClusterRecord | Unknown | None
     old_files: tuple[OldFiles, ...] | Unknown
 

@@ -65,7 +65,8 @@ def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], 
 
 def collect_home(seconds: float) -> HomeFacts:
     """Collect what is kept for this user."""
-    return HomeFacts(now=time.time(), **gather({"local_cluster": read_local_cluster, "old_files": _old_files}, seconds))
+    found = gather({"local_cluster": read_local_cluster, "old_files": _old_files}, seconds)
+    return HomeFacts(now=time.time() - psutil.boot_time(), **found)
 
 
 def driver_folders(run_dir: str | None) -> dict[str, str]:

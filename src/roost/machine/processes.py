@@ -90,6 +90,16 @@ def end_processes(processes: Sequence[Process], user: str) -> None:
     psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
 
 
+def began_after_boot(pid: int | None = None) -> float:
+    """Return how many seconds after the machine booted a process began, by default this one.
+
+    A process id is used again, but not with the same beginning. Unlike the time of day, a step of the clock does not
+    change it.
+    """
+    boot = psutil.boot_time()
+    return psutil.Process(pid).create_time() - boot
+
+
 def account() -> str:
     """Return the name of the account that this process runs as, or its number where it has no name."""
     return psutil.Process().username()

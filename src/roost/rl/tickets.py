@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import ray
 
 from roost.runtime.cluster import Cluster
+from roost.runtime.connect.head import check_not_lost
 from roost.runtime.process.identity import current_identity
 
 
@@ -29,6 +30,7 @@ class Ticket:
     @classmethod
     def draw(cls) -> Ticket:
         """Make a ticket for this process."""
+        check_not_lost()
         context = ray.get_runtime_context()
         if (identity := current_identity()) is not None:
             name = identity.address

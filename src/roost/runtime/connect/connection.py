@@ -31,8 +31,8 @@ from roost.runtime.connect.authentication import (
     use_token_of,
 )
 from roost.runtime.connect.guard import Guard
-from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, unless_lost, within
-from roost.runtime.connect.knock import find_heads, is_on_loopback
+from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, unless_lost, waiting, within
+from roost.runtime.connect.knock import find_heads, has_own_raylet, is_on_loopback
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
 
@@ -160,15 +160,24 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
                 )
             guard = _start_ray(namespace)
         else:
+            is_local = local is not None and local.address == found
+            hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
+            if not has_own_raylet(found):
+                # Ray itself would wait a minute for it.
+                raise ClusterError(f"Ray at {found} could not be joined: the raylet of its node has ended", hint=hint)
             try:
                 _init(found, namespace)
             except (ConnectionError, RuntimeError, ValueError, RayError) as error:
                 # Another version of Ray or Python at the other end, no raylet on this machine.
-                is_local = local is not None and local.address == found
-                hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
-    head = Head(context.gcs_address)
+    try:
+        head = Head(context.gcs_address, _own_raylet(context.get_node_id()))
+    except BaseException:
+        within(DISCONNECT_SECONDS, _shutdown, "disconnect")
+        if guard is not None:
+            guard.stop()
+        raise
     head.watch(_leave)
     return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
 
@@ -242,7 +251,8 @@ def get(calls: Any, timeout: float | None = None) -> Any:
     check_not_lost()
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     try:
-        return ray.get(calls, timeout=_SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS))
+        with waiting():
+            return ray.get(calls, timeout=_SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS))
     except GetTimeoutError:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -268,6 +278,12 @@ def _let_ray_connect(by_itself: bool) -> None:
 def _shutdown() -> None:
     with _own_signal_handlers():
         ray.shutdown()
+
+
+def _own_raylet(node_id: str) -> str:
+    """Return the address of the raylet that this process is connected to."""
+    nodes = {node["NodeID"]: node for node in within(ASK_SECONDS, ray.nodes, "list its nodes")}
+    return f"{nodes[node_id]['NodeManagerAddress']}:{nodes[node_id]['NodeManagerPort']}"
 
 
 def _init(address: str, namespace: str) -> None:

@@ -6,16 +6,17 @@ while. Calls of Ray's that need the head do not return while it is dead or hangs
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar, TypeVar
 
 from roost.errors import ClusterError
-from roost.machine.ports import answers
+from roost.machine.ports import answers, refuses
 
 BLIP_SECONDS = 5.0
 """A head that is silent for longer counts as gone, until it answers again."""
@@ -25,6 +26,7 @@ ASK_SECONDS = 10.0
 """How long the head may take to answer a question."""
 _POLL_SECONDS = 0.1
 _EVERY_SECONDS = 0.5
+_KNOCK_SECONDS = 0.2
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -40,11 +42,15 @@ class Head:
     current: ClassVar[Head | None] = None
     """The one of this process's last connection; None in a worker, which Ray connected."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, raylet: str) -> None:
+        """Take the address of the head, and that of the raylet through which this process uses it."""
         self.address = address
         self.is_given_up = False
-        """Whether this process disconnected from it because it was silent for too long."""
+        """Whether this process disconnects from it: it was silent for too long, or the raylet has ended."""
+        self._raylet = raylet
+        self._has_raylet = True
         self._silent_since: float | None = None
+        self._is_reported = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,37 +99,53 @@ class Head:
             self._thread.join(timeout)
 
     def _watch(self, on_lost: Callable[[], object]) -> None:
-        is_reported = False
-        while not self._stopped.wait(_EVERY_SECONDS):
-            silent_before = self.silent_seconds
-            if self.answers():
-                if is_reported:
-                    is_reported = False
-                    log.warning("Ray's head at %s answers again after %.0f s", self.address, silent_before)
-                continue
-            if not is_reported and self.silent_seconds > BLIP_SECONDS:
-                is_reported = True
-                log.error("Ray's head at %s does not answer", self.address)
-            if self.silent_seconds > LOST_SECONDS:
-                log.error("Ray's head at %s is gone: this process disconnects from it", self.address)
-                self.is_given_up = True
-                # What waits for workers notices it first: while a thread waits in Ray, Ray may not disconnect.
-                time.sleep(2 * _EVERY_SECONDS)
-                on_lost()
+        while not self.is_given_up:
+            if self._stopped.wait(_EVERY_SECONDS):
                 return
+            self._knock()
+            # The head soon declares the node dead: all that this process started ends then.
+            self._has_raylet = not refuses(self._raylet, _KNOCK_SECONDS)
+            self.is_given_up = self.silent_seconds > LOST_SECONDS or not self._has_raylet
+        log.error("%s: this process disconnects from Ray", self.gone().problems[0].message)
+        # First every thread notices it: while one waits in Ray, Ray may not disconnect.
+        time.sleep(2 * _EVERY_SECONDS)
+        on_lost()
+
+    def _knock(self) -> None:
+        """See whether it answers, and report a change that lasts."""
+        silent_before = self.silent_seconds
+        if self.answers():
+            if self._is_reported:
+                log.warning("Ray's head at %s answers again after %.0f s", self.address, silent_before)
+            self._is_reported = False
+        elif self.silent_seconds > BLIP_SECONDS and not self._is_reported:
+            log.error("Ray's head at %s does not answer", self.address)
+            self._is_reported = True
 
     def gone(self, doing: str = "") -> ClusterError:
         """Make the error that names it."""
-        return ClusterError(
-            f"Ray's head at {self.address} does not answer{doing}",
-            hint="if it is only the network, try again; if the head has ended, so has every job on it",
-        )
+        if not self._has_raylet:
+            what, hint = f"the raylet of this process, at {self._raylet}, has ended", "start Ray again, and the job"
+        else:
+            what = f"Ray's head at {self.address} does not answer"
+            hint = "if it is only the network, try again; if the head has ended, so has every job on it"
+        return ClusterError(f"{what}{doing}", hint=hint)
 
 
 def check_not_lost() -> None:
     """Raise ClusterError if this process has given up its head."""
     if Head.current is not None and Head.current.is_given_up:
         raise Head.current.gone()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Wait in Ray inside: ClusterError in place of the SystemExit that Ray raises when it disconnects meanwhile."""
+    try:
+        yield
+    except SystemExit:
+        check_not_lost()
+        raise
 
 
 def within(

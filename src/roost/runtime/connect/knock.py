@@ -97,6 +97,21 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def has_own_raylet(address: str) -> bool:
+    """Return whether the node of a local cluster's head has a raylet, without which a driver cannot join it.
+
+    Each node of a local cluster has a loopback address of its own. For every other head this is True: its node may be
+    in another container.
+    """
+    host = address.rpartition(":")[0]
+    is_local = host.startswith("127.") and host != _LOOPBACK
+    return not is_local or any(
+        item.flag("gcs-address") == address and item.flag("node_ip_address") == host
+        for item in list_processes()
+        if item.name == "raylet"
+    )
+
+
 def _raylets() -> list[tuple[str, bool]]:
     """Return the head of each raylet on this machine, and whether it is one of a local cluster."""
     return [

@@ -17,6 +17,7 @@ import psutil
 
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
+from roost.machine.processes import began_after_boot
 
 _RECORD = "local-cluster.json"
 
@@ -31,13 +32,13 @@ class LocalClusterRecord:
     """What a process needs in its environment to join: the address, and the token where Ray wants one."""
     keeper_pid: int
     keeper_started: float
-    """When the keeper process began: process ids are used again."""
+    """When the keeper process began, in seconds after the boot: process ids are used again."""
 
     @property
     def is_up(self) -> bool:
         """Whether the process that keeps the cluster is still there."""
         try:
-            return abs(psutil.Process(self.keeper_pid).create_time() - self.keeper_started) < 1
+            return abs(began_after_boot(self.keeper_pid) - self.keeper_started) < 1
         except psutil.Error:
             return False
 
@@ -78,7 +79,7 @@ def keep_local_cluster(spec: str, address: str, environment: dict[str, str], kee
         spec=spec,
         environment=environment,
         keeper_pid=keeper_pid,
-        keeper_started=psutil.Process(keeper_pid).create_time(),
+        keeper_started=began_after_boot(keeper_pid),
     )
     path = socket_folder() / _RECORD
     draft = path.with_suffix(f".{os.getpid()}")

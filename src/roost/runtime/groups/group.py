@@ -163,8 +163,9 @@ class GroupDraft:
                 restarts_left=(restarts,) * len(specs),
             )
             members = OwnMembers(context, record, specs, recipe, reservation)
-            reached |= members.launch()
+            # If they cannot be started, they release it.
             undo.pop_all()
+            reached |= members.launch()
             note({phase: when - began for phase, when in reached.items()})
         return WorkerGroup(members, range(members.size))
 
@@ -259,7 +260,7 @@ class WorkerGroup:
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
         """Call a method by its name, for one whose name the group itself uses."""
-        self._check_method(method)
+        self._check_call(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
     def map(self, method: str, arguments: Sequence[Any] | CallResult) -> CallResult:
@@ -267,7 +268,7 @@ class WorkerGroup:
 
         With the result of another call, the first rank gets the first value, and so on.
         """
-        self._check_method(method)
+        self._check_call(method)
         if len(arguments) != len(self._ranks):
             raise ConfigError(
                 f"map({method!r}) was given {plural(len(arguments), 'entry', 'entries')} for "
@@ -282,7 +283,7 @@ class WorkerGroup:
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
         """Return the items of a generator method as `(rank, item)`, as they come; workers stay at most one ahead."""
-        self._check_method(method)
+        self._check_call(method)
         if not self._members.methods[method].is_generator:
             raise ConfigError(f"{method!r} yields nothing", hint=f"call it: group.{method}(…).wait()")
         return ItemStream(self._members, method, self._ranks, pack_call(method, args, kwargs))
@@ -329,6 +330,11 @@ class WorkerGroup:
 
     def __reduce__(self) -> Any:
         return _attached, (self.name, self._ranks)
+
+    def _check_call(self, method: str) -> None:
+        self._check_method(method)
+        # Storing an argument needs a connection.
+        self._members.check_open()
 
     def _check_method(self, method: str) -> None:
         if method in self._members.methods:

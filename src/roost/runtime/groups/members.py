@@ -39,7 +39,8 @@ from roost.text import join_words, plural
 log: logging.Logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 15.0
-_REGISTER_SECONDS = 5.0
+_LATE_SECONDS = 0.5
+"""How long a launch may wait for a manager after its deadline: one that takes longer hangs."""
 _CAUSE_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
 _RESTART_SECONDS = 600.0
@@ -252,12 +253,13 @@ class OwnMembers(Members):
 
     def launch(self) -> Mapping[str, float]:
         """Start all workers, and return when the last of them reached each phase; if it fails, end them."""
+        deadline = time.monotonic() + self._recipe.timeout
         try:
             reached = self._start(self._specs)
         except BaseException:
             # What cannot be ended now ends with the Cluster.
             with contextlib.suppress(ClusterError):
-                self.close()
+                self.close(max(_LATE_SECONDS, deadline - time.monotonic()))
             raise
         if self._recipe.restarts:
             self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._revive_soon)
@@ -373,10 +375,10 @@ class OwnMembers(Members):
                     self._is_kept = True
                     context.keep_group(self.name, self.close)
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
-                    self._port.propose()
+                    self._port.propose(launch.deadline)
                 reports = launch.run(recipe.constructor, view)
             self._pids |= {address: report.pid for address, report in reports.items()}
-            context.worker_manager.until(max(launch.deadline, time.monotonic() + _REGISTER_SECONDS)).add_group(
+            context.worker_manager.until(max(launch.deadline, time.monotonic() + _LATE_SECONDS)).add_group(
                 self._record,
                 {address: self._pids[address] for address in reports},
                 {address: report.log.path for address, report in reports.items() if not report.log.is_shared},

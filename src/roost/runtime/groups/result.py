@@ -149,6 +149,20 @@ class CallResult(Passable):
             raise self._failed(deadline) from None
         return list(found[: len(refs)])
 
+    async def async_wait(self, timeout: float | None = None) -> list[Any]:
+        """Do the same in a coroutine, as `await` does without a timeout."""
+        seconds = self._begin(timeout)
+        try:
+            async with asyncio.timeout(seconds) as scope:
+                return await self._wait_async()
+        except TimeoutError:
+            # A worker may have raised one itself.
+            if not scope.expired():
+                raise
+        if late := self._late():
+            raise self._timed_out(seconds, late)
+        return await self._wait_async()
+
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._wait_async().__await__()
 
@@ -323,6 +337,10 @@ class RankResult(Passable):
     def wait(self, timeout: float | None = None) -> Any:
         """Return the value; raises the failure of the rank, and CallTimedOut if it is late."""
         return self._result.wait(timeout)[0]
+
+    async def async_wait(self, timeout: float | None = None) -> Any:
+        """Do the same in a coroutine."""
+        return (await self._result.async_wait(timeout))[0]
 
     def __await__(self) -> Generator[Any, None, Any]:
         values = yield from self._result.__await__()

@@ -19,22 +19,22 @@ class GroupPort:
         self._holder = holder
         self._leases: list[PortLease] = []
 
-    def propose(self) -> None:
+    def propose(self, deadline: float) -> None:
         """Lease candidates."""
-        self._leases = self._node_manager.propose_ports(self._node_rank, _CANDIDATES, self._holder)
+        self._leases = self._node_manager.until(deadline).propose_ports(self._node_rank, _CANDIDATES, self._holder)
 
     @property
     def candidates(self) -> tuple[int, ...]:
         """The ports for rank 0 to try."""
         return tuple(lease.port for lease in self._leases)
 
-    def choose(self, free_port: int | None) -> Master:
+    def choose(self, free_port: int | None, deadline: float) -> Master:
         """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
-        proposed = self._leases
+        manager, proposed = self._node_manager.until(deadline), self._leases
         self._leases = [lease for lease in proposed if lease.port == free_port]
-        self._node_manager.release_ports([lease for lease in proposed if lease.port != free_port])
+        manager.release_ports([lease for lease in proposed if lease.port != free_port])
         if not self._leases:
-            self._leases = self._node_manager.lease_ports(self._node_rank, 1, self._holder)
+            self._leases = manager.lease_ports(self._node_rank, 1, self._holder)
         return self.master
 
     @property

@@ -12,7 +12,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.connection import get
+from roost.runtime.connect.head import ASK_SECONDS, waiting, within
 from roost.runtime.failures.failure import make_error
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
@@ -101,9 +102,10 @@ class Launch:
             self._pending[begin] = address
         while self._pending:
             self._context.check_open()
-            ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
-            if not ready:
-                ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)
+            with waiting():
+                ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
+                if not ready:
+                    ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)
             for call in ready:
                 self._advance(call, constructor)
             view.update()
@@ -137,7 +139,7 @@ class Launch:
         """Take one worker from the end of a phase to the next."""
         address = self._pending.pop(call)
         try:
-            report: Report = ray.get(call)
+            report: Report = get(call)
         except RayError as error:
             self._check_reservation(now=True)
             raise self._failed(error, address) from None
@@ -154,7 +156,7 @@ class Launch:
         self._check(address, report)
         self.board.advance(address, Phase.CHECKED, now)
         if self._master is None and self._specs[address].identity.rank == 0:
-            self._master = self._port.choose(report.free_port)
+            self._master = self._port.choose(report.free_port, self.deadline)
         self._checked.append(address)
         # They construct their objects as soon as rank 0's port is known.
         while self._master is not None and self._checked:
@@ -183,7 +185,8 @@ class Launch:
         """Make the error for the caller, after a moment in which others may fail too."""
         failures = [self._context.describe(self._specs[address].identity, error)]
         calls = list(self._pending)
-        ended, _ = ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS) if calls else ([], [])
+        with waiting():
+            ended, _ = ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS) if calls else ([], [])
         for call in ended:
             other = self._pending.pop(call)
             try:

@@ -169,6 +169,7 @@ class Manager:
     _saving: asyncio.Task[None] | None
     _is_changed: bool
     _pause: float
+    _keeper: ActorHandle[Any] | None
     _restoring: asyncio.Lock
     _is_restored: bool
 
@@ -180,6 +181,10 @@ class Manager:
         """Never return: the owner sees the actor die by this call."""
         await self._restore()
         await asyncio.Event().wait()
+
+    async def until_restored(self) -> None:
+        """Return when the actor knows again what it knew, and has its copies for others."""
+        await self._restore()
 
     async def keep(self, name: str, state: bytes) -> None:
         """Keep the state of another manager."""
@@ -230,8 +235,9 @@ class Manager:
             state = cloudpickle.dumps(known)  # type: ignore[no-untyped-call]
             self._pause = _SAVE_PAUSE * (time.perf_counter() - began)
             with contextlib.suppress(ValueError, RayActorError, TimeoutError):
-                keeper = ray.get_actor(self.KEEPER)
-                await asyncio.wait_for(keeper.keep.remote(self.NAME, state), _RESTORE_SECONDS)
+                # Kept, since looking it up asks the head; Ray restarts it under the same handle.
+                self._keeper = self._keeper or ray.get_actor(self.KEEPER)
+                await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), _RESTORE_SECONDS)
 
     async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
@@ -253,6 +259,7 @@ def _begin(self: Manager, *arguments: Any) -> None:
     self._saving = None
     self._is_changed = False
     self._pause = 0.0
+    self._keeper = None
     self._restoring = asyncio.Lock()
     self._is_restored = not ray.get_runtime_context().was_current_actor_reconstructed
     self._begin(*arguments)

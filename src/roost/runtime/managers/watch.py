@@ -16,7 +16,7 @@ from roost.runtime.connect.connection import Connection
 from roost.runtime.managers.base import Manager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.ray_state import living
+from roost.runtime.nodes.ray_state import is_restarting, living
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ class Watch:
         self._silent: dict[int, NodeInfo] = {}
         """The dead ones that may not have ended."""
         self._managers: dict[Any, Manager] = {}
-        self._restarting: set[Manager] = set()
+        self._restarting: dict[Manager, Any] = {}
+        """Each manager that died, and the call that returns when it is back; None before it can be called."""
         self._workers: dict[object, tuple[frozenset[str], Callable[[set[str]], None]]] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,21 +92,34 @@ class Watch:
         if not self._managers:
             return
         ended, running = ray.wait(list(self._managers), num_returns=len(self._managers), timeout=0)
-        for back in self._restarting.intersection(self._managers[call] for call in running):
-            self._restarting.discard(back)
-            log.warning("the %s is back", back.NAME)
+        for call in running:
+            # Ray lets a call fail a second or two later.
+            if is_restarting(self._managers[call].handle):
+                self._note_death(self._managers[call])
         for call in ended:
             manager = self._managers.pop(call)
             try:
                 ray.get(call, timeout=0)
             except ActorUnavailableError:
-                if manager not in self._restarting:
-                    self._restarting.add(manager)
-                    log.warning("the %s died: Ray restarts it", manager.NAME)
+                self._note_death(manager)
                 self.add_managers([manager])
+                self._restarting[manager] = manager.handle.until_restored.remote()
             except RayActorError as error:
                 if not self._stopped.is_set():
                     log.error("%s", manager.died(error))
+        for manager, call in [*self._restarting.items()]:
+            if call is not None and ray.wait([call], timeout=0)[0]:
+                # If it died again, so has the other call.
+                self._restarting[manager] = None
+                with contextlib.suppress(RayActorError):
+                    ray.get(call, timeout=0)
+                    del self._restarting[manager]
+                    log.warning("the %s is back", manager.NAME)
+
+    def _note_death(self, manager: Manager) -> None:
+        if manager not in self._restarting:
+            self._restarting[manager] = None
+            log.warning("the %s died: Ray restarts it", manager.NAME)
 
     def _check_nodes(self) -> None:
         alive = {node.ray_id for node in discover.live_nodes()}

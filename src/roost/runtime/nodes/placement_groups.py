@@ -110,13 +110,16 @@ def remove_groups(groups: Iterable[PlacementGroup]) -> None:
             remove_placement_group(group)
 
 
-def probe(bundles: Mapping[Bundle, str]) -> dict[Bundle, str | None]:
+def probe(bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo]) -> dict[Bundle, str | None]:
     """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
+
+    `nodes` are those of the cluster, which errors name.
 
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.
     """
     deadline = time.monotonic() + _PROBE_SECONDS
+    names = {node.ray_id: str(node) for node in nodes}
     calls: dict[Bundle, Any] = {}
     last: dict[str, Any] = {}
     for bundle, resource in bundles.items():
@@ -125,14 +128,16 @@ def probe(bundles: Mapping[Bundle, str]) -> dict[Bundle, str | None]:
         calls[bundle] = last[bundle.ray_id] = task.remote(resource, last.get(bundle.ray_id))
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
+        name = names.get(bundle.ray_id, bundle.ray_id)
         try:
             ray_id, device = get(call, max(0.0, deadline - time.monotonic()))
         except GetTimeoutError:
-            raise ClusterError(f"the accelerators did not answer their probe in {_PROBE_SECONDS:.0f} s") from None
+            raise ClusterError(f"an accelerator of {name} was not probed in {_PROBE_SECONDS:.0f} s") from None
         except RayError as error:
-            raise ClusterError(f"the probe of an accelerator failed: {' '.join(str(error).split())[:300]}") from None
+            why = " ".join(str(error).split())[:300]
+            raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None
         if ray_id != bundle.ray_id:
-            raise ClusterError(f"Ray put a bundle on {bundle.ray_id}, but its probe ran on {ray_id}")
+            raise ClusterError(f"Ray put a bundle on {name}, but its probe ran on {names.get(ray_id, ray_id)}")
         found[bundle] = device
     return found
 

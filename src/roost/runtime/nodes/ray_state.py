@@ -30,7 +30,7 @@ Answer = TypeVar("Answer")
 
 _ALIVE = "ALIVE"
 """Ray's name for the state of an actor that is alive."""
-_DEAD = 4
+_RESTARTING, _DEAD = 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +145,19 @@ def living(names: Collection[str]) -> set[str]:
 
 def is_known_dead(handle: ActorHandle[Any]) -> bool:
     """Whether Ray has told this process that an actor is dead; only actors that it has called can be known."""
+    return _local_state(handle) == _DEAD
+
+
+def is_restarting(handle: ActorHandle[Any]) -> bool:
+    """Whether Ray has told this process that an actor that it has called died and is being restarted."""
+    return _local_state(handle) == _RESTARTING
+
+
+def _local_state(handle: ActorHandle[Any]) -> int | None:
     # There is no public way to ask without a call to Ray's head.
     with contextlib.suppress(Exception):
-        return bool(handle._get_local_state() == _DEAD)  # type: ignore[no-untyped-call]
-    return False
+        return int(handle._get_local_state())  # type: ignore[no-untyped-call]
+    return None
 
 
 def find_instance(name: str) -> str | None:

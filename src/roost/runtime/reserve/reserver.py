@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import secrets
 import time
@@ -27,6 +28,7 @@ from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.managers.base import HANG_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
@@ -40,7 +42,7 @@ log: logging.Logger = logging.getLogger(__name__)
 RESERVE_SECONDS = 60.0
 # Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
 _LEAST_SECONDS = 2.0
-_UNDO_SECONDS = 2.0
+_UNDO_SECONDS = 0.5
 _MOST_SHOWN = 8
 _PAUSE_SECONDS = (0.1, 0.6)
 # After this time of waiting, twice as long between two tries.
@@ -73,7 +75,7 @@ class Reserver:
 
     def __init__(self, context: JobContext, user: str, *, by_label: bool | None = None) -> None:
         self._context = context
-        self._manager = context.node_manager.within(HANG_SECONDS)
+        self._deadline: float = math.inf
         self._user = user
         self._owner = context.owner
         self._occupancy = OccupancyReader(context.nodes)
@@ -82,9 +84,16 @@ class Reserver:
             log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
+    @property
+    def _manager(self) -> NodeManager:
+        """The job's node manager, for a call that returns by the deadline even if the manager hangs."""
+        left = max(_UNDO_SECONDS, self._deadline - time.monotonic())
+        return self._context.node_manager.within(min(HANG_SECONDS, left))
+
     def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
         """Return slots for all of these accelerators, including those that the job has; else AcceleratorsTaken."""
         wait = _Wait(timeout)
+        self._deadline = wait.deadline
         short, apart = False, set[int]()
         with self._undone():
             while True:
@@ -110,6 +119,7 @@ class Reserver:
         if len(every) < count:
             raise ConfigError(f"the cluster has {plural(len(every), resource)}, and {count} are wanted")
         wait = _Wait(timeout)
+        self._deadline = wait.deadline
         with self._undone():
             while True:
                 self._context.check_open()
@@ -148,7 +158,7 @@ class Reserver:
         if not all(bundle.ray_id in by_id for bundle in bundles):
             # Pinned by address, which a node outside this Cluster shares.
             return []
-        devices = probe(dict.fromkeys(bundles, resource))
+        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes)
         slots = []
         for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
             own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
@@ -210,7 +220,8 @@ class Reserver:
             wanted.setdefault(piece.node_rank, []).append(piece)
         apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
         placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart, without_cpus)
-        devices = probe({bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]})
+        found = {bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]}
+        devices = probe(found, nodes)
         slots: list[Slot] = []
         missing: set[Piece] = set()
         seen: set[Piece] = set()
@@ -364,7 +375,7 @@ class _Wait:
 
     def __init__(self, timeout: float) -> None:
         self._began = time.monotonic()
-        self._deadline = self._began + max(timeout, _LEAST_SECONDS)
+        self.deadline = self._began + max(timeout, _LEAST_SECONDS)
         self._say_at = self._began + _SAY_FIRST_SECONDS
 
     @property
@@ -373,7 +384,7 @@ class _Wait:
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() >= self._deadline
+        return time.monotonic() >= self.deadline
 
     @property
     def is_noticed(self) -> bool:

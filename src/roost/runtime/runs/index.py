@@ -26,6 +26,7 @@ import psutil
 
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import open_regular, socket_folder, state_folder, state_path
+from roost.machine.processes import began_after_boot
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.text import did_you_mean, join_words
 
@@ -125,7 +126,7 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
     """Whether the driver of a run is gone: its process has ended, or it no longer locks the run folder."""
     if record.host == socket.gethostname():
         try:
-            if abs(psutil.Process(record.pid).create_time() - record.pid_began) > 1:
+            if abs(began_after_boot(record.pid) - record.pid_began) > 1:
                 return True
         except psutil.NoSuchProcess:
             return True

@@ -176,7 +176,7 @@ class RunRecord:
     host: str
     pid: Annotated[int, _check_pid]
     pid_began: float
-    """When the driver's process began: the system reuses process ids."""
+    """When the driver's process began, in seconds after the boot: the system reuses process ids."""
     address: str
     """The address of Ray."""
     namespace: str

@@ -20,10 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-import psutil
-
 from roost.config.topology import Topology
 from roost.machine.folders import open_regular
+from roost.machine.processes import began_after_boot
 from roost.placement.from_groups import Placed, gather_plan
 from roost.placement.placement import Placement
 from roost.placement.plan import Plan, seat
@@ -127,7 +126,7 @@ class Recorder:
             user=user,
             host=socket.gethostname(),
             pid=os.getpid(),
-            pid_began=psutil.Process().create_time(),
+            pid_began=began_after_boot(),
             address=address,
             namespace=namespace,
             environment=self._environment,
