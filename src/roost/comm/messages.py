@@ -23,7 +23,7 @@ _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
 _AHEAD = 2
-"""How many chunks of a tensor may be on their way: one is filled while another is emptied. More are out of the caches."""
+"""How many chunks of a tensor may be on their way: one is filled while another is emptied, and both stay in caches."""
 
 
 @dataclass(slots=True, eq=False)
