@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
@@ -268,6 +270,64 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
     for sock in socks:
         sock.close()
     pair.close()
+
+
+def test_ten_thousand_strangers_leave_nothing_behind():
+    pair = Pair(is_near=False)
+    listing = pair.listing("b:0")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10_000):
+        connect(listing, is_local=False).close()
+    pair.one.send("fine", "b:0")
+    assert pair.two.receive("a:0").wait(60) == "fine"
+    wait_until(lambda: not pair.two.endpoint._strangers, "all of them are closed")
+    assert len(os.listdir("/proc/self/fd")) - before < 20
+    pair.close()
+
+
+def test_few_descriptors_are_enough():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    try:
+        pair = Pair(is_near=True)
+        kept = []
+        for value in range(100):
+            pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
+            kept.append(pair.two.receive("a:0").wait(60))
+        assert [int(array[-1]) for array in kept] == list(range(100))
+        pair.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.skipif(psutil.virtual_memory().available < 10 << 30, reason="needs 10 GB of memory")
+def test_three_gigabytes_arrive_in_one_piece(pair):
+    thing = np.zeros(3 << 30, np.uint8)
+    thing[[0, 1 << 31, -1]] = 1, 2, 3
+    sent = pair.one.send(thing, "b:0")
+    arrived = pair.two.receive("a:0").wait(120)
+    sent.wait(120)
+    assert arrived.size == thing.size
+    assert arrived[[0, 1 << 31, -1]].tolist() == [1, 2, 3]
+
+
+def test_tensors_keep_what_numpy_does_not_have(pair):
+    torch = pytest.importorskip("torch")
+    things = [
+        torch.arange(50_000).to(torch.bfloat16),
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(2, 3)),
+        torch.zeros(0, 4, dtype=torch.bfloat16),
+    ]
+    pair.one.send(things, "b:0")
+    for sent, came in zip(things, pair.two.receive("a:0").wait(60), strict=True):
+        assert type(came) is type(sent)
+        assert (came.dtype, came.shape, came.requires_grad) == (sent.dtype, sent.shape, sent.requires_grad)
+        assert torch.equal(came, sent)
+    target = torch.zeros(50_000, dtype=torch.bfloat16)
+    pair.one.send_tensor(things[0], "b:0")
+    pair.two.receive("a:0", into=target).wait(60)
+    assert torch.equal(target, things[0])
 
 
 def test_workers_of_a_plain_process_talk_without_ray():

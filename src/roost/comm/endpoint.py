@@ -33,7 +33,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _REPLY, _REQUEST = int(Kind.REPLY), int(Kind.REQUEST)
 _LOAN = (int(Kind.FETCH), int(Kind.RETURN))
-_BACKLOG = 128
+_BACKLOG = 1024
 MOST_WAITING = 1 << 26
 """How many bytes may wait for a process: here until it is up, and there until it receives them."""
 _GREET_SECONDS = 10.0

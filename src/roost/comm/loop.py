@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar
 
 from roost.errors import CallTimedOut, ConfigError
 
@@ -156,7 +156,8 @@ class Handle(Generic[Value]):
             self._open_value()
         if self._error is not None:
             raise self._error
-        return cast(Value, self._value)
+        value: Value = self._value
+        return value
 
     def _open_value(self) -> None:
         """Turn the raw value into that of the caller, or wait for the thread that does."""
@@ -205,6 +206,8 @@ def check_timeout(timeout: float | None) -> float | None:
     """Return the seconds to wait, where None is without limit; ConfigError if it is not a number."""
     if timeout is None or timeout == math.inf:
         return None
+    if type(timeout) is float and timeout >= 0:
+        return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
         raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
     return max(0.0, float(timeout))
@@ -279,6 +282,10 @@ class Loop:
 
     def lend(self, source: Source) -> None:
         """Leave a connection to a thread that reads it itself."""
+        if source.is_lent and self._lent.get(source):
+            # Usually it was left a moment ago. If the thread takes it back right now, the next reader lends it again.
+            self._lent[source] = math.inf
+            return
         with self.turns:
             is_first = not self._lent
             self._lent[source] = math.inf
@@ -358,9 +365,9 @@ class Loop:
     def _take_back_before(self, moment: float) -> None:
         """Read the connections again that were left before a moment, and that no thread reads."""
         with self.turns:
-            left = [source for source, since in self._lent.items() if since < moment]
+            left = [source for source, since in list(self._lent.items()) if since < moment]
             for source in left:
-                del self._lent[source]
+                self._lent.pop(source, None)
                 source.is_lent = False
         for source in left:
             source.listen()

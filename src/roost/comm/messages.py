@@ -25,7 +25,7 @@ _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
 _AHEAD = 2
-"""How many chunks of a tensor may be on their way: one is filled while another is emptied. More are out of the caches."""
+"""How many chunks of a tensor may be on their way: one is filled while another is emptied, and both stay in caches."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,13 @@ class _Receiver(Handle[Any]):
 
     def source(self) -> Connection | None:
         return self._endpoint.incoming.get(self._from)
+
+    def message(self) -> Message:
+        """Return what arrived, as it arrived; it is done."""
+        if self._error is not None:
+            raise self._error
+        arrived: Message = self._value
+        return arrived
 
     def timed_out(self, timeout: float | None) -> CallTimedOut:
         own = self._endpoint.own.address
@@ -231,7 +238,7 @@ class Messages:
                 is_late = not self.endpoint.loop.wait_for(handle, check_timeout(timeout))
                 if is_late and self._withdraw(receive):
                     raise handle.timed_out(timeout)
-                message = handle.wait()
+                message = handle.message()
             return _open(source, target, message)
         except KeyboardInterrupt:
             if not self._withdraw(receive):
@@ -246,7 +253,7 @@ class Messages:
             if message is None:
                 if target is not None:
                     self._targets[handle] = target
-                if not source.endswith(ANY) and source != endpoint.own.address:
+                if source not in endpoint.incoming and not source.endswith(ANY) and source != endpoint.own.address:
                     endpoint.expect(source)
             elif isinstance(message.content, _Tensor):
                 self._direct(message.content, handle, target)
@@ -285,7 +292,8 @@ class Messages:
         if frame.kind == _TENSOR:
             return self._deliver_chunk(peer, frame)
         tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
-        message = Message(peer.address, peer.instance, tag, frame, frame.size)
+        size = frame.size if frame.buffers else len(frame.data)
+        message = Message(peer.address, peer.instance, tag, frame, size)
         if frame.number:
             message.loan = peer, frame.number
         with endpoint.lock:
