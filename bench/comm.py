@@ -255,21 +255,31 @@ def rate(producer: Any, consumer: Any, queue: Any, way: str, items: int) -> floa
 
 
 def channel_rates(count: int) -> dict[str, float]:
-    """Measure each way to put and get small items, and Ray's own queue."""
+    """Measure each way to put and get small items, and Ray's own queue; and what an item costs the channel's home."""
     from ray.util.queue import Queue
 
     from roost import Channel
 
-    found: dict[str, list[float]] = {way: [] for way in ITEMS}
-    with producers_and_consumers(count) as (_, producer, consumer), Channel.create("items") as channel:
+    found: dict[str, list[float]] = {}
+    with producers_and_consumers(count) as (cluster, producer, consumer), Channel.create("items") as channel:
+        (home,) = cluster.worker_manager.get_workers(["items:0"])
         queue = Queue()
         for number in range(CHANNEL_ROUNDS + 1):
             for way, items in ITEMS.items():
+                before = cpu_seconds(home.pid)
                 measured = rate(producer, consumer, queue if way == "ray queue" else channel, way, items)
                 if number:
-                    found[way].append(measured)
+                    found.setdefault(way, []).append(measured)
+                    found.setdefault(f"home {way}", []).append((cpu_seconds(home.pid) - before) / items)
         queue.shutdown()
     return {way: statistics.median(values) for way, values in found.items()}
+
+
+def cpu_seconds(pid: int) -> float:
+    import psutil
+
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def channel_large() -> dict[str, float]:
@@ -322,6 +332,9 @@ def report_channels(measured: Mapping[str, Figures], judge: Judge) -> None:
     total = sum(one[way] / eight[way] for way in RATES) / len(RATES)
     print("\n| channels | found | limit |\n|---|---:|---:|")
     print(f"| one pair / 8 and 8, in all, mean | {judge('8 and 8', total, 1)}")
+    for way in RATES:
+        grows = eight[f"home {way}"] / one[f"home {way}"]
+        print(f"| CPU time of the home for an item, {way}, 8 and 8 / one pair | {grows:.2f} | |")
     part = measured[LARGE]["part"]
     print(f"| {LARGE_PART} of a memcpy / 64 MB array through a channel | {judge('64 MB', LARGE_PART / part, 1)}")
     print(f"| threads with {PRODUCERS} producers | {judge('threads', measured[THREADS]['threads'], MOST_THREADS)}")
