@@ -56,19 +56,15 @@ def test_a_value_whose_opening_was_interrupted_can_still_be_taken(loop):
 
 
 class Interrupting:
-    """A route on which Ctrl-C comes while an item is unpickled."""
+    """Items on which Ctrl-C comes while they are unpickled."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
         self.acknowledged = 0
-        self.route = self
         self.channel = "channel"
 
-    def contents(self):
-        return [b"item"]
-
-    def unpack(self, content):
-        del content
+    def open(self, contents=None):
+        del contents
         raise self.error
 
     def acknowledge(self):
@@ -91,7 +87,7 @@ def test_an_item_is_still_there_after_an_interrupted_get(monkeypatch):
     channel = Channel.create("interrupted", local=True)
     channel.put(1)
     with monkeypatch.context() as patch:
-        patch.setattr("roost.comm.routes.LocalRoute.unpack", Interrupting(KeyboardInterrupt()).unpack)
+        patch.setattr("roost.comm.routes.LocalRoute.unpack_many", Interrupting(KeyboardInterrupt()).open)
         with pytest.raises(KeyboardInterrupt):
             channel.get()
     assert channel.get() == 1
