@@ -228,6 +228,20 @@ def connect(listing: Listing, *, is_local: bool) -> socket.socket:
     return sock
 
 
+def test_another_member_that_listens_at_the_port_of_a_dead_one_gets_nothing(pair):
+    found = pair.listing("b:0")
+    dead = Peer(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
+    pair.directory.announce(Listing(peer=dead, local_name="", host=found.host, port=found.port))
+    handle = pair.one.send(b"x" * 100_000, "c:0")
+    time.sleep(0.2)
+    assert not handle.done()
+    assert pair.two.endpoint.mailbox.size_from("a:0", pair.one.endpoint.own.instance) == 0
+    third = pair.make("c:0", 1)
+    handle.wait(30)
+    assert third.receive("a:0").wait(30) == b"x" * 100_000
+    third.endpoint.close()
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_stranger_is_not_listened_to(pair, is_local):
     listing = pair.listing("b:0")

@@ -379,6 +379,11 @@ class Endpoint:
         connection = link.connection
         if connection is None:
             return
+        if link.listing is not None and connection.peer != link.listing.peer:
+            # The port is used again: another member of the job listens there now.
+            link.connection = None
+            self._try_again(link)
+            return
         # In order: what is submitted meanwhile waits for the lock.
         with self.lock:
             while link.jobs:
