@@ -21,6 +21,7 @@ from odd_errors import ODD, Odd, OddAsync
 from roost import (
     CallResult,
     CallTimedOut,
+    Channel,
     Cluster,
     ClusterError,
     ConfigError,
@@ -491,6 +492,8 @@ def test_a_node_that_is_killed_takes_half_of_the_group_and_is_named():
         group = Performer.create_group().launch(cluster, name="half", restarts=9)
         tool = Performer.create_group().launch(cluster, NodePlacementStrategy([2]), name="tool")
         assert [item["node_rank"] for item in group.who().wait(60)] == [0, 0, 1, 1]
+        near, far = Channel.create("near"), Channel.create("far", node_rank=1)
+        item = far.get(async_op=True)
         local.kill_node(1)
         with pytest.raises(WorkerDied, match=r"^half:[23] on node 1") as caught:
             _call_until_it_fails(group)
@@ -502,6 +505,10 @@ def test_a_node_that_is_killed_takes_half_of_the_group_and_is_named():
         assert "its node is gone" in str(deaths[0].error)
         assert group[0:2].rank_of().wait(60) == [0, 1]
         assert tool.rank_of().wait(60) == [0]
+        with pytest.raises(WorkerDied, match="far:0 on node 1"):
+            item.wait(60)
+        near.put("unharmed", timeout=60)
+        assert near.get(timeout=60) == "unharmed"
         with pytest.raises(ClusterError, match="half:2 cannot be restarted: node 1"):
             group.restart(2)
         with pytest.raises((ClusterError, WorkerDied), match="node 1"):

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from roost import ANY, CallTimedOut, Cluster, ConfigError, NodePlacementStrategy, WorkerDied, WorkerFailed
+from roost import ANY, CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied, WorkerFailed
 from talkers import Talker
-from waiting import wait_until
+from waiting import is_gone, wait_until
 
 
 @pytest.fixture
@@ -209,3 +209,19 @@ def test_workers_get_process_groups_of_torch_and_missing_ones_are_named(talkers)
     assert talkers.on(0, 2).reduce([0, 2], name="two").wait(120) == [[2.0, 2.0]] * 2
     with pytest.raises(CallTimedOut, match=r"talkers:0 waits in a collective of 3 workers for talkers:1 and talkers:2"):
         talkers[0].reduce(timeout=1).wait(120)
+
+
+def test_a_group_that_is_closed_with_messages_on_their_way_leaves_nothing(shared_cluster):
+    group = Talker.create_group().launch(shared_cluster, NodePlacementStrategy([0, 0]), name="busy")
+    pids = group.pid().wait(60)
+    # The first fills what may be on its way, and waits; the second receives none of it.
+    flood = group[0].say_array(200 << 20, 7, "busy", 1)
+    waiting = group[1].hear("busy", 0, tag="never")
+    time.sleep(0.5)
+    group.close()
+    for result in (flood, waiting):
+        with pytest.raises((WorkerDied, ClusterError)):
+            result.wait(60)
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), "its process has ended")
+    assert not [name for name in os.listdir("/dev/shm") if "roost" in name]  # noqa: S108 - only looks
