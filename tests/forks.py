@@ -27,9 +27,10 @@ _SERVE = "--serve"
 # What Ray imports, apart from itself; a name that is missing here only costs time, and one too many hides what a worker
 # of Roost loads without need.
 LIBRARIES = (
-    *("asyncio", "cProfile", "difflib", "filelock", "google.protobuf.internal.builder", "jsonschema", "lazy_loader"),
-    *("logging.handlers", "msgpack", "multiprocessing.synchronize", "numpy", "pdb", "psutil", "requests", "tarfile"),
-    *("unittest", "yaml", "zipfile"),
+    *("asyncio", "cProfile", "colorama", "difflib", "faulthandler", "filelock", "google.protobuf.internal.builder"),
+    *("google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "lazy_loader", "logging.handlers"),
+    *("msgpack", "multiprocessing.synchronize", "numpy", "packaging.version", "pdb", "psutil", "pydantic.fields"),
+    *("pydantic.v1", "requests", "runpy", "statistics", "tarfile", "unittest", "yaml", "zipfile"),
 )
 # What the workers of Roost import; none of it starts a thread. First what needs no Ray.
 _OWN_LIBRARIES = (
@@ -39,7 +40,10 @@ _OWN_LIBRARIES = (
     *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
     *("roost.runtime.reserve.holdings", "roost.runtime.runs.recorder"),
 )
-_PRELOADED = ("ray", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces")
+_PRELOADED = (
+    *("ray", "ray._common.usage.usage_lib", "ray._common.pydantic_compat", "ray._private.arrow_serialization"),
+    *("roost.comm.worker", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces"),
+)
 # What Ray sets for a job and for a raylet.
 _OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 _CLUSTER = ("--gcs-address=", "--session-name=")
