@@ -493,6 +493,6 @@ def test_finding_out_who_holds_what_does_not_cost_more_with_every_actor_that_has
     # Ray kills in order, so this one is in the table after them.
     last = Foreign.remote()
     ray.get(last.devices.remote(), timeout=60)
-    after = min(cost() for _ in range(30))
+    # With all of them in the table it took six times as long, and it did so for ever.
+    wait_until(lambda: min(cost() for _ in range(10)) < 3 * before, "it costs what it did")
     ray.kill(last)
-    assert after < 3 * before, "with all of them in the table it took six times as long"
