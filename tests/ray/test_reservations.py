@@ -32,6 +32,7 @@ from roost import (
 from roost.placement.plan import Piece
 from roost.rl import RolloutManager, create_placement_groups
 from roost.runtime.connect.versions import has_bundle_labels
+from roost.runtime.nodes.placement_groups import Ask, make_group, probe, remove_groups, settle
 from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
@@ -340,7 +341,15 @@ def test_a_node_that_is_lost_after_reserving_is_reported_immediately():
     with local_cluster("1x0,2x2") as local, Cluster(num_nodes=3) as cluster:
         strategy = FlexiblePlacementStrategy([[0], [2]])
         with cluster.reserve(plan_of(cluster, actor="0,2")):
+            group = make_group(
+                Ask(resource="GPU", node_ranks=(1,), cpus=0), "mine", cluster.nodes, has_bundle_labels(ray.__version__)
+            )
+            (bundle,) = settle([group])[group]
             local.kill_node(1)
+            # Ray would wait until the node is back.
+            with pytest.raises(ClusterError, match=r"local-1\) (died while its accelerators|failed)"):
+                probe({bundle: "GPU"}, cluster.nodes)
+            remove_groups([group])
             with pytest.raises(ClusterError) as caught:
                 Performer.create_group().launch(cluster, strategy, name="gone", timeout=100)
             assert re.search(

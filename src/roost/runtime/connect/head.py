@@ -7,6 +7,7 @@ while. Calls of Ray's that need the head do not return while it is dead or hangs
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import threading
@@ -206,7 +207,19 @@ def _is_done(future: Future[Any], deadline: float, most_silent: float) -> bool:
     """Wait until the deadline; ClusterError if the head is silent for so many seconds, or given up."""
     while not future.done() and (left := deadline - time.monotonic()) > 0:
         wait([future], min(_EVERY_SECONDS, left))
-        head = Head.current
-        if head is not None and not future.done() and (head.is_given_up or head.silent_seconds > most_silent):
+        if future.done():
+            break
+        head = Head.current or _head_of_worker()
+        if Head.current is None:
+            # A driver has a thread for that.
+            head.answers()
+        if head.is_given_up or head.silent_seconds > most_silent:
             raise head.gone()
     return future.done()
+
+
+@functools.cache
+def _head_of_worker() -> Head:
+    import ray
+
+    return Head(ray.get_runtime_context().gcs_address, "")

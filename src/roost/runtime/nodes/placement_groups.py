@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roost.errors import ClusterError
 from roost.runtime.connect.connection import get
 from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 
 GROUP_PREFIX = "roost:"
@@ -31,6 +32,8 @@ _SLIVER = 0.001
 _NODE_LABEL = "ray.io/node-id"
 _REFUSED = ("NO_RESOURCES", "INFEASIBLE")
 _PROBE_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether a node that does not answer is still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,17 +132,27 @@ def probe(bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo]) -> dict[Bund
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
         name = names.get(bundle.ray_id, bundle.ray_id)
-        try:
-            ray_id, device = get(call, max(0.0, deadline - time.monotonic()))
-        except GetTimeoutError:
-            raise ClusterError(f"an accelerator of {name} was not probed in {_PROBE_SECONDS:.0f} s") from None
-        except RayError as error:
-            why = " ".join(str(error).split())[:300]
-            raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None
+        ray_id, device = _answer(call, bundle, name, deadline)
         if ray_id != bundle.ray_id:
             raise ClusterError(f"Ray put a bundle on {name}, but its probe ran on {names.get(ray_id, ray_id)}")
         found[bundle] = device
     return found
+
+
+def _answer(call: Any, bundle: Bundle, name: str, deadline: float) -> tuple[str, str | None]:
+    """Wait for a probe; ClusterError if its node dies, when Ray would wait for another to take the bundle."""
+    while True:
+        try:
+            found: tuple[str, str | None] = get(call, max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())))
+            return found
+        except GetTimeoutError:
+            if all(node.ray_id != bundle.ray_id for node in live_nodes()):
+                raise ClusterError(f"{name} died while its accelerators were reserved") from None
+            if time.monotonic() > deadline:
+                raise ClusterError(f"an accelerator of {name} was not probed in {_PROBE_SECONDS:.0f} s") from None
+        except RayError as error:
+            why = " ".join(str(error).split())[:300]
+            raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None
 
 
 def schedule_in(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
