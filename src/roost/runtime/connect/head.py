@@ -28,6 +28,8 @@ ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _EVERY_SECONDS = 0.5
 _KNOCK_SECONDS = 0.2
+_STILL_SECONDS = 1.0
+"""How long it is waited for a call that has not returned in time before."""
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -159,7 +161,8 @@ def within(
     check_not_lost()
     deadline = time.monotonic() + seconds
     # One that hangs is enough: the next of its kind would hang as well.
-    if what in _hanging and not _is_done(_hanging[what], deadline, BLIP_SECONDS):
+    soon = min(deadline, time.monotonic() + _STILL_SECONDS)
+    if what in _hanging and not _is_done(_hanging[what], soon, BLIP_SECONDS):
         raise _late(seconds, what)
     future = _start(call, what)
     try:

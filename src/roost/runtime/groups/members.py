@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 
 from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
 from roost.runtime.connect.connection import end_actors
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.head import BLIP_SECONDS, within
 from roost.runtime.failures.failure import Failure
 from roost.runtime.groups.result import CallResult, sources_of
 from roost.runtime.groups.source import Source, failures_of, lost_value
@@ -172,7 +172,7 @@ class Members:
         A worker that is up but not constructed is one of the living: it makes its callers wait.
         """
         missing = {self.identity(rank).address: rank for rank in ranks}
-        for address, found in within(ASK_SECONDS, lambda: self._look_up(missing), "find its actors").items():
+        for address, found in within(BLIP_SECONDS, lambda: self._look_up(missing), "find its actors").items():
             self._handles[missing.pop(address)] = found
         if missing and self._will_be_restarted(missing.values()):
             return set(missing.values())
@@ -200,7 +200,7 @@ class Members:
     def _will_be_restarted(self, ranks: Iterable[int]) -> bool:
         """Whether the process that launched the group is going to restart all of these dead ranks."""
         try:
-            record = self.context.worker_manager.within(ASK_SECONDS).get_group(self.name)
+            record = self.context.worker_manager.within(BLIP_SECONDS).get_group(self.name)
         except ManagerDied:
             raise
         except ClusterError:
