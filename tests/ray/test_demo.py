@@ -97,7 +97,8 @@ def _check_folder(folder: Path) -> None:
     logs = {str(path.relative_to(folder / "logs")) for path in (folder / "logs").rglob("*.log")}
     assert {"env/2.log", "rollout/2.log", "actor/0.log"} <= logs
     killed = (folder / "logs" / "env" / "2.log").read_text()
-    assert ("rollout:2 on node 1" in killed and "waiting for it" in killed) == (mode == "colocate")
+    # Only if it died between a question and its answer.
+    assert "waiting for it" not in killed or (mode == "colocate" and "rollout:2 on node 1" in killed)
 
 
 def test_ctrl_c_during_the_launch_leaves_no_process_behind(tmp_path):
