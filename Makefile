@@ -60,7 +60,7 @@ types-public: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 2 --ignore=tests/ray --ignore=tests/alone
+	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone
 
 # First the tests that need a machine without a Ray cluster, then those that start clusters.
 ray: $(VENV)/.installed-dev

@@ -109,6 +109,7 @@ def test_a_pickle_of_many_bytes_arrives(pair):
     assert pair.two.receive("a:0").wait(30) == thing
 
 
+@pytest.mark.heavy
 def test_more_buffers_than_two_bytes_count_arrive(monkeypatch):
     monkeypatch.setattr("roost.comm.packing._OUT_OF_BAND", 1)
     pair = Pair(is_near=True)
@@ -286,6 +287,7 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
     pair.close()
 
 
+@pytest.mark.heavy
 def test_ten_thousand_strangers_leave_nothing_behind():
     pair = Pair(is_near=False)
     listing = pair.listing("b:0")
@@ -314,6 +316,7 @@ def test_few_descriptors_are_enough():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(psutil.virtual_memory().available < 10 << 30, reason="needs 10 GB of memory")
 def test_three_gigabytes_arrive_in_one_piece(pair):
     thing = np.zeros(3 << 30, np.uint8)

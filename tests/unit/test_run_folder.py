@@ -234,6 +234,7 @@ class Screen(io.StringIO):
         return text in self.getvalue()
 
 
+@pytest.mark.heavy
 def test_showing_logs_looks_at_all_of_them_rarely_and_at_active_ones_often(tmp_path, monkeypatch):
     # At the default share, only very many logs show the difference.
     monkeypatch.setattr(log_forwarder, "_ALL_SHARE", 0.0001, raising=False)
