@@ -93,7 +93,7 @@ def test_a_manager_that_hangs_holds_nothing_up_for_longer_than_its_deadline(clus
             Performer.create_group().launch(cluster, PackedPlacementStrategy(2, 3), name="late", timeout=5)
         with pytest.raises(ClusterError, match=f"'actor' could not be closed in 2 s; still there: .*{name}"):
             group.close(timeout=2)
-        assert time.monotonic() - began < 15, "a call of a manager has a minute by default"
+        assert time.monotonic() - began < 30, "a call of a manager has a minute by default"
     group.close()
     wait_until(lambda: all_is_free(cluster), "what could not be closed is closed the second time")
 
@@ -184,6 +184,10 @@ with Cluster(num_nodes=2, quiet=True) as cluster:
     finally:
         print("finally", flush=True)
 print("closed", flush=True)
+try:
+    Cluster(num_nodes=1, quiet=True)
+except ClusterError as error:
+    print(str(error).splitlines()[0], flush=True)
 """
 
 
@@ -337,6 +341,32 @@ def test_a_driver_outlives_its_head_and_unwinds(driver):
         os.kill(head_of(local), signal.SIGKILL)
         gone = f"Ray's head at {local.address} does not answer"
         assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
+        assert mine.line() == f"this process still waits for Ray at {local.address}, which it has lost"
         assert mine.line() == "at exit"
         assert mine.process.wait(60) == 0
         assert "does not answer: this process disconnects from Ray" in mine.process.stderr.read()
+
+
+LOSING = """
+import sys, time
+from roost import Cluster
+from roost.runtime.connect import head
+head.LOST_SECONDS = 6
+with Cluster(num_nodes=1, quiet=True):
+    print("open", flush=True)
+    while not head.Head.current.is_given_up:
+        time.sleep(0.1)
+with Cluster(num_nodes=1, quiet=True, address=sys.stdin.readline().strip()) as cluster:
+    print(cluster.num_nodes, flush=True)
+"""
+
+
+def test_a_driver_that_lost_its_head_can_use_another_cluster(driver, small_local_cluster):
+    with local_cluster("1x1") as local:
+        mine = driver(LOSING, local)
+        assert mine.line() == "open"
+        os.kill(head_of(local), signal.SIGKILL)
+        mine.process.stdin.write(f"{small_local_cluster.address}\n")
+        mine.process.stdin.flush()
+        assert mine.line() == "1"
+        assert mine.process.wait(60) == 0

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import numpy as np
@@ -19,7 +18,6 @@ from typer.testing import CliRunner
 
 from roost import (
     CallTimedOut,
-    ClusterError,
     ConfigError,
     Outcome,
     OutcomeKind,
@@ -37,7 +35,7 @@ from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
 from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
 from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
-from roost.demo.training import Restart, Round, Trained, _Run
+from roost.demo.training import Restart, Round, Trained, _Run, check_died
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
 
@@ -350,29 +348,10 @@ def test_a_round_returns_or_raises_what_its_environments_do(end, monkeypatch):
     assert playing.waits <= 3, "it does not poll forever"
 
 
-class Served(Waited):
-    """The call of a rollout worker that serves, after it has ended."""
-
-    def done(self):
-        return True
-
-    def outcomes(self):
-        kind = OutcomeKind.DEATH if isinstance(self.end, WorkerDied) else OutcomeKind.EXCEPTION
-        return [Outcome(rank=0, kind=kind, error=self.end)]
-
-
-def test_a_rollout_worker_that_fails_ends_the_demo_and_one_that_dies_is_restarted():
-    run = object.__new__(_Run)
-    run.seconds, run._rollout = {}, MagicMock()
-    run._rollout.restart.side_effect = ClusterError("its node is gone")
-    run._serving = [Served(ValueError("the weights have no b2"))]
+def test_a_rollout_worker_that_fails_ends_the_demo_and_one_that_dies_does_not():
     with pytest.raises(ValueError, match="no b2"):
-        run._restart_dead()
-    run._rollout.restart.assert_not_called()
-    run._serving = [Served(WorkerDied("rollout:0 is dead"))]
-    with pytest.raises(ClusterError, match="its node is gone"):
-        run._restart_dead()
-    run._rollout.restart.assert_called_once_with(0)
+        check_died(Outcome(rank=0, kind=OutcomeKind.EXCEPTION, error=ValueError("the weights have no b2")))
+    check_died(Outcome(rank=0, kind=OutcomeKind.DEATH, error=WorkerDied("rollout:0 is dead")))
 
 
 def test_remarks_of_the_raylet_are_dropped_with_their_newline():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import secrets
@@ -18,6 +19,7 @@ import pytest
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.connection import Kind, Peer
 from roost.comm.endpoint import Endpoint, Listing, own_instance
+from roost.comm.loans import Lending, _here
 from roost.comm.loop import Handle
 from roost.comm.messages import Messages
 from roost.comm.process import PlainDirectory
@@ -241,6 +243,22 @@ def test_another_member_that_listens_at_the_port_of_a_dead_one_gets_nothing(pair
     handle.wait(30)
     assert third.receive("a:0").wait(30) == b"x" * 100_000
     third.endpoint.close()
+
+
+def test_a_loan_ends_with_the_process_that_would_fetch_it_and_with_this_one():
+    pair = Pair(is_near=True)
+    pair.one.send(1, "b:0").wait(30)
+    assert pair.two.receive("a:0").wait(30) == 1
+    errors = {}
+    for to in ("b:0", "c:0"):
+        lending = Lending(_here[pair.one.endpoint.own], to)
+        lending.number = _here[pair.one.endpoint.own].add(lending)
+        lending.on_back = functools.partial(errors.__setitem__, to)
+    pair.two.endpoint.close()
+    wait_until(lambda: errors, "the end of the other is noticed")
+    assert str(errors["b:0"]).startswith("b:0 on node 0 is gone")
+    pair.one.endpoint.close()
+    assert str(errors["c:0"]) == "the communication of this process has ended"
 
 
 @pytest.mark.parametrize("is_local", [True, False])

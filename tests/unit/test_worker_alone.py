@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from roost import ClusterError, ConfigError, Worker
+from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.devices import DeviceLock, make_device_lock
 from roost.comm.worker import own_methods
 from roost.runtime.process.timers import measured_call
@@ -220,6 +220,8 @@ def test_a_device_lock_is_held_by_one_process_and_ends_with_it():
         waiting = threading.Thread(target=take)
         waiting.start()
         assert not taken.wait(0.2)
+        with pytest.raises(CallTimedOut, match=r"another worker has had the lock of these accelerators for 0\.1 s"):
+            same.acquire(timeout=0.1)
         child.kill()
         assert taken.wait(30)
         waiting.join()

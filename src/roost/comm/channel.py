@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.channel_frames import Op
 from roost.comm.home import ChannelSettings, Home
-from roost.comm.loop import Handle, Loop, check_timeout, uninterrupted
+from roost.comm.loop import Handle, all_of, check_timeout, uninterrupted
 from roost.comm.operations import (
     DEFAULT_KEY,
     Ahead,
@@ -321,7 +321,7 @@ class Channel:
         for put in puts:
             self._start_put(put)
         if async_op:
-            return _all_of(route.loop, puts)
+            return all_of(route.loop, puts, None, "not all items are in the channel")
         deadline = _Deadline(timeout)
         for place, put in enumerate(puts):
             try:
@@ -769,25 +769,6 @@ class _Deadline:
 
     def left(self) -> float | None:
         return None if self._end is None else max(0.0, self._end - self._now())
-
-
-def _all_of(loop: Loop, handles: Sequence[Handle[None]]) -> Handle[None]:
-    """Return a handle that is done when all are, or when one has failed."""
-    whole: Handle[None] = Handle(loop, late=lambda: "not all items are in the channel")
-    left = [len(handles)]
-    lock = threading.Lock()
-
-    def note(handle: Handle[None]) -> None:
-        with lock:
-            left[0] -= 1
-        if handle.error is not None:
-            whole.fail(handle.error)
-        elif not left[0]:
-            whole.complete(None)
-
-    for handle in handles:
-        handle.on_done(lambda handle=handle: note(handle))  # type: ignore[misc]
-    return whole
 
 
 def _check_name(name: Any) -> None:

@@ -6,20 +6,27 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import logging
+import math
 import os
 import struct
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 from roost.comm.process import job_context
 from roost.config.hardware import AcceleratorType
-from roost.errors import ClusterError
+from roost.errors import CallTimedOut, ClusterError
 from roost.machine.folders import open_regular, socket_folder
 from roost.placement.placement import Placement
 
 _LOCK_FILE = "devices.lock"
+_POLL_SECONDS = 0.01
+_SAY_SECONDS = 10.0
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def torch_device_type(placement: Placement) -> str:
@@ -55,20 +62,38 @@ class DeviceLock:
         self._own = threading.Lock()
         self._file: int | None = None
 
-    def acquire(self) -> None:
-        """Wait for the accelerators."""
-        self._own.acquire()
+    def acquire(self, timeout: float | None = None) -> None:
+        """Wait for the accelerators; CallTimedOut after `timeout` seconds. A long wait is logged."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if not self._own.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            raise self._late(timeout)
         try:
-            if not self._places:
-                return
-            self._file = file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
-            for place in self._places:
-                wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
-                # A lock of this open file, not of the process: it also holds against other threads.
-                fcntl.fcntl(file, fcntl.F_OFD_SETLKW, wanted)
+            if self._places:
+                self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
+                say_at = time.monotonic() + _SAY_SECONDS
+                for place in self._places:
+                    while not self._take(place):
+                        if time.monotonic() > deadline:
+                            raise self._late(timeout)
+                        if time.monotonic() > say_at:
+                            say_at = math.inf
+                            log.warning("still waiting for accelerators that another worker has locked")
+                        time.sleep(_POLL_SECONDS)
         except BaseException:
             self._let_go()
             raise
+
+    def _take(self, place: int) -> bool:
+        wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
+        try:
+            # A lock of this open file, not of the process: it also holds against other threads.
+            fcntl.fcntl(self._file or 0, fcntl.F_OFD_SETLK, wanted)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _late(self, timeout: float | None) -> CallTimedOut:
+        return CallTimedOut(f"another worker has had the lock of these accelerators for {timeout or 0:g} s")
 
     def release(self) -> None:
         """Let others have the accelerators."""

@@ -18,7 +18,7 @@ from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, visible_devices
 from roost.comm.endpoint import Endpoint, gone_error
 from roost.comm.loop import Handle
-from roost.errors import WorkerDied
+from roost.errors import ClusterError, WorkerDied
 
 _FETCH_SECONDS = 600.0
 
@@ -206,13 +206,14 @@ class Loans:
 
     def _forget(self, peer: Peer) -> None:
         """Take back what a process that has ended would have fetched."""
-        for number in [number for number, lending in self._lent.items() if lending.to == peer.address]:
+        for number in [number for number, lending in list(self._lent.items()) if lending.to == peer.address]:
             self.take_back(number, gone_error(peer))
 
     def _close(self) -> None:
         _here.pop(self.own, None)
         self._mappings.close()
-        self._lent.clear()
+        for number in list(self._lent):
+            self.take_back(number, ClusterError("the communication of this process has ended"))
 
 
 _here: dict[Peer, Loans] = {}
@@ -241,7 +242,7 @@ def fetch_tensor(loan: Loan) -> Any:
 
 def fetch_into(loan: Loan, target: Any) -> None:
     """Copy the bytes of what was lent into a tensor of bytes; `settle` returns the loan."""
-    copy = next(iter(_here.values())).fetch(loan, target) if target.numel() else None
+    copy = _loans().fetch(loan, target) if target.numel() else None
     copies = _fetching.__dict__.setdefault("loans", {}).setdefault((loan.owner, loan.number), [])
     if copy is not None:
         copies.append(copy)
@@ -256,7 +257,12 @@ def fetched() -> Fetched:
 def settle(loans: Fetched) -> None:
     """Return loans to their owners."""
     for (owner, number), copies in loans.items():
-        next(iter(_here.values())).give_back(owner, number, copies)
+        _loans().give_back(owner, number, copies)
+
+
+def _loans() -> Loans:
+    # A process has one, except in tests without Ray, where any will do.
+    return next(iter(_here.values()))
 
 
 def bytes_of(tensor: Any) -> Any:

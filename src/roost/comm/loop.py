@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from roost.errors import CallTimedOut, ConfigError
@@ -200,6 +201,27 @@ class _Opening:
         """Wait for the end."""
         with self._lock:
             return
+
+
+def all_of(loop: Loop, handles: Sequence[Handle[None]], value: Any, late: str) -> Handle[Any]:
+    """Return a handle that has a value when all are done, or fails when one has failed; `late` says what is missing."""
+    whole: Handle[Any] = Handle(loop, late=lambda: late)
+    left, lock = [len(handles)], threading.Lock()
+    if not handles:
+        whole.complete(value)
+
+    def note(handle: Handle[None]) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = not left[0]
+        if handle.error is not None:
+            whole.fail(handle.error)
+        elif is_last:
+            whole.complete(value)
+
+    for handle in handles:
+        handle.on_done(functools.partial(note, handle))
+    return whole
 
 
 def check_timeout(timeout: float | None) -> float | None:

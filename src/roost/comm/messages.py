@@ -382,11 +382,18 @@ def _words(source: str) -> str:
 def _open(source: str, target: Buffer | None, message: Message) -> Any:
     """Turn a message into what the caller of a receive gets, in the caller's thread."""
     try:
-        return _make_value(source, target, message)
-    finally:
-        if message.loan is not None:
-            # Also if it could not be unpickled, and not all of them were fetched.
-            settle({message.loan: [], **fetched()})
+        value = _make_value(source, target, message)
+    except Exception:
+        # Whatever could not be unpickled is not fetched again; after Ctrl-C it is.
+        _settle(message)
+        raise
+    _settle(message)
+    return value
+
+
+def _settle(message: Message) -> None:
+    if message.loan is not None:
+        settle({message.loan: [], **fetched()})
 
 
 def _make_value(source: str, target: Buffer | None, message: Message) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from roost.comm.loop import Handle
+from roost.comm.loop import Handle, all_of
 from roost.comm.mailbox import ANY
 from roost.comm.messages import Messages
 from roost.comm.options import CollectiveGroupOptions, check_options
@@ -102,21 +102,7 @@ class Talk:
 
     def all_of(self, handles: Sequence[Handle[None]], value: Any) -> Handle[Any]:
         """Return a handle that has this value when all are done."""
-        whole: Handle[Any] = Handle(self.messages.endpoint.loop, late=lambda: "not every rank has taken a message")
-        left = list(handles)
-        if not left:
-            whole.complete(value)
-
-        def note(handle: Handle[None]) -> None:
-            left.remove(handle)
-            if handle.error is not None:
-                whole.fail(handle.error)
-            elif not left:
-                whole.complete(value)
-
-        for handle in handles:
-            handle.on_done(lambda handle=handle: note(handle))  # type: ignore[misc]
-        return whole
+        return all_of(self.messages.endpoint.loop, handles, value, "not every rank has taken a message")
 
 
 def addresses_of(group: Any, ranks: Any) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from roost import CallResult, CallTimedOut, Channel, Cluster, OutcomeKind, Plan, WorkerDied, WorkerGroup
+from roost import CallResult, CallTimedOut, Channel, Cluster, Outcome, OutcomeKind, Plan, WorkerDied, WorkerGroup
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
@@ -110,6 +110,12 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
     return Trained(mode=mode, rounds=run.rounds, seconds=run.seconds, timeline=run.timeline(), restarts=run.restarts)
 
 
+def check_died(end: Outcome) -> None:
+    """Raise the error of a worker that failed: unlike one that died, it would fail again after a restart."""
+    if end.error is not None and end.kind is not OutcomeKind.DEATH:
+        raise end.error
+
+
 class _Run:
     """The three groups at work together, and the record of what they did."""
 
@@ -190,8 +196,7 @@ class _Run:
             if not serving.done():
                 continue
             began, one, (end,) = time.monotonic(), self._rollout[rank], serving.outcomes()
-            if end.error is not None and end.kind is not OutcomeKind.DEATH:
-                raise end.error
+            check_died(end)
             with self._phase("restart"):
                 self._rollout.restart(rank)
                 (pid,) = one.pid().wait(_ROUND_SECONDS)

@@ -45,6 +45,8 @@ class Env(Worker):
         self._scores = np.zeros(games)
         self._batches = self.connect_channel("batches")
         self._asked = 0
+        self._death: Any = None
+        """Fails when the rollout worker dies, also between two questions: nothing is ever sent under its tag."""
         self._recorder = SpanRecorder()
 
     def play(self, steps: int, version: int) -> Played:
@@ -68,10 +70,15 @@ class Env(Worker):
         self._asked += 1
         while True:
             try:
+                if self._death is None:
+                    self._death = self.recv("rollout", self.rank, async_op=True, tag="death")
+                if self._death.done():
+                    self._death.wait()
                 self.send((self._asked, version, self._seen), "rollout", self.rank, timeout=_AWAY_SECONDS)
                 answer: tuple[Any, Any, int] = self.recv("rollout", self.rank, tag=self._asked, timeout=_AWAY_SECONDS)
                 return answer
             except WorkerDied as death:
+                self._death = None
                 if time.monotonic() > deadline:
                     raise
                 if not has_warned:
@@ -105,7 +112,7 @@ class Rollout(Worker):
         self._recorder = SpanRecorder()
 
     def serve(self) -> NoReturn:
-        """Load weights as they come, and choose actions for whoever asks, until the group is closed."""
+        """Load weights as they come, and answer each question with actions, until the group is closed."""
         while True:
             message, sender = self.recv(ANY)
             if sender.root_group_name == "actor":

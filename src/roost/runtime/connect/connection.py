@@ -31,7 +31,15 @@ from roost.runtime.connect.authentication import (
     use_token_of,
 )
 from roost.runtime.connect.guard import Guard
-from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, unless_lost, waiting, within
+from roost.runtime.connect.head import (
+    ASK_SECONDS,
+    Head,
+    check_not_lost,
+    check_nothing_waits,
+    unless_lost,
+    waiting,
+    within,
+)
 from roost.runtime.connect.knock import find_heads, has_own_raylet, is_on_loopback
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
@@ -134,6 +142,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
 
     A head that does not answer in `timeout` seconds, or 10 if that is less, is a ClusterError.
     """
+    check_nothing_waits()
     timeout = min(timeout, _ANSWER_SECONDS)
     restore_environment()
     _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
@@ -171,14 +180,15 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
                 # Another version of Ray or Python at the other end, no raylet on this machine.
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
+    head = Head(context.gcs_address)
+    head.use()
     try:
-        head = Head(context.gcs_address, _own_raylet(context.get_node_id()))
+        head.watch(_own_raylet(context.get_node_id()), _leave)
     except BaseException:
         within(DISCONNECT_SECONDS, _shutdown, "disconnect")
         if guard is not None:
             guard.stop()
         raise
-    head.watch(_leave)
     return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
 
 

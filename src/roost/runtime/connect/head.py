@@ -35,6 +35,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _hanging: dict[str, Future[Any]] = {}
 """The call of each kind that did not return in time."""
+_running: set[Future[Any]] = set()
+"""All calls that have not returned."""
 
 Value = TypeVar("Value")
 
@@ -45,12 +47,11 @@ class Head:
     current: ClassVar[Head | None] = None
     """The one of this process's last connection; None in a worker, which Ray connected."""
 
-    def __init__(self, address: str, raylet: str) -> None:
-        """Take the address of the head, and that of the raylet through which this process uses it."""
+    def __init__(self, address: str) -> None:
         self.address = address
         self.is_given_up = False
         """Whether this process disconnects from it: it was silent for too long, or the raylet has ended."""
-        self._raylet = raylet
+        self._raylet = ""
         self._has_raylet = True
         self._silent_since: float | None = None
         self._is_reported = False
@@ -85,13 +86,17 @@ class Head:
             time.sleep(_POLL_SECONDS)
         return not self.is_given_up
 
-    def watch(self, on_lost: Callable[[], object]) -> None:
-        """Call `on_lost` once it is given up: from a thread of its own, which no call of Ray's can hold up.
-
-        From now on it is this process's head.
-        """
+    def use(self) -> None:
+        """Make it this process's head, in place of an earlier one that may be lost."""
         Head.current = self
         _hanging.clear()
+
+    def watch(self, raylet: str, on_lost: Callable[[], object]) -> None:
+        """Call `on_lost` once it is given up: from a thread of its own, which no call of Ray's can hold up.
+
+        `raylet` is the address of the raylet through which this process uses it.
+        """
+        self._raylet = raylet
         self._thread = threading.Thread(target=self._watch, args=(on_lost,), name="roost-head", daemon=True)
         self._thread.start()
 
@@ -141,6 +146,15 @@ def check_not_lost() -> None:
         raise Head.current.gone()
 
 
+def check_nothing_waits() -> None:
+    """Raise ClusterError if calls still wait in a Ray that this process has given up: another one would crash them."""
+    if Head.current is not None and Head.current.is_given_up and _running:
+        raise ClusterError(
+            f"this process still waits for Ray at {Head.current.address}, which it has lost",
+            hint="start a new process to use another Ray cluster",
+        )
+
+
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
     """Wait in Ray inside: ClusterError in place of the SystemExit that Ray raises when it disconnects meanwhile."""
@@ -185,6 +199,8 @@ def unless_lost(call: Callable[[], Value]) -> Value:
 
 def _start(call: Callable[[], Value], what: str) -> Future[Value]:
     future: Future[Value] = Future()
+    _running.add(future)
+    future.add_done_callback(_running.discard)
 
     def run() -> None:
         try:
@@ -212,17 +228,22 @@ def _is_done(future: Future[Any], deadline: float, most_silent: float) -> bool:
         wait([future], min(_EVERY_SECONDS, left))
         if future.done():
             break
-        head = Head.current or _head_of_worker()
-        if Head.current is None:
+        head = Head.current
+        if head is None:
             # A driver has a thread for that.
+            head = _head_of_worker()
             head.answers()
         if head.is_given_up or head.silent_seconds > most_silent:
             raise head.gone()
     return future.done()
 
 
-@functools.cache
 def _head_of_worker() -> Head:
     import ray
 
-    return Head(ray.get_runtime_context().gcs_address, "")
+    return _head_at(ray.get_runtime_context().gcs_address)
+
+
+@functools.cache
+def _head_at(address: str) -> Head:
+    return Head(address)
