@@ -26,6 +26,7 @@ from soak.schedule import FAULTS, PlannedFault
 # How Ray titles the processes of actors: by the name of the class.
 _TITLES = {
     "worker": "ray::SoakWorker",
+    "channel": "ray::ChannelWorker",
     "engine": "ray::EngineWorker",
     "rollout manager": "ray::ManagerWorker",
     "node manager": "ray::NodeManagerActor",
@@ -54,12 +55,14 @@ class Injector:
         local: LocalCluster,
         drivers: Mapping[str, subprocess.Popen[bytes]],
         disk: Path,
+        clock: Path,
         faults: Sequence[PlannedFault],
     ) -> None:
         self._local = local
         self._keeper = psutil.Process(local.keeper_pid)
         self._drivers = drivers
         self._disk = disk
+        self._clock = clock
         self._faults = faults
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -91,8 +94,8 @@ class Injector:
             return
         kind = FAULTS[fault.name]
         while not self._over.is_set():
-            acted = self._network(fault) if kind.act in ("cut", "blip") else None
-            acted = acted or (self._fill(fault) if kind.act == "fill" else self._signal(fault))
+            acts = {"cut": self._network, "blip": self._network, "fill": self._fill, "step": self._step}
+            acted = acts.get(kind.act, self._signal)(fault)
             if acted:
                 self.injected.append(acted)
                 return
@@ -195,6 +198,20 @@ class Injector:
         self._over.wait(fault.seconds)
         ballast.unlink()
         return InjectedFault(name=fault.name, target=str(self._disk), began=began, ended=time.time())
+
+    def _step(self, fault: PlannedFault) -> InjectedFault:
+        """Step the time of day of all Python processes of the round, an hour ahead or back, and after a while again."""
+        began, hours = time.time(), 1 if fault.pick < 0.5 else -1
+        replace_file(self._clock, str(hours * 3600))
+        self._over.wait(fault.seconds)
+        replace_file(self._clock, "0")
+        return InjectedFault(name=fault.name, target=f"{hours:+} h", began=began, ended=time.time())
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that nobody reads half of it."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import psutil
 
 from roost import (
     CallTimedOut,
+    Channel,
     Cluster,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
@@ -126,6 +127,8 @@ class Soaked:
             (8, self.call),
             (4, self.map),
             (4, self.stream),
+            (3, self.channel),
+            (3, self.message),
             (2, self.fail),
             (1, self.die),
             (3, self.restart),
@@ -192,6 +195,35 @@ class Soaked:
             for rank, item in group.stream("count", number).within(CALL_SECONDS):
                 got.setdefault(rank, []).append(item)
             op.expect(got, {rank: [(rank, item) for item in range(number)] for rank in group.ranks})
+
+    def channel(self) -> None:
+        """Let all ranks put values into a new channel, and take them all out again."""
+        group, number = self.pick(), self.choose.randint(1, 20)
+        if group is None:
+            return
+        self.launched += 1
+        node = self.choose.randrange(self.cluster.num_nodes)
+        limit = LAUNCH_SECONDS + 3 * CALL_SECONDS + CLOSE_SECONDS
+        with (
+            self.recorder.op("channel", limit) as op,
+            Channel.create(f"c{self.launched}", node_rank=node, timeout=LAUNCH_SECONDS) as channel,
+        ):
+            group.pour(channel, list(range(number)), CALL_SECONDS).wait(CALL_SECONDS)
+            got: dict[int, list[Any]] = {}
+            for rank, value in channel.get_many(number * len(group), timeout=CALL_SECONDS):
+                got.setdefault(rank, []).append(value)
+            op.expect(got, {rank: list(range(number)) for rank in group.ranks})
+            op.expect(channel.qsize(timeout=CALL_SECONDS), 0)
+
+    def message(self) -> None:
+        """Let each rank send a value to the next one."""
+        group = self.pick()
+        if group is None:
+            return
+        values = [self.choose.randrange(10**6) for _ in group.ranks]
+        with self.recorder.op("message", CALL_SECONDS) as op:
+            got = group.map("pass_on", [(value, CALL_SECONDS) for value in values]).wait(CALL_SECONDS)
+            op.expect(got, values[-1:] + values[:-1])
 
     def fail(self) -> None:
         group = self.pick()

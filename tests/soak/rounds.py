@@ -88,14 +88,15 @@ def run_round(seed: int, faults: Collection[str], folder: Path, summary: Summary
 def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
     shm_before = _shared_memory()
     has_disk = "fill" not in impossible_here()
-    environment = {"PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    clock = folder / "clock"
+    environment = _environment(clock)
     local = local_cluster([LocalNode(accelerators=count, env=environment) for count in planned.accelerators])
     seen: set[psutil.Process] = set()
     drivers: dict[str, subprocess.Popen[bytes]] = {}
     with small_disk(folder / "disk", has_disk):
         local.start()
         try:
-            injector = Injector(local, drivers, folder / "disk", planned.faults)
+            injector = Injector(local, drivers, folder / "disk", clock, planned.faults)
             for number, driver in enumerate(planned.drivers):
                 who = f"d{number}"
                 given = {
@@ -140,6 +141,12 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
     return History(events=read_events(folder), faults=faults, drivers=ended, left=left), injector.missed
 
 
+def _environment(clock: Path) -> dict[str, str]:
+    """What all processes of a round get: the code of the soak, and a clock that can be stepped."""
+    paths = [str(TESTS), str(TESTS / "soak" / "clock"), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(paths), "SOAK_CLOCK": str(clock)}
+
+
 def _start_driver(folder: Path, who: str, given: dict[str, object], local: LocalCluster) -> subprocess.Popen[bytes]:
     """Start a driver in a home of its own, where it should leave nothing."""
     for name in ("home", "here", "tmp", "state"):
@@ -147,7 +154,7 @@ def _start_driver(folder: Path, who: str, given: dict[str, object], local: Local
     environment = {
         **os.environ,
         **local.environment,
-        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        **_environment(folder / "clock"),
         "HOME": str(folder / who / "home"),
         "TMPDIR": str(folder / who / "tmp"),
         "XDG_STATE_HOME": str(folder / who / "state"),

@@ -23,6 +23,8 @@ class FaultKind:
 FAULTS: Mapping[str, FaultKind] = {
     "kill-worker": FaultKind(target="worker", act="kill"),
     "stop-worker": FaultKind(target="worker", act="stop"),
+    "kill-channel": FaultKind(target="channel", act="kill"),
+    "stop-channel": FaultKind(target="channel", act="stop"),
     "kill-engine": FaultKind(target="engine", act="kill"),
     "stop-engine": FaultKind(target="engine", act="stop"),
     "kill-rollout-manager": FaultKind(target="rollout manager", act="kill"),
@@ -39,6 +41,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "cut-node": FaultKind(target="node", act="cut"),
     "blip-node": FaultKind(target="node", act="blip"),
     "fill-disk": FaultKind(target="disk", act="fill"),
+    "step-clock": FaultKind(target="clock", act="step"),
     "kill-gcs": FaultKind(target="gcs", act="kill", at_head=True, ends_cluster=True),
     "stop-gcs": FaultKind(target="gcs", act="stop", at_head=True),
     "kill-head-raylet": FaultKind(target="head raylet", act="kill", at_head=True, ends_cluster=True),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost import Worker
+from roost import Channel, Worker
 from soak.claims import claim
 from soak.record import Recorder
 
@@ -50,6 +50,19 @@ class SoakWorker(Worker):
     def nap(self, seconds: float) -> int:
         time.sleep(seconds)
         return self.rank
+
+    def pour(self, channel: Channel, values: list[int], timeout: float) -> None:
+        """Put values into a channel, each of them acknowledged."""
+        for value in values:
+            channel.put((self.rank, value), timeout=timeout)
+
+    def pass_on(self, value: int, timeout: float) -> Any:
+        """Send a value to the next rank, and return the one that comes from the last."""
+        ranks = self.world_size
+        sent = self.send(value, self.group_name, (self.rank + 1) % ranks, async_op=True)
+        got = self.recv(self.group_name, (self.rank - 1) % ranks, timeout=timeout)
+        sent.wait(timeout)
+        return got
 
     def fail(self) -> None:
         raise Oops(f"rank {self.rank} of {self.group_name}")
