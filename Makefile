@@ -15,8 +15,8 @@ BIN     = $(VENV)/bin
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
-# How many rounds of random faults are part of `make test`: half a minute each.
-SOAK_TEST_ROUNDS ?= 1
+# How many rounds of random faults are part of `make test`: half a minute each, next to other tests.
+SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 
