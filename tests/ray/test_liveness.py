@@ -349,13 +349,18 @@ def test_a_driver_outlives_its_head_and_unwinds(driver):
 
 LOSING = """
 import sys, time
-from roost import Cluster
+import ray
+from roost import Channel, Cluster, ClusterError
 from roost.runtime.connect import head
 head.LOST_SECONDS = 6
 with Cluster(num_nodes=1, quiet=True):
     print("open", flush=True)
-    while not head.Head.current.is_given_up:
+    while not head.Head.current.is_given_up or ray.is_initialized():
         time.sleep(0.1)
+    try:
+        Channel.create("samples")
+    except ClusterError as error:
+        print(str(error).splitlines()[0], flush=True)
 with Cluster(num_nodes=1, quiet=True, address=sys.stdin.readline().strip()) as cluster:
     print(cluster.num_nodes, flush=True)
 """
@@ -366,6 +371,7 @@ def test_a_driver_that_lost_its_head_can_use_another_cluster(driver, small_local
         mine = driver(LOSING, local)
         assert mine.line() == "open"
         os.kill(head_of(local), signal.SIGKILL)
+        assert f"head at {local.address}" in mine.line()
         mine.process.stdin.write(f"{small_local_cluster.address}\n")
         mine.process.stdin.flush()
         assert mine.line() == "1"

@@ -9,7 +9,18 @@ import time
 import numpy as np
 import pytest
 
-from roost import ANY, CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied, WorkerFailed
+from pair_workers import Lender
+from roost import (
+    ANY,
+    CallTimedOut,
+    Cluster,
+    ClusterError,
+    ConfigError,
+    NodePlacementStrategy,
+    WorkerDied,
+    WorkerFailed,
+    WorkerGroup,
+)
 from talkers import Talker
 from waiting import is_gone, wait_until
 
@@ -225,3 +236,28 @@ def test_a_group_that_is_closed_with_messages_on_their_way_leaves_nothing(shared
     for pid in pids:
         wait_until(lambda pid=pid: is_gone(pid), "its process has ended")
     assert not [name for name in os.listdir("/dev/shm") if "roost" in name]  # noqa: S108 - only looks
+
+
+def launch_lenders(cluster: Cluster, can_pair: bool = True) -> tuple[WorkerGroup, WorkerGroup]:
+    place = NodePlacementStrategy([0])
+    return (
+        Lender.create_group(can_pair).launch(cluster, place, name="lender"),
+        Lender.create_group().launch(cluster, place, name="taker"),
+    )
+
+
+def test_tensors_are_fetched_in_a_process_group_of_two(small_cluster):
+    lender, taker = launch_lenders(small_cluster)
+    sizes = list(range(1, 20))
+    lent = lender.lend("taker", sizes)
+    assert taker.fetch("lender", len(sizes), 4).wait(120) == [[(size, float(size)) for size in sizes]]
+    assert lent.wait(60) == [[None] * len(sizes)], "all loans are back"
+    assert (lender.refused().wait(60), taker.refused().wait(60)) == ([False], [False])
+
+
+def test_tensors_go_through_the_host_where_no_process_group_can_be_made(small_cluster):
+    lender, taker = launch_lenders(small_cluster, can_pair=False)
+    lent = lender.lend("taker", [5])
+    assert taker.fetch("lender", 1, 1).wait(120) == [[(5, 5.0)]]
+    assert lent.wait(60) == [[None]]
+    assert taker.refused().wait(60) == [True]

@@ -39,6 +39,7 @@ from roost.comm.queues import Item, Want
 from roost.comm.routes import LocalRoute, RemoteRoute, Route
 from roost.comm.worker import Worker, own_methods
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
+from roost.runtime.connect.head import check_not_lost
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class Channel:
             return cls._create_local(name, settings)
         context = job_context()
         if context is None:
+            check_not_lost()
             raise ClusterError(
                 f"the channel {name!r} needs a Cluster, and this process has none",
                 hint="make a Cluster first, or write local=True for a channel inside this process",
@@ -185,6 +187,7 @@ class Channel:
         if local is not None:
             return cls(name, local.settings, local=local)
         if job_context() is None:
+            check_not_lost()
             raise ClusterError(
                 f"there is no channel {name!r} in this process, which belongs to no job",
                 hint="make a Cluster first, or Channel.create(…, local=True)",

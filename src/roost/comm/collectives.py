@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import inspect
 import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.addresses import WorkerAddress
 from roost.comm.loop import Handle, check_timeout
 from roost.comm.options import CollectiveGroupOptions, check_options
+from roost.comm.process_groups import new_group
 from roost.comm.talk import Talk, addresses_of
 from roost.errors import CallTimedOut, ConfigError
 from roost.text import join_words
@@ -105,7 +105,7 @@ def make_process_group(
     left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
     store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
     _meet(store, members, rank, deadline)
-    return _new_group(distributed, backend, store, rank, len(members), label, options)
+    return new_group(backend, store, rank, len(members), label, options)
 
 
 def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> None:
@@ -120,43 +120,6 @@ def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> Non
                 hint="every member calls collective() with the same arguments, and as often",
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _new_group(
-    distributed: Any,
-    backend: str,
-    store: Any,
-    rank: int,
-    size: int,
-    label: str,
-    options: CollectiveGroupOptions | None,
-) -> Any:
-    """Make a process group that torch's own functions take.
-
-    torch's public functions make one world for each process, and groups in it. Workers are in several that have nothing
-    to do with each other, for which torch has only the function behind the public ones; it is used by others as well.
-    """
-    inner: Any = importlib.import_module("torch.distributed.distributed_c10d")
-    make: Callable[..., Any] = inner._new_process_group_helper
-    known = inspect.signature(make).parameters
-    given: dict[str, Any] = {"group_name": label, "timeout": inner.default_pg_timeout}
-    if backend == "nccl":
-        key = "backend_options" if "backend_options" in known else "pg_options"
-        given[key] = _nccl_options(distributed, options)
-    made, _ = make(size, rank, [], inner.Backend(backend), inner.PrefixStore(label, store), **given)
-    inner._world.pg_group_ranks[made] = dict(zip(range(size), itertools.count(), strict=False))
-    return made
-
-
-def _nccl_options(distributed: Any, options: CollectiveGroupOptions | None) -> Any:
-    chosen = options or CollectiveGroupOptions()
-    made = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.is_high_priority_stream)
-    for ours, theirs in (("max_ctas", chosen.accel_max_ctas), ("min_ctas", chosen.accel_min_ctas)):
-        if theirs is not None:
-            setattr(made.config, ours, theirs)
-    if chosen.accel_cluster_size is not None:
-        made.config.cga_cluster_size = chosen.accel_cluster_size
-    return made
 
 
 def plan_routes(n_senders: int, n_receivers: int, batch: int) -> list[tuple[int, int, slice]]:

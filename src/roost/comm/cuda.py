@@ -59,7 +59,7 @@ def export(tensor: Any) -> DeviceMemory:
     # Also makes the device's context the one of this thread.
     torch.cuda.current_stream(tensor.device).synchronize()
     nbytes = tensor.numel() * tensor.element_size()
-    uuid = _uuid(tensor.device)
+    uuid = uuid_of(tensor.device)
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
     try:
         _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(tensor.data_ptr()))
@@ -128,7 +128,8 @@ _uses_device = threading.local()
 
 
 @functools.cache
-def _uuid(device: Any) -> str:
+def uuid_of(device: Any) -> str:
+    """Return the UUID of a device."""
     return str(sys.modules["torch"].cuda.get_device_properties(device).uuid)
 
 

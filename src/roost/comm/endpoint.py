@@ -136,15 +136,16 @@ class Endpoint:
         self._numbers = itertools.count(1)
         self._listeners: list[socket.socket] = []
         self.is_closed = False
-        self._place = host, port
+        self.host = host
+        self._port = port
 
     def open(self) -> None:
         """Let others find this process: what takes messages must be there before."""
-        host, port = self._place
+        host = self.host
         if host is None:
             return
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, self._port), family=family, backlog=_BACKLOG)
         local_name = ""
         self._listeners.append(listener)
         if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:

@@ -1,7 +1,7 @@
 """Tensors on a device, which their receiver fetches itself.
 
 A message says where such a tensor is, and its owner keeps it. The receiver copies it: from the device's memory if that
-device is visible to it too, otherwise through the host. Then it returns the loan.
+device is visible to it too, otherwise by NCCL into a device of its own, or through the host. Then it returns the loan.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
-from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, visible_devices
+from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
 from roost.comm.endpoint import Endpoint, gone_error
 from roost.comm.loop import Handle
+from roost.comm.pairs import Pairs
 from roost.errors import ClusterError, WorkerDied
 
 _FETCH_SECONDS = 600.0
+_SENT, _NOT_SENT = b"sent", b"not sent"
+"""What the owner of a tensor answers that is wanted in a process group."""
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -34,21 +37,31 @@ class Way(enum.Enum):
 
     OWN = "the process's own memory"
     DEVICE = "CUDA IPC"
+    PAIR = "NCCL"
     HOST = "host memory"
 
 
-def choose_way(memory: DeviceMemory, *, is_own: bool, is_near: bool, devices: Collection[str]) -> Way:
+def choose_way(
+    memory: DeviceMemory, *, is_own: bool, is_near: bool, devices: Collection[str], target: str, can_pair: bool
+) -> Way:
     """Decide how a tensor is fetched, by a process that sees these devices, from one on the same node or not.
 
+    `target` is the device that it goes to, or empty; `can_pair` whether both processes can be in a process group.
+
     >>> memory = DeviceMemory(device="GPU-1", handle=b"h", offset=0, nbytes=8)
-    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0", "GPU-1"])
+    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0", "GPU-1"], target="GPU-0", can_pair=True)
     <Way.DEVICE: 'CUDA IPC'>
-    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0"])
+    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0"], target="GPU-0", can_pair=True)
+    <Way.PAIR: 'NCCL'>
+    >>> choose_way(memory, is_own=False, is_near=False, devices=["GPU-0"], target="", can_pair=True)
     <Way.HOST: 'host memory'>
     """
     if is_own:
         return Way.OWN
-    return Way.DEVICE if is_near and memory.handle and memory.device in devices else Way.HOST
+    if is_near and memory.handle and memory.device in devices:
+        return Way.DEVICE
+    # NCCL takes no two processes on one device.
+    return Way.PAIR if can_pair and target and target != memory.device else Way.HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +125,7 @@ class Loans:
         self._endpoint = endpoint
         self._lent: dict[int, Lending] = {}
         self._mappings = Mappings()
+        self.pairs = Pairs(endpoint.own, endpoint.host)
         endpoint.on_loan = self._take
         endpoint.on_gone.append(self._forget)
         endpoint.on_close.append(self._close)
@@ -146,8 +160,14 @@ class Loans:
         """
         owner = _here.get(loan.owner)
         is_near = loan.owner.node_rank == self.own.node_rank
-        devices = visible_devices() if target.is_cuda else ()
-        way = choose_way(loan.memory, is_own=owner is not None, is_near=is_near, devices=devices)
+        way = choose_way(
+            loan.memory,
+            is_own=owner is not None,
+            is_near=is_near,
+            devices=visible_devices() if target.is_cuda else (),
+            target=uuid_of(target.device) if target.is_cuda else "",
+            can_pair=self.pairs.can_reach(loan.owner),
+        )
         log.debug("a tensor of %d bytes comes from %s through %s", loan.memory.nbytes, loan.owner, way.value)
         if owner is not None:
             tensor = owner.tensor(loan.number, loan.place)
@@ -159,6 +179,8 @@ class Loans:
                 return self._mappings.copy(loan.memory, target)
             except CudaError:
                 raise _lost(loan) from None
+        elif way is Way.PAIR and self.pairs.receive(loan.owner, target, lambda place: self._ask_to_send(loan, place)):
+            return _event(target)
         else:
             self._fetch_by_host(loan, target)
         return None
@@ -180,14 +202,21 @@ class Loans:
 
     def _fetch_by_host(self, loan: Loan, target: Any) -> None:
         torch = sys.modules["torch"]
+        (buffer,) = self._ask(loan, b"").buffers
+        target.copy_(torch.frombuffer(buffer.view if isinstance(buffer, SharedBuffer) else buffer, dtype=torch.uint8))
+
+    def _ask_to_send(self, loan: Loan, place: bytes) -> bool:
+        return self._ask(loan, place).envelope == _SENT
+
+    def _ask(self, loan: Loan, place: bytes) -> Frame:
+        """Ask the owner of a tensor for its content, or to send it in a process group."""
         answer: Handle[Any] = Handle(self._endpoint.loop, late=lambda: f"{loan.owner} has not sent a tensor")
         wanted = b"%d %d" % (loan.number, loan.place)
-        self._endpoint.request(loan.owner.address, wanted, b"", (), answer, Kind.FETCH)
+        self._endpoint.request(loan.owner.address, wanted, place, (), answer, Kind.FETCH)
         frame: Frame = answer.wait(_FETCH_SECONDS)
-        if not frame.buffers:
+        if not frame.buffers and not frame.envelope:
             raise _lost(loan)
-        (buffer,) = frame.buffers
-        target.copy_(torch.frombuffer(buffer.view if isinstance(buffer, SharedBuffer) else buffer, dtype=torch.uint8))
+        return frame
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Answer those who fetch, and take back what is returned; in the thread that reads."""
@@ -198,7 +227,13 @@ class Loans:
         if tensor is None:
             connection.send(Kind.REPLY, frame.number)
             return
-        raw = bytes_of(tensor)
+        raw, receiver = bytes_of(tensor), connection.peer
+        if frame.data and receiver is not None:
+            will_send = self.pairs.can_reach(receiver)
+            connection.send(Kind.REPLY, frame.number, _SENT if will_send else _NOT_SENT)
+            if will_send:
+                self.pairs.send(receiver, bytes(frame.data), raw)
+            return
         host = sys.modules["torch"].empty(raw.shape, dtype=raw.dtype, pin_memory=raw.is_cuda)
         host.copy_(raw)
         content = memoryview(host.numpy())
@@ -206,11 +241,13 @@ class Loans:
 
     def _forget(self, peer: Peer) -> None:
         """Take back what a process that has ended would have fetched."""
+        self.pairs.forget(peer)
         for number in [number for number, lending in list(self._lent.items()) if lending.to == peer.address]:
             self.take_back(number, gone_error(peer))
 
     def _close(self) -> None:
         _here.pop(self.own, None)
+        self.pairs.close()
         self._mappings.close()
         for number in list(self._lent):
             self.take_back(number, ClusterError("the communication of this process has ended"))
@@ -263,6 +300,15 @@ def settle(loans: Fetched) -> None:
 def _loans() -> Loans:
     # A process has one, except in tests without Ray, where any will do.
     return next(iter(_here.values()))
+
+
+def _event(target: Any) -> Any:
+    """Return what says that all copies to a device so far are done; None for the host."""
+    if not target.is_cuda:
+        return None
+    done = sys.modules["torch"].cuda.Event()
+    done.record()
+    return done
 
 
 def bytes_of(tensor: Any) -> Any:
