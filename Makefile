@@ -68,10 +68,10 @@ ray: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/alone
 	@$(MAKE) --no-print-directory clusters
 
-# They wait for processes half of the time: four at a time keep two cores busy.
+# They wait for processes half of the time: five at a time keep two cores busy.
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
+	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

@@ -149,6 +149,19 @@ def test_the_lock_has_one_holder_whatever_its_name_and_none_that_was_interrupted
         assert aside.submit(try_lock, 30).result(60) == "got it"
 
 
+def test_a_manager_that_hangs_holds_up_whoever_releases_the_lock_only_to_its_deadline(manager):
+    with contextlib.ExitStack() as hang:
+
+        def hold() -> None:
+            with manager.lock(timeout=2):
+                hang.enter_context(stopped(pid_of("rollout_manager:0")))
+
+        began = time.monotonic()
+        assert "'release' of 'rollout_manager'" in times_out(hold)
+        assert time.monotonic() - began < 30, "the default of a call is 60 s"
+    wait_until(lambda: manager.lock_holder() is None, "nobody has the lock when it answers again")
+
+
 def test_coroutines_exclude_each_other_and_a_task_can_take_the_lock_again(manager):
     inside, most = 0, 0
 

@@ -375,12 +375,12 @@ class Load:
         time.sleep(choose.uniform(0.0, 2.0))
 
     def lock(self, _choose: random.Random) -> None:
-        with self.recorder.op("lock", CALL_SECONDS) as op:
+        with self.recorder.op("lock", 2 * CALL_SECONDS) as op:
             inside(self.manager, CALL_SECONDS, self.soaked.folder, self.soaked.who, op)
 
     def enter(self, _choose: random.Random) -> None:
-        with self.recorder.op("call", 2 * CALL_SECONDS):
-            self.consumers[0].enter(self.manager, CALL_SECONDS).wait(2 * CALL_SECONDS)
+        with self.recorder.op("call", 3 * CALL_SECONDS):
+            self.consumers[0].enter(self.manager, CALL_SECONDS).wait(3 * CALL_SECONDS)
 
     def mend(self, _choose: random.Random) -> None:
         """Restart what does not serve, as a job does that wants to go on."""

@@ -78,7 +78,7 @@ class SoakWorker(Worker):
 
     def enter(self, manager: RolloutManager, timeout: float) -> bool:
         """Go through the lock."""
-        with self._recorder.op("lock", timeout) as op:
+        with self._recorder.op("lock", 2 * timeout) as op:
             inside(manager, timeout, self._folder, self.address, op)
         return op.ok
 

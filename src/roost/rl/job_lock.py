@@ -60,7 +60,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
             manager.wait(ManagerWorker.acquire, ticket, timeout=self._timeout)
             with _owning(owner):
                 yield
-            manager.call(ManagerWorker.release, ticket)
+            manager.call(ManagerWorker.release, ticket, timeout=self._release_seconds)
 
     @contextlib.asynccontextmanager
     async def _hold_async(self) -> AsyncIterator[None]:
@@ -73,7 +73,12 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
             await manager.call_async(ManagerWorker.acquire, ticket, seconds, timeout=seconds + GRACE_SECONDS)
             with _owning(owner):
                 yield
-            await manager.call_async(ManagerWorker.release, ticket)
+            await manager.call_async(ManagerWorker.release, ticket, timeout=self._release_seconds)
+
+    @property
+    def _release_seconds(self) -> float:
+        # A manager that hangs must not hold up its caller for longer than that wanted to wait for the lock.
+        return max(self._timeout, GRACE_SECONDS)
 
     def _owner(self) -> _Owner:
         try:

@@ -1,0 +1,1 @@
+"""Weights from the trainer's layout to the engines': layouts and plans are pure, links act on them."""

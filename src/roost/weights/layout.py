@@ -1,0 +1,233 @@
+"""`Layout`: which worker holds which part of which tensor. A value, made from rules or from what workers report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.errors import ConfigError
+from roost.text import join_words
+from roost.weights.boxes import Box, count, whole
+
+SIZES: Mapping[str, int] = {
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
+}
+"""The bytes of an element, by torch's name of its type."""
+_CAST = ("float64", "float32", "float16", "bfloat16")
+
+
+def can_cast(source: str, target: str) -> bool:
+    """Whether values of one type may be stored as another: only between the plain floating-point types."""
+    return source == target or (source in _CAST and target in _CAST)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The shape and type of a whole tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in SIZES:
+            raise ConfigError(f"{self.dtype!r} is not a type of elements", hint=f"there are {join_words(list(SIZES))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor that one worker holds."""
+
+    worker: int
+    """Which of the layout's workers."""
+    box: Box
+    at: tuple[int, ...]
+    """Where the box begins in that worker's memory."""
+    storage: int = 0
+    """Which of the tensor's storages it lies in."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor, and the parts of it that workers hold."""
+
+    spec: TensorSpec
+    parts: tuple[Part, ...]
+    storages: tuple[str, ...]
+    """What workers call the memory that has it: another name if it is fused with others, two if it is there twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What one worker says that it holds."""
+
+    name: str
+    spec: TensorSpec
+    box: Box
+    storage: str = ""
+    """What it calls the memory; the name of the tensor unless that says otherwise."""
+    at: tuple[int, ...] | None = None
+    """Where the box begins there; at the start unless that says otherwise."""
+
+
+class Layout:
+    """Which worker holds which part of which tensor."""
+
+    def __init__(self, workers: Sequence[str], tensors: Mapping[str, HeldTensor]) -> None:
+        self.workers = tuple(workers)
+        self.tensors = dict(tensors)
+        if len(set(self.workers)) != len(self.workers):
+            raise ConfigError(f"a worker is named twice: {join_words(self.workers)}")
+
+    @classmethod
+    def from_reports(cls, reports: Mapping[str, Iterable[Held]]) -> Layout:
+        """Make a layout of what each worker says that it holds; ConfigError if they contradict each other."""
+        specs: dict[str, tuple[TensorSpec, str]] = {}
+        storages: dict[str, list[str]] = {}
+        parts: dict[str, list[Part]] = {}
+        wrong = []
+        for number, (worker, held) in enumerate(reports.items()):
+            for one in held:
+                spec, first = specs.setdefault(one.name, (one.spec, worker))
+                if spec != one.spec:
+                    wrong.append(f"{one.name} is {_words(spec)} in {first}, and {_words(one.spec)} in {worker}")
+                names = storages.setdefault(one.name, [])
+                storage = one.storage or one.name
+                if storage not in names:
+                    names.append(storage)
+                at = one.at if one.at is not None else (0,) * len(one.box)
+                parts.setdefault(one.name, []).append(Part(number, one.box, at, names.index(storage)))
+        if wrong:
+            raise ConfigError("\n".join(wrong))
+        shared: dict[tuple[Part, ...], tuple[Part, ...]] = {}
+        return cls(
+            tuple(reports),
+            {
+                name: HeldTensor(specs[name][0], shared.setdefault(tuple(found), tuple(found)), tuple(storages[name]))
+                for name, found in parts.items()
+            },
+        )
+
+    def only(self, workers: Iterable[str]) -> Layout:
+        """Return the same layout with some of its workers."""
+        wanted = set(workers)
+        if unknown := wanted - set(self.workers):
+            raise ConfigError(f"{join_words(sorted(unknown))}: not in a layout of {join_words(self.workers)}")
+        kept = [number for number, worker in enumerate(self.workers) if worker in wanted]
+        return self._renumbered([self.workers[number] for number in kept], {old: new for new, old in enumerate(kept)})
+
+    def without(self, workers: Iterable[str]) -> Layout:
+        """Return the same layout without some workers."""
+        dropped = set(workers)
+        return self.only([worker for worker in self.workers if worker not in dropped])
+
+    def joined(self, other: Layout) -> Layout:
+        """Return a layout with the workers of both, which hold tensors of the same names and shapes."""
+        numbers = {worker: place for place, worker in enumerate(dict.fromkeys([*self.workers, *other.workers]))}
+        tensors = dict(self.tensors)
+        moved = other._renumbered(list(numbers), {old: numbers[name] for old, name in enumerate(other.workers)})
+        for name, held in moved.tensors.items():
+            mine = tensors.get(name)
+            if mine is None:
+                tensors[name] = held
+                continue
+            if mine.spec != held.spec:
+                raise ConfigError(f"{name} is {_words(mine.spec)} on one side, and {_words(held.spec)} on the other")
+            first = len(mine.storages)
+            added = [Part(part.worker, part.box, part.at, part.storage + first) for part in held.parts]
+            tensors[name] = HeldTensor(mine.spec, (*mine.parts, *added), (*mine.storages, *held.storages))
+        return Layout(tuple(numbers), tensors)
+
+    def held_by(self, worker: str) -> Iterator[Held]:
+        """Return what a worker holds."""
+        number = self.workers.index(worker)
+        for name, held in self.tensors.items():
+            for part in held.parts:
+                if part.worker == number:
+                    storage = held.storages[part.storage]
+                    yield Held(name=name, spec=held.spec, box=part.box, storage=storage, at=part.at)
+
+    def bytes_by_worker(self) -> dict[str, int]:
+        """Return how many bytes each worker holds."""
+        found = [0] * len(self.workers)
+        for held in self.tensors.values():
+            for part in held.parts:
+                found[part.worker] += count(part.box) * SIZES[held.spec.dtype]
+        return dict(zip(self.workers, found, strict=True))
+
+    def to_value(self) -> dict[str, Any]:
+        """Return it as lists and dicts."""
+        tables: dict[tuple[Part, ...], int] = {}
+        tensors = {
+            name: [
+                list(held.spec.shape),
+                held.spec.dtype,
+                list(held.storages),
+                tables.setdefault(held.parts, len(tables)),
+            ]
+            for name, held in self.tensors.items()
+        }
+        parts = [
+            [[part.worker, [list(pair) for pair in part.box], list(part.at), part.storage] for part in table]
+            for table in tables
+        ]
+        return {"workers": list(self.workers), "parts": parts, "tensors": tensors}
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Any]) -> Layout:
+        """Read what `to_value` returns."""
+        tables = [
+            tuple(
+                Part(worker, tuple((start, stop) for start, stop in box), tuple(at), storage)
+                for worker, box, at, storage in table
+            )
+            for table in value["parts"]
+        ]
+        return cls(
+            value["workers"],
+            {
+                name: HeldTensor(TensorSpec(tuple(shape), dtype), tables[table], tuple(storages))
+                for name, (shape, dtype, storages, table) in value["tensors"].items()
+            },
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and (self.workers, self.tensors) == (other.workers, other.tensors)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.to_value(), sort_keys=True))
+
+    def __repr__(self) -> str:
+        return f"<Layout of {len(self.tensors)} tensors in {len(self.workers)} workers>"
+
+    def _renumbered(self, workers: Sequence[str], numbers: Mapping[int, int]) -> Layout:
+        """Return it with other numbers of workers; parts of those that have none are left out."""
+        shared: dict[int, tuple[Part, ...]] = {}
+        for held in self.tensors.values():
+            if id(held.parts) not in shared:
+                shared[id(held.parts)] = tuple(
+                    Part(numbers[part.worker], part.box, part.at, part.storage)
+                    for part in held.parts
+                    if part.worker in numbers
+                )
+        return Layout(
+            workers,
+            {name: HeldTensor(held.spec, shared[id(held.parts)], held.storages) for name, held in self.tensors.items()},
+        )
+
+
+def replicated(specs: Mapping[str, TensorSpec], workers: Sequence[str]) -> Layout:
+    """Return the layout in which each worker holds every tensor whole."""
+    tables = {
+        spec.shape: tuple(Part(number, whole(spec.shape), (0,) * len(spec.shape)) for number in range(len(workers)))
+        for spec in specs.values()
+    }
+    return Layout(workers, {name: HeldTensor(spec, tables[spec.shape], (name,)) for name, spec in specs.items()})
+
+
+def _words(spec: TensorSpec) -> str:
+    return f"{spec.dtype} {list(spec.shape)}"
