@@ -88,7 +88,7 @@ class _Segment(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-class Unreadable(Exception):
+class Unreadable(Exception):  # noqa: N818 - what happened
     """The memory of another process cannot be read from here."""
 
 
