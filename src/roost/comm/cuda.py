@@ -74,7 +74,8 @@ def export(tensor: Any) -> DeviceMemory:
 class Mappings:
     """The allocations of other processes that this one has mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _MOST_MAPPED) -> None:
+        self._most = most
         self._mapped: OrderedDict[bytes, int] = OrderedDict()
         self._copies: list[Any] = []
         """Those that may not be done."""
@@ -100,6 +101,13 @@ class Mappings:
             self._copies = [copy for copy in self._copies if not copy.query()] + [done]
         return done
 
+    def address(self, memory: DeviceMemory, device: Any) -> int:
+        """Return where memory of another process is in this one; it stays mapped. CudaError if its owner has ended."""
+        # Makes the device's context the one of this thread.
+        sys.modules["torch"].cuda.current_stream(device).synchronize()
+        with self._lock:
+            return self._map(memory.handle) + memory.offset
+
     def close(self) -> None:
         """Unmap everything."""
         with self._lock:
@@ -109,7 +117,7 @@ class Mappings:
     def _map(self, handle: bytes) -> int:
         found = self._mapped.get(handle)
         if found is None:
-            while len(self._mapped) >= _MOST_MAPPED:
+            while len(self._mapped) >= self._most:
                 self._unmap()
             place = ctypes.c_uint64()
             _call("cuIpcOpenMemHandle_v2", ctypes.byref(place), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)

@@ -339,7 +339,7 @@ def make_sync_plan(
         alike = known.of(held.parts), known.of(wanted.parts)
         if alike not in patterns:
             moves, missing = _moves(held, wanted, source, target, places)
-            if missing:
+            if missing is not None:
                 problems.append(Problem(message=f"no source holds {name}{_box_text(missing)}"))
                 continue
             patterns[alike] = len(made)
@@ -404,6 +404,8 @@ def _moves(
         holders.setdefault(part.box, []).append(part)
     chosen: list[tuple[list[Part], Part, Box]] = []
     for part in wanted.parts:
+        if not count(part.box):
+            continue
         name = target.workers[part.worker]
         near: dict[Box, tuple[Route, list[Part]]] = {}
         for box, those in holders.items():

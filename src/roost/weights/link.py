@@ -1,0 +1,305 @@
+"""`WeightLink`: moves the weights of a group of workers into another one, a version at a time, all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from roost.comm.loop import Handle
+from roost.comm.process import process_talk
+from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
+from roost.runtime.groups.group import WorkerGroup
+from roost.text import join_words
+from roost.weights.layout import Layout
+from roost.weights.offers import Offer
+from roost.weights.plan import BUCKET_BYTES, Place, SyncPlan, make_sync_plan
+
+UPDATE_SECONDS = 60.0
+_MARGIN_SECONDS = 1.0
+"""How long before the caller's deadline members give up, so that their error arrives before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What an update took."""
+
+    version: int
+    nbytes: int
+    seconds: float
+    prepare_seconds: float
+    move_seconds: float
+    pause_seconds: float
+    """The longest time in which a target's weights were changing."""
+    slowest: str
+    """The target that took longest to copy, and from which source."""
+
+    @property
+    def gigabytes_per_second(self) -> float:
+        """How much was moved in a second, in all."""
+        return self.nbytes / 1e9 / max(self.seconds, 1e-9)
+
+    def __str__(self) -> str:
+        return (
+            f"version {self.version}: {self.nbytes / 1e9:.3g} GB in {1e3 * self.seconds:.1f} ms "
+            f"({self.gigabytes_per_second:.1f} GB/s), targets paused for {1e3 * self.pause_seconds:.1f} ms"
+        )
+
+
+def ask_layout(group: WorkerGroup, role: str, timeout: float = UPDATE_SECONDS) -> Layout:
+    """Return what the workers of a group hold: `offer` asks sources, `accept` asks targets."""
+    reports = group.call("report_weights", role).wait(timeout)
+    return Layout.from_reports({f"{group.name}:{rank}": held for rank, held in zip(group.ranks, reports, strict=True)})
+
+
+def places_in(*groups: WorkerGroup) -> dict[str, Place]:
+    """Return where the workers of groups are."""
+    return {
+        f"{group.name}:{placement.rank}": Place(placement.cluster_node_rank, placement.local_hardware_ranks)
+        for group in groups
+        for placement in group.placements
+    }
+
+
+class WeightLink:
+    """The way from the weights of one group to those of another.
+
+    Targets get a new version beside the old one, and take it over together when all have it; with `in_place` they get
+    it in the place of the old one, which takes no memory, and a target whose update is broken off has no version until
+    the next one. With `may_share`, weights of sources in host memory move into shared memory once.
+    """
+
+    def __init__(
+        self,
+        plan: SyncPlan,
+        source: WorkerGroup,
+        target: WorkerGroup,
+        *,
+        in_place: bool = False,
+        may_share: bool = True,
+        timeout: float = UPDATE_SECONDS,
+    ) -> None:
+        """Open everything once; ConfigError lists all that does not fit the plan, in any of the workers."""
+        self.plan = plan
+        self.version = -1
+        """The last version that targets have taken over."""
+        self._groups = {source.name: source, target.name: target}
+        self._options = in_place, may_share
+        self._name = f"{source.name}-{target.name}-{os.getpid()}-{time.monotonic_ns():x}"
+        self._attempts = itertools.count(1)
+        self._lock = threading.Lock()
+        self._offers: dict[str, Offer] = {}
+        self._senders: dict[str, dict[str, tuple[str, ...]]] = {}
+        """By digest of a plan and target: the sources that have to send."""
+        self._endpoint = process_talk().messages.endpoint
+        deadline = time.monotonic() + timeout
+        self._open(self._members(plan), deadline)
+        self._teach(plan, self._members(plan), deadline)
+
+    @classmethod
+    def between(
+        cls, source: WorkerGroup, target: WorkerGroup, *, bucket_bytes: int = BUCKET_BYTES, **options: Any
+    ) -> WeightLink:
+        """Ask the workers what they hold, plan, and open a link."""
+        plan = make_sync_plan(
+            ask_layout(source, "offer"),
+            ask_layout(target, "accept"),
+            places_in(source, target),
+            bucket_bytes=bucket_bytes,
+        )
+        return cls(plan, source, target, **options)
+
+    def update(self, version: int, timeout: float = UPDATE_SECONDS) -> UpdateReport:
+        """Give all targets the present weights of the sources, as a version that is higher than the last.
+
+        If a worker dies or is late, the error names it, and no target takes the version over; one that has died can be
+        left out with `without`, or restarted and then filled with `refill`, or with `rejoin` if it is a source.
+        """
+        if isinstance(version, bool) or not isinstance(version, int) or version <= self.version:
+            raise ConfigError(f"version is {version!r}: it is a whole number above {self.version}, the present one")
+        if not self._lock.acquire(timeout=timeout):
+            raise CallTimedOut(f"another update of {self._name} is under way")
+        try:
+            return self._update(self.plan, version, time.monotonic() + timeout)
+        finally:
+            self._lock.release()
+
+    def versions(self, timeout: float = UPDATE_SECONDS) -> dict[str, int]:
+        """Return the version that each target says it has; -1 for one without a whole version."""
+        return self._ask(self.plan.target.workers, "status", (), time.monotonic() + timeout)
+
+    def without(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
+        """Go on without some workers, such as those that have died; ConfigError if others cannot replace them."""
+        with self._lock:
+            plan = self.plan.without(workers)
+            self._teach(plan, self._members(plan), time.monotonic() + timeout)
+            self.plan = plan
+
+    def rejoin(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
+        """Let workers that were restarted take part again; a target has no version until `refill` or an update."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._open(workers, deadline)
+            self._teach(self.plan, workers, deadline)
+
+    def refill(self, worker: str, timeout: float = UPDATE_SECONDS) -> UpdateReport:
+        """Bring a target that was restarted to the present version, from the nearest worker that has it."""
+        if self.version < 0:
+            raise ConfigError("there is no version yet", hint="the first update fills all targets")
+        if worker not in self.plan.target.workers:
+            raise ConfigError(f"{worker} is not a target: there are {join_words(self.plan.target.workers)}")
+        deadline = time.monotonic() + timeout
+        self.rejoin(worker, timeout=timeout)
+        with self._lock:
+            others = [other for other in self.plan.target.workers if other != worker]
+            versions = self._ask(others, "status", (), deadline)
+            source = self.plan.source
+            if peers := [other for other, version in versions.items() if version == self.version]:
+                # What a trainer has may be newer.
+                with contextlib.suppress(ConfigError):
+                    return self._fill(self.plan.target.only(peers), worker, deadline)
+            return self._fill(source, worker, deadline)
+
+    def close(self) -> None:
+        """Forget the link; the workers end with their groups."""
+        self._offers.clear()
+
+    def __enter__(self) -> WeightLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<WeightLink {self._name} at version {self.version}: {self.plan!r}>"
+
+    def _fill(self, source: Layout, worker: str, deadline: float) -> UpdateReport:
+        plan = make_sync_plan(
+            source, self.plan.target.only([worker]), self.plan.places, bucket_bytes=self.plan.bucket_bytes
+        )
+        self._teach(plan, self._members(plan), deadline)
+        return self._update(plan, self.version, deadline)
+
+    def _update(self, plan: SyncPlan, version: int, deadline: float) -> UpdateReport:
+        began = time.monotonic()
+        attempt, digest = next(self._attempts), plan.digest
+        sources = [worker for worker, (sent, _) in plan.bytes_by_worker().items() if sent]
+        targets = plan.target.workers
+        try:
+            self._prepare(plan, attempt, version, sources, deadline)
+            prepared = time.monotonic()
+            left = max(0.1, deadline - time.monotonic() - _MARGIN_SECONDS)
+            sending: dict[str, list[str]] = {}
+            for target, senders in self._senders.get(digest, {}).items():
+                for sender in senders:
+                    sending.setdefault(sender, []).append(target)
+            handles = [
+                (sender, self._request(sender, "send", (attempt, digest, tuple(wanted), left)))
+                for sender, wanted in sending.items()
+            ]
+            moved = self._ask(targets, "move", (attempt, digest, left), deadline)
+            for sender, handle in handles:
+                self._answer(sender, handle, deadline)
+            done = time.monotonic()
+        except BaseException:
+            for worker in dict.fromkeys([*sources, *targets]):
+                with contextlib.suppress(ClusterError):
+                    self._request(worker, "abort", (attempt,))
+            raise
+        # From here on targets take it over, whatever happens to some of them.
+        self.version = version
+        pauses = self._ask(targets, "commit", (attempt, version, digest), deadline)
+        taken = [(seconds, target, name) for target, parts in moved.items() for name, seconds in parts.items()]
+        slow = max(taken, default=None)
+        return UpdateReport(
+            version=version,
+            nbytes=sum(plan.traffic.values()),
+            seconds=time.monotonic() - began,
+            prepare_seconds=prepared - began,
+            move_seconds=done - prepared,
+            pause_seconds=max(pauses.values(), default=0.0),
+            slowest="" if slow is None else f"{slow[1]} from {slow[2]}",
+        )
+
+    def _prepare(self, plan: SyncPlan, attempt: int, version: int, sources: Sequence[str], deadline: float) -> None:
+        """Make sure that everyone is there with the same plan, and knows where the memory of the sources lies."""
+        digest = plan.digest
+        asked = [
+            (worker, role, self._request(worker, "prepare", (attempt, version, digest, role)))
+            for role, workers in (("source", sources), ("target", plan.target.workers))
+            for worker in workers
+        ]
+        answers = [(worker, role, self._answer(worker, handle, deadline)) for worker, role, handle in asked]
+        changed = {worker: offer for worker, role, offer in answers if role == "source" and offer is not None}
+        self._offers |= changed
+        known = self._senders.get(digest)
+        if known is not None and not changed:
+            return
+        offers = {worker: self._offers[worker] for worker in sources}
+        wanted: dict[str, dict[str, Offer]] = {target: {} for target in plan.target.workers}
+        for source, target in plan.traffic:
+            wanted[target][source] = offers[source]
+        handles = [(target, self._request(target, "connect", (digest, mine))) for target, mine in wanted.items()]
+        self._senders[digest] = {target: self._answer(target, handle, deadline) for target, handle in handles}
+
+    def _members(self, plan: SyncPlan) -> list[str]:
+        return list(dict.fromkeys([*plan.source.workers, *plan.target.workers]))
+
+    def _open(self, workers: Iterable[str], deadline: float) -> None:
+        """Let workers take part, by a call: one that has never communicated begins to."""
+        calls = []
+        for worker in workers:
+            name, _, rank = worker.rpartition(":")
+            group = self._groups[name]
+            calls.append(group.on(int(rank)).call("open_weights", self._name, *self._options))
+            self._offers.pop(worker, None)
+        self._senders.clear()
+        for call in calls:
+            call.wait(max(0.1, deadline - time.monotonic()))
+
+    def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float) -> None:
+        wrong = self._ask(list(workers), "plan", (plan,), deadline)
+        self._senders.pop(plan.digest, None)
+        if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
+            raise ConfigError(problems)
+
+    def _ask(self, workers: Sequence[str], command: str, arguments: Sequence[Any], deadline: float) -> dict[str, Any]:
+        """Ask all at once, and return their answers; if some fail, the error of the first, with all that died."""
+        handles = {worker: self._request(worker, command, arguments) for worker in workers}
+        answers: dict[str, Any] = {}
+        errors: list[Exception] = []
+        for worker, handle in handles.items():
+            try:
+                answers[worker] = self._answer(worker, handle, deadline)
+            except (ClusterError, ConfigError) as error:
+                errors.append(error)
+                if command == "move":
+                    # The others wait for the same.
+                    break
+        if errors:
+            raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
+        return answers
+
+    def _request(self, worker: str, command: str, arguments: Sequence[Any]) -> Handle[Any]:
+        late = f"{worker} has not answered {command!r} of a link of weights"
+        handle: Handle[Any] = Handle(self._endpoint.loop, late=lambda: late)
+        data = pickle.dumps((self._name, command, tuple(arguments)))
+        self._endpoint.request(worker, b"", data, (), handle)
+        return handle
+
+    def _answer(self, worker: str, handle: Handle[Any], deadline: float) -> Any:
+        del worker
+        frame = handle.wait(max(0.01, deadline - time.monotonic()))
+        succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
+        if not succeeded:
+            raise value
+        return value

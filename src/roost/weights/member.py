@@ -1,0 +1,363 @@
+"""A worker's part in a link: answers what the link asks, and copies, in a thread of its own."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roost.comm.connection import Connection, Frame, Kind
+from roost.comm.cuda import Mappings
+from roost.comm.loop import Handle
+from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
+from roost.text import error_text, join_words
+from roost.weights.adapters import as_weights
+from roost.weights.arrays import (
+    address_of,
+    copy,
+    cut,
+    dtype_of,
+    empty_like,
+    finish,
+    let_others_read,
+    strides_of,
+    wrap,
+)
+from roost.weights.boxes import count, shape_of
+from roost.weights.layout import SIZES
+from roost.weights.offers import Offer, Source, make_offer
+from roost.weights.plan import Piece, SyncPlan
+
+if TYPE_CHECKING:
+    from roost.weights.worker import WeightWorker
+
+_MOST_MAPPED = 1 << 16
+_AHEAD = 2
+"""How many buckets a source has on their way to each target."""
+
+log: logging.Logger = logging.getLogger(__name__)
+
+Fingerprint = list[tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class _Side:
+    """What a worker knows of a plan in which it takes part."""
+
+    plan: SyncPlan
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Those that this target copies from itself."""
+    senders: tuple[str, ...] = ()
+    """Those that have to send."""
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
+    """Views of this target and of a source, to be copied."""
+    reads: list[tuple[Source, Piece, Any]] = field(default_factory=list)
+    """Pieces that the kernel copies, and where to."""
+    fingerprint: Fingerprint = field(default_factory=list)
+
+
+class Member:
+    """The weights of this worker: their version, and the links that change them."""
+
+    def __init__(self, worker: WeightWorker) -> None:
+        self.version = -1
+        """The version that all weights have; -1 if that is none."""
+        self._worker = worker
+        self._links: dict[str, _Link] = {}
+        self._messages = worker._roost_talk.messages
+        let_others_read()
+        self._messages.endpoint.serve(self._take)
+
+    def join(self, link: str, *, in_place: bool, may_share: bool) -> None:
+        """Take part in a link."""
+        self._links[link] = _Link(self, self._worker, link, in_place, may_share)
+
+    def _take(self, connection: Connection, frame: Frame) -> None:
+        """Hand a request to the thread of its link; in the thread that reads."""
+        link, command, arguments = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
+        found = self._links.get(link)
+
+        def answer(succeeded: bool, value: Any) -> None:
+            connection.send(Kind.REPLY, frame.number, b"", pickle.dumps((succeeded, value)))
+
+        if found is None:
+            answer(False, ClusterError(f"{self._worker.address} was started again and is not in this link any more"))
+        else:
+            found.ask(command, arguments, answer)
+
+    @property
+    def messages(self) -> Any:
+        """The messages of this process."""
+        return self._messages
+
+
+class _Link:
+    """One link, as a member of it sees it."""
+
+    def __init__(self, member: Member, worker: WeightWorker, name: str, in_place: bool, may_share: bool) -> None:
+        self._member = member
+        self._worker = worker
+        self._name = name
+        self._in_place = in_place
+        self._may_share = may_share
+        self._sides: dict[str, _Side] = {}
+        self._attempt = 0
+        self._ended = -1
+        """The last attempt that was broken off."""
+        self._staged: dict[str, Any] = {}
+        self._mappings = Mappings(_MOST_MAPPED)
+        self._offered: Fingerprint = []
+        self._kept: list[Any] = []
+        """The arrays of the last offer: their memory stays while others copy from it."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}")
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}-send")
+
+    def ask(self, command: str, arguments: Sequence[Any], answer: Callable[[bool, Any], None]) -> None:
+        """Carry out a command, and answer."""
+        if command == "abort":
+            # Not after what it ends.
+            self._ended = max(self._ended, arguments[0])
+
+        def run() -> None:
+            try:
+                value = getattr(self, command)(*arguments)
+            except RoostError as error:
+                answer(False, error)
+            except BaseException as error:
+                log.exception("%s of a link of weights failed", command)
+                answer(False, ClusterError(f"{self._worker.address} failed in an update: {error_text(error)}"))
+            else:
+                answer(True, value)
+
+        (self._sender if command == "send" else self._thread).submit(run)
+
+    def plan(self, plan: SyncPlan) -> list[str]:
+        """Learn a plan; returns what of this worker's memory does not fit it."""
+        self._sides[plan.digest] = _Side(plan)
+        own, wrong = self._worker.address, []
+        for role, layout in (("offer", plan.source), ("accept", plan.target)):
+            if own not in layout.workers:
+                continue
+            tensors = as_weights(getattr(self._worker, role)(), role).tensors()
+            for held in layout.held_by(own):
+                storage = held.storage or held.name
+                if storage not in tensors:
+                    wrong.append(f"{own} has no {storage}")
+                    continue
+                have, at = tensors[storage], held.at or (0,) * len(held.box)
+                ends = [start + size for start, size in zip(at, shape_of(held.box), strict=True)]
+                if dtype_of(have) != held.spec.dtype:
+                    wrong.append(f"{storage} of {own} is {dtype_of(have)}, not {held.spec.dtype}")
+                if len(have.shape) != len(ends) or any(end > size for end, size in zip(ends, have.shape, strict=True)):
+                    wrong.append(f"{storage} of {own} has shape {list(have.shape)}: {ends} is needed")
+        return wrong
+
+    def prepare(self, attempt: int, version: int, digest: str, role: str) -> Any:
+        """Say that this member is here, with the same plan; returns what a source offers, if that is new."""
+        self._check(attempt, digest)
+        self._attempt = attempt
+        if role == "target":
+            if version <= self._member.version:
+                raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
+            return None
+        tensors = as_weights(self._worker.offer(), "offer").tensors()
+        fingerprint = _fingerprint(tensors)
+        finish(list(tensors.values()))
+        self._kept = list(tensors.values())
+        if fingerprint == self._offered:
+            return None
+        offer = make_offer(tensors, self._worker.node_rank, may_share=self._may_share)
+        # Sharing moves storages.
+        self._offered = _fingerprint(tensors)
+        return offer
+
+    def connect(self, digest: str, offers: Mapping[str, Offer]) -> tuple[str, ...]:
+        """Learn where the memory of sources lies; returns those that have to send what is wanted of them."""
+        side = self._side(digest)
+        own = self._worker.address
+        wanted: dict[str, set[str]] = {}
+        for piece in side.plan.pieces(target=own):
+            wanted.setdefault(piece.source, set()).add(piece.source_storage)
+        for name, offer in offers.items():
+            if name in wanted:
+                is_near = offer.node == self._worker.node_rank
+                source = Source(name, offer, self._mappings)
+                if name == own or (is_near and source.can_read(sorted(wanted[name]))):
+                    side.sources[name] = source
+                else:
+                    side.sources.pop(name, None)
+        side.senders = tuple(name for name in wanted if name not in side.sources)
+        side.fingerprint = []
+        return side.senders
+
+    def move(self, attempt: int, digest: str, timeout: float) -> dict[str, float]:
+        """Copy everything that the plan says; returns the seconds for each source."""
+        deadline = time.monotonic() + timeout
+        self._check(attempt, digest)
+        side = self._side(digest)
+        self._ready(side)
+        if self._in_place:
+            # Neither the old version nor the new one, until all of it is here.
+            self._member.version = -1
+        seconds: dict[str, float] = {}
+        began = time.monotonic()
+        for place, (target, source) in enumerate(side.copies):
+            copy(target, source)
+            if place % 64 == 0:
+                self._check(attempt, digest, deadline)
+        seconds["copies"] = time.monotonic() - began
+        for source, piece, target in side.reads:
+            began = time.monotonic()
+            source.copy(piece, target)
+            seconds[source.name] = seconds.get(source.name, 0.0) + time.monotonic() - began
+            self._check(attempt, digest, deadline)
+        self._receive(side, attempt, deadline, seconds)
+        finish([target for target, _ in side.copies])
+        self._check(attempt, digest, deadline)
+        return seconds
+
+    def commit(self, attempt: int, version: int, digest: str) -> float:
+        """Let the new version be the one that this worker has; returns for how many seconds its weights changed."""
+        self._check(attempt, digest)
+        began = time.monotonic()
+        with self._worker.weights_changing(version):
+            if not self._in_place:
+                live = as_weights(self._worker.accept(), "accept").tensors()
+                # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
+                self._member.version = -1
+                for name, staged in self._staged.items():
+                    copy(live[name].detach() if hasattr(live[name], "detach") else live[name], staged)
+                finish(list(live.values()))
+            self._member.version = version
+        return time.monotonic() - began
+
+    def status(self) -> int:
+        """Return the version of this worker's weights."""
+        return self._member.version
+
+    def abort(self, attempt: int) -> None:
+        """Break off an attempt; it was noted when the request came."""
+
+    def send(self, attempt: int, digest: str, targets: Sequence[str], timeout: float) -> None:
+        """Send their parts to targets that cannot copy them; in a thread of its own."""
+        deadline = time.monotonic() + timeout
+        side = self._side(digest)
+        tensors = as_weights(self._worker.offer(), "offer").tensors()
+        messages, own = self._member.messages, self._worker.address
+        steps = [side.plan.buckets(own, target) for target in targets]
+        on_their_way: list[Handle[None]] = []
+        for number, step in enumerate(itertools.zip_longest(*steps, fillvalue=None)):
+            for target, bucket in zip(targets, step, strict=True):
+                if bucket is None:
+                    continue
+                self._check(attempt, digest, deadline)
+                packed = np.empty(sum(piece.nbytes for piece in bucket), np.uint8)
+                for piece, part in _parts(bucket, packed):
+                    copy(part, cut(tensors[piece.source_storage], piece.source_at, shape_of(piece.box)))
+                handle = messages.send_tensor(packed, target, ("weights", self._name, attempt, number))
+                on_their_way.append(handle)
+                while len(on_their_way) > _AHEAD * len(targets):
+                    self._wait(on_their_way.pop(0), attempt, digest, deadline)
+        for handle in on_their_way:
+            self._wait(handle, attempt, digest, deadline)
+
+    def _receive(self, side: _Side, attempt: int, deadline: float, seconds: dict[str, float]) -> None:
+        messages, own = self._member.messages, self._worker.address
+        live = self._targets()
+        steps = [(name, side.plan.buckets(name, own)) for name in side.senders]
+        for number in range(max((len(buckets) for _, buckets in steps), default=0)):
+            arriving = []
+            for name, buckets in steps:
+                if number < len(buckets):
+                    packed = np.empty(sum(piece.nbytes for piece in buckets[number]), np.uint8)
+                    tag = "weights", self._name, attempt, number
+                    arriving.append((name, buckets[number], packed, messages.receive(name, tag, packed)))
+            for name, bucket, packed, handle in arriving:
+                began = time.monotonic()
+                self._wait(handle, attempt, side.plan.digest, deadline)
+                for piece, part in _parts(bucket, packed):
+                    copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
+                seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
+
+    def _wait(self, handle: Handle[Any], attempt: int, digest: str, deadline: float) -> None:
+        while not handle.done():
+            self._check(attempt, digest, deadline)
+            try:
+                handle.wait(min(0.5, max(0.01, deadline - time.monotonic())))
+            except CallTimedOut:
+                continue
+        handle.wait(1.0)
+
+    def _ready(self, side: _Side) -> None:
+        """Find the memory that is copied, unless it is where it was."""
+        live = self._targets()
+        fingerprint = _fingerprint(live)
+        if side.fingerprint == fingerprint:
+            return
+        side.copies, side.reads = [], []
+        own = self._worker.address
+        mine = as_weights(self._worker.offer(), "offer").tensors() if own in side.sources else {}
+        for piece in side.plan.pieces(target=own):
+            source = side.sources.get(piece.source)
+            if source is None or not count(piece.box):
+                continue
+            target = cut(live[piece.target_storage], piece.target_at, shape_of(piece.box))
+            if piece.source == own:
+                side.copies.append((target, cut(mine[piece.source_storage], piece.source_at, shape_of(piece.box))))
+                continue
+            view = source.view(piece)
+            if view is None:
+                side.reads.append((source, piece, target))
+            else:
+                side.copies.append((target, view))
+        side.fingerprint = fingerprint
+
+    def _targets(self) -> Mapping[str, Any]:
+        """Return where the new version goes: into the weights themselves, or beside them."""
+        tensors = as_weights(self._worker.accept(), "accept").tensors()
+        if self._in_place:
+            return {name: one.detach() if hasattr(one, "detach") else one for name, one in tensors.items()}
+        if [(name, one.shape) for name, one in self._staged.items()] != [(n, one.shape) for n, one in tensors.items()]:
+            self._staged = {
+                name: empty_like(one.detach() if hasattr(one, "detach") else one) for name, one in tensors.items()
+            }
+        return self._staged
+
+    def _side(self, digest: str) -> _Side:
+        side = self._sides.get(digest)
+        if side is None:
+            raise ConfigError(
+                f"{self._worker.address} has another plan than {digest[:8]}: it has "
+                f"{join_words([known[:8] for known in self._sides]) or 'none'}"
+            )
+        return side
+
+    def _check(self, attempt: int, digest: str, deadline: float | None = None) -> None:
+        self._side(digest)
+        if attempt < self._attempt or attempt <= self._ended:
+            raise ClusterError(f"update {attempt} of {self._worker.address} was broken off")
+        if deadline is not None and time.monotonic() > deadline:
+            raise CallTimedOut(f"{self._worker.address} has not got all weights in time")
+
+
+def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:
+    """Return the part of a packed bucket that each piece has, in the type that travels."""
+    at = 0
+    whole = memoryview(packed)
+    for piece in bucket:
+        types = piece.target_dtype, piece.source_dtype
+        dtype = min(types, key=SIZES.__getitem__)
+        yield piece, wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box))
+        at += piece.nbytes
+
+
+def _fingerprint(tensors: Mapping[str, Any]) -> Fingerprint:
+    """Return what changes when memory is somewhere else."""
+    return [(name, address_of(one), tuple(one.shape), strides_of(one), one.dtype) for name, one in tensors.items()]

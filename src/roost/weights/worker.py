@@ -1,0 +1,56 @@
+"""`WeightWorker`: a worker whose weights go to others, or come from them."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from roost.comm.worker import Worker
+from roost.errors import ConfigError
+from roost.weights.adapters import as_weights
+from roost.weights.layout import Held
+
+if TYPE_CHECKING:
+    from roost.weights.member import Member
+
+
+class WeightWorker(Worker):
+    """Says where its weights lie: `offer` in a source, `accept` in a target, and nothing else.
+
+    Both return a torch module, a dict of tensors or arrays by name, or another adapter. They are called in a thread of
+    their own while other methods run.
+    """
+
+    def offer(self) -> Any:
+        """Return the weights that others get. They must not change during an update."""
+        raise ConfigError(f"{self.address} has no method offer(), and is the source of a link")
+
+    def accept(self) -> Any:
+        """Return the weights that an update overwrites."""
+        raise ConfigError(f"{self.address} has no method accept(), and is the target of a link")
+
+    def weights_changing(self, version: int) -> AbstractContextManager[Any]:
+        """Return what surrounds the moment in which weights change, such as a pause of an engine."""
+        del version
+        return contextlib.nullcontext()
+
+    @property
+    def weights_version(self) -> int:
+        """The version that this worker's weights have, wholly; -1 if no update has come, or one was broken off."""
+        member: Member | None = vars(self).get("_roost_weights")
+        return member.version if member is not None else -1
+
+    def report_weights(self, role: str) -> list[Held]:
+        """Say which part of which tensor this worker holds; a link asks."""
+        return as_weights(getattr(self, role)(), role).held()
+
+    def open_weights(self, link: str, in_place: bool, may_share: bool) -> int:
+        """Take part in a link, which asks; returns the version of the weights."""
+        from roost.weights.member import Member  # a worker that is in no link pays nothing
+
+        member: Member | None = vars(self).get("_roost_weights")
+        if member is None:
+            member = vars(self).setdefault("_roost_weights", Member(self))
+        member.join(link, in_place=in_place, may_share=may_share)
+        return member.version

@@ -1,0 +1,206 @@
+"""Weights go from the trainer's workers to the engines': what arrives, and what happens when one of them dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from roost import CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost.weights.link import WeightLink
+from weight_workers import Both, Server, Trainer
+
+
+def launch(cluster: Cluster, kind: type, name: str, nodes: list[int], *arguments: object) -> WorkerGroup:
+    place = NodePlacementStrategy(nodes)
+    return kind.create_group(*arguments).launch(cluster, place, name=name, restarts=0)
+
+
+def contents(group: WorkerGroup) -> list[tuple[int, set[float]]]:
+    return group.content().wait(60)
+
+
+def pid_of(group: WorkerGroup, rank: int) -> int:
+    return group[rank].pid().wait(60)[0]
+
+
+@pytest.fixture
+def pair(small_cluster: Cluster) -> tuple[WorkerGroup, WorkerGroup]:
+    """Two trainers and two servers on one node, without torch."""
+    actor = launch(small_cluster, Trainer, "actor", [0, 0], "numpy")
+    return actor, launch(small_cluster, Server, "rollout", [0, 0], "numpy")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_all_targets_get_each_version_wholly(shared_cluster, in_place):
+    with (
+        launch(shared_cluster, Trainer, "a", [0, 0, 1]) as actor,
+        launch(shared_cluster, Server, "r", [0, 0, 1, 1]) as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, in_place=in_place, bucket_bytes=1 << 14)
+        assert contents(rollout) == [(-1, {0.0})] * 4
+        for version in (1, 2, 5):
+            # Once in other memory than before.
+            actor.set_version(version, anew=version == 5).wait(60)
+            report = link.update(version, timeout=60)
+            assert contents(rollout) == [(version, {float(version)})] * 4
+            assert report.nbytes == sum(link.plan.traffic.values())
+        assert link.versions() == {f"r:{rank}": 5 for rank in range(4)}
+        with pytest.raises(ConfigError, match="above 5"):
+            link.update(5)
+
+
+def test_types_are_cast_and_a_worker_can_be_source_and_target(small_cluster):
+    with launch(small_cluster, Both, "both", [0, 0], "torch", "float32", "bfloat16") as both:
+        link = WeightLink.between(both, both)
+        both.set_version(0).wait(60)
+        link.update(1)
+        # bfloat16 has eight digits: enough for the values of version 0.
+        assert both.accepted().wait(60) == [True, True]
+
+
+def test_what_does_not_fit_is_listed_for_all_workers(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    rollout[1].lose("up").wait(60)
+    actor.retype("down", "int8").wait(60)
+    with pytest.raises(ConfigError) as caught:
+        WeightLink(link.plan, actor, rollout)
+    assert sorted(str(caught.value).splitlines()) == [
+        "down of actor:0 is int8, not float32",
+        "down of actor:1 is int8, not float32",
+        "rollout:1 has no up",
+    ]
+    with pytest.raises(ConfigError, match="down: int8 cannot be stored as float32"):
+        WeightLink.between(actor, rollout)
+
+
+def test_a_target_that_hangs_is_named_and_the_others_keep_their_version(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    link.update(1)
+    os.kill(pid := pid_of(rollout, 1), signal.SIGSTOP)
+    try:
+        with pytest.raises(CallTimedOut, match="rollout:1"):
+            link.update(2, timeout=2)
+        assert rollout[0].content().wait(60)[0][0] == 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # What it was asked for meanwhile comes too late.
+    assert link.versions() == {"rollout:0": 1, "rollout:1": 1}
+    actor.set_version(3).wait(60)
+    link.update(3)
+    assert contents(rollout) == [(3, {3.0})] * 2
+
+
+def test_two_updates_at_once_come_one_after_the_other(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    errors: list[Exception] = []
+
+    def update(version: int) -> None:
+        try:
+            link.update(version)
+        except ConfigError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=update, args=(version,)) for version in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert link.version == 3
+    assert contents(rollout) == [(3, {0.0})] * 2
+    assert all("only go up" in str(error) or "above" in str(error) for error in errors)
+
+
+def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_cluster):
+    with (
+        launch(small_cluster, Trainer, "actor", [0, 0], "numpy") as actor,
+        launch(small_cluster, Server, "rollout", [0] * 4, "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        actor.set_version(1).wait(60)
+        link.update(1)
+        # What the trainer has now is another version.
+        actor.set_version(9).wait(60)
+        for _ in range(2):
+            os.kill(pid_of(rollout, 2), signal.SIGKILL)
+            with pytest.raises(WorkerDied, match="rollout:2"):
+                link.update(2, timeout=20)
+            rollout.restart(2)
+            assert link.refill("rollout:2").version == 1
+            assert contents(rollout) == [(1, {1.0})] * 4
+        os.kill(pid_of(rollout, 3), signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="rollout:3"):
+            link.update(2, timeout=20)
+        link.without("rollout:3")
+        link.update(2)
+        assert contents(rollout.on(0, 1, 2)) == [(2, {9.0})] * 3
+        with pytest.raises(ConfigError, match="no source holds"):
+            link.without("actor:0")
+
+
+@contextlib.contextmanager
+def names(worker: str) -> Iterator[None]:
+    """An error inside names a worker."""
+    try:
+        yield
+    except ClusterError as error:
+        if worker not in str(error):
+            raise AssertionError(f"{error} does not name {worker}") from error
+        raise
+
+
+def rounds_of_kills(cluster: Cluster, numbers: Iterator[int], seed: int) -> None:
+    """Kill a random member at a random moment of an update, again and again."""
+    choose = random.Random(seed)  # noqa: S311 - to be repeated
+    with (
+        launch(cluster, Trainer, "actor", [0, 0], "numpy") as actor,
+        launch(cluster, Server, "rollout", [0, 0, 0], "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, bucket_bytes=1 << 14)
+        version = 0
+        for _ in numbers:
+            version += 1
+            actor.set_version(version).wait(60)
+            group, rank = choose.choice([(actor, 0), (actor, 1), (rollout, 0), (rollout, 1), (rollout, 2)])
+            victim = f"{group.name}:{rank}"
+            if group is rollout and choose.random() < 0.5:
+                rollout[rank].die_at_accept(choose.randint(1, 3)).wait(60)
+            else:
+                group[rank].die_in(choose.uniform(0.0, 0.03)).wait(60)
+            # It may be over before the kill.
+            with contextlib.suppress(ClusterError), names(victim):
+                link.update(version, timeout=20)
+            alive = [one for one in rollout.ranks if f"rollout:{one}" != victim]
+            for one in alive:
+                has, found = rollout[one].content().wait(60)[0]
+                assert found == {float(max(has, 0))}, f"rollout:{one} says {has}"
+                assert has in (version, version - 1, -1)
+            group[rank].kill_now().outcomes(60)
+            group.restart(rank)
+            if group is actor:
+                link.rejoin(victim)
+            actor.set_version(version + 1).wait(60)
+            version += 1
+            if group is rollout:
+                link.rejoin(victim)
+            link.update(version, timeout=20)
+            assert contents(rollout) == [(version, {float(version)})] * 3
+
+
+def test_a_member_that_is_killed_in_an_update_leaves_the_others_on_one_version(small_cluster):
+    rounds_of_kills(small_cluster, iter(range(6)), 5)
+
+
+@pytest.mark.soak
+def test_members_that_are_killed_in_updates_for_minutes(small_cluster, rounds):
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    rounds_of_kills(small_cluster, rounds(), seed)

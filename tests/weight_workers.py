@@ -1,0 +1,165 @@
+"""Workers that hold weights, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from roost.weights.layout import Held, TensorSpec
+from roost.weights.worker import WeightWorker
+
+SHAPES = {"embed": (1000, 64), "up": (256, 64), "down": (64, 256), "scale": (), "empty": (0, 4)}
+
+
+def value(name: str, version: int) -> np.ndarray:
+    """The whole tensor of a version."""
+    shape = SHAPES[name]
+    return (np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape) % 251) + 1000 * version
+
+
+class _Boxes:
+    """Arrays of a worker that has some rows or columns of each."""
+
+    def __init__(self, arrays: dict[str, Any], boxes: dict[str, Any]) -> None:
+        self.arrays, self.boxes = arrays, boxes
+
+    def tensors(self) -> dict[str, Any]:
+        return self.arrays
+
+    def held(self) -> list[Held]:
+        return [
+            Held(name=name, spec=TensorSpec(SHAPES[name], str(one.dtype).removeprefix("torch.")), box=self.boxes[name])
+            for name, one in self.arrays.items()
+        ]
+
+
+class _Part(WeightWorker):
+    def __init__(self, kind: str = "torch", dtype: str = "float32") -> None:
+        self.kind = kind
+        self.boxes = {name: self.box(shape) for name, shape in SHAPES.items()}
+        self.arrays = {name: self.make(name, dtype) for name in SHAPES}
+        self.hook: Callable[[], None] | None = None
+
+    def box(self, shape: tuple[int, ...]) -> Any:
+        raise NotImplementedError
+
+    def make(self, name: str, dtype: str) -> Any:
+        array = np.array(self.cut(value(name, 0)))
+        if self.kind == "numpy":
+            return array.astype(dtype)
+        import torch
+
+        tensor = torch.from_numpy(array).to(getattr(torch, dtype))
+        return tensor.cuda() if self.kind == "cuda" else tensor
+
+    def cut(self, whole: np.ndarray) -> np.ndarray:
+        name = next(name for name, shape in SHAPES.items() if shape == whole.shape)
+        return whole[tuple(slice(*pair) for pair in self.boxes[name])]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def offer(self) -> Any:
+        return _Boxes(self.arrays, self.boxes)
+
+    def accept(self) -> Any:
+        if self.hook is not None:
+            self.hook()
+        return _Boxes(self.arrays, self.boxes)
+
+    def set_version(self, version: int, *, anew: bool = False) -> None:
+        """Train: change all weights in place, or in new memory."""
+        for name, array in self.arrays.items():
+            new = self.cut(value(name, version))
+            if self.kind == "numpy":
+                array[...] = new
+            else:
+                import torch
+
+                array.copy_(torch.from_numpy(np.array(new)))
+        if anew:
+            self.arrays = {name: self._again(array) for name, array in self.arrays.items()}
+
+    def _again(self, array: Any) -> Any:
+        return array.copy() if self.kind == "numpy" else array.clone()
+
+    def content(self) -> tuple[int, set[float]]:
+        """The version that this worker says that it has, and all differences to version 0, in thousands."""
+        found: set[float] = set()
+        for name, array in self.arrays.items():
+            plain = array if self.kind == "numpy" else array.float().cpu().numpy()
+            found |= set(np.unique((plain - self.cut(value(name, 0))) / 1000).tolist())
+        return self.weights_version, found
+
+    def die_in(self, seconds: float, number: int = signal.SIGKILL) -> None:
+        threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+    def die_at_accept(self, times: int) -> None:
+        """End in the middle of an update: when it is asked for the n-th time where the weights go."""
+        left = [times]
+
+        def hook() -> None:
+            left[0] -= 1
+            if left[0] <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        self.hook = hook
+
+    def kill_now(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def lose(self, name: str) -> None:
+        """Have a tensor no more."""
+        del self.arrays[name]
+
+    def retype(self, name: str, dtype: str) -> None:
+        """Have a tensor in another type."""
+        self.arrays[name] = self.arrays[name].astype(dtype)
+
+
+class Trainer(_Part):
+    """Holds some rows of each, as with FSDP."""
+
+    def box(self, shape: tuple[int, ...]) -> Any:
+        if not shape:
+            return ()
+        step = -(-shape[0] // self.world_size)
+        low = min(shape[0], self.rank * step)
+        return ((low, min(shape[0], low + step)), *((0, size) for size in shape[1:]))
+
+
+class Server(_Part):
+    """Holds some columns of each, as with tensor parallelism of two."""
+
+    def box(self, shape: tuple[int, ...]) -> Any:
+        if not shape:
+            return ()
+        half = self.rank % 2
+        rest = tuple((0, size) for size in shape[:-1])
+        middle = shape[-1] // 2
+        return (*rest, (0, middle) if half == 0 else (middle, shape[-1]))
+
+
+class Both(Trainer):
+    """Is a trainer and a server in one process, with weights of another type for each."""
+
+    def __init__(self, kind: str, dtype: str, other: str) -> None:
+        super().__init__(kind, dtype)
+        self.mine, self.arrays = self.arrays, {name: self.make(name, other) for name in SHAPES}
+        for one in self.arrays.values():
+            one.zero_()
+
+    def offer(self) -> Any:
+        return _Boxes(self.mine, self.boxes)
+
+    def set_version(self, version: int, *, anew: bool = False) -> None:
+        del version, anew
+
+    def accepted(self) -> bool:
+        """Whether what it serves is what it trained."""
+        return all(bool((self.arrays[name].float() == one).all()) for name, one in self.mine.items())
