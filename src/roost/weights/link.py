@@ -89,7 +89,7 @@ class WeightLink:
         """Open everything once; ConfigError lists all that does not fit the plan, in any of the workers."""
         self.plan = plan
         self.version = -1
-        """The last version that targets have taken over."""
+        """The highest version that a target has; -1 if none has any."""
         self._groups = {source.name: source, target.name: target}
         self._options = in_place, may_share
         self._name = f"{source.name}-{target.name}-{os.getpid()}-{time.monotonic_ns():x}"
@@ -100,7 +100,8 @@ class WeightLink:
         """By digest of a plan and target: the sources that have to send."""
         self._endpoint = process_talk().messages.endpoint
         deadline = time.monotonic() + timeout
-        self._open(self._members(plan), deadline)
+        versions = self._open(self._members(plan), deadline)
+        self.version = max(versions[worker] for worker in plan.target.workers)
         self._teach(plan, self._members(plan), deadline)
 
     @classmethod
@@ -254,17 +255,16 @@ class WeightLink:
     def _members(self, plan: SyncPlan) -> list[str]:
         return list(dict.fromkeys([*plan.source.workers, *plan.target.workers]))
 
-    def _open(self, workers: Iterable[str], deadline: float) -> None:
-        """Let workers take part, by a call: one that has never communicated begins to."""
-        calls = []
+    def _open(self, workers: Iterable[str], deadline: float) -> dict[str, int]:
+        """Let workers take part, by a call: one that has never communicated begins to. Returns their versions."""
+        calls = {}
         for worker in workers:
             name, _, rank = worker.rpartition(":")
             group = self._groups[name]
-            calls.append(group.on(int(rank)).call("open_weights", self._name, *self._options))
+            calls[worker] = group.on(int(rank)).call("open_weights", self._name, *self._options)
             self._offers.pop(worker, None)
         self._senders.clear()
-        for call in calls:
-            call.wait(max(0.1, deadline - time.monotonic()))
+        return {worker: call.wait(max(0.1, deadline - time.monotonic()))[0] for worker, call in calls.items()}
 
     def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float) -> None:
         wrong = self._ask(list(workers), "plan", (plan,), deadline)
