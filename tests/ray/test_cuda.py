@@ -10,12 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from cuda_workers import Holder
-from roost import Channel, Cluster, FlexiblePlacementStrategy, WorkerDied, WorkerGroup
+from roost import Channel, Cluster, FlexiblePlacementStrategy, WorkerGroup
 from roost.machine.devices import nvidia_devices
 from roost.testing import local_cluster
-from roost.weights.link import WeightLink
 from waiting import wait_until
-from weight_workers import Server, Trainer
 
 pytestmark = pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
 IPC = "CUDA IPC"
@@ -99,21 +97,3 @@ def test_a_receiver_that_is_killed_is_named_and_gives_the_tensor_back(pair):
     os.kill(pid, signal.SIGKILL)
     assert "right:0" in sending.wait(60)[0]
     assert left.lent().wait(60) == [0]
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-def test_weights_go_from_one_process_to_another_on_the_device(shared_cluster, in_place):
-    place = FlexiblePlacementStrategy([[0], [0]])
-    with (
-        Trainer.create_group("cuda", "float32").launch(shared_cluster, place, name="actor", share=0.2) as actor,
-        Server.create_group("cuda", "bfloat16").launch(shared_cluster, place, name="rollout", share=0.2) as rollout,
-    ):
-        link = WeightLink.between(actor, rollout, in_place=in_place)
-        for version in (0, 1):
-            # Once in other memory than before.
-            actor.set_version(0, anew=version == 1).wait(60)
-            link.update(version)
-            assert rollout.content().wait(60) == [(version, {0.0})] * 2
-        os.kill(actor[0].pid().wait(60)[0], signal.SIGKILL)
-        with pytest.raises(WorkerDied, match="actor:0"):
-            link.update(2, timeout=30)

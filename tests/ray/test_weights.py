@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from roost import CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost import (
+    CallTimedOut,
+    Cluster,
+    ClusterError,
+    ConfigError,
+    FlexiblePlacementStrategy,
+    NodePlacementStrategy,
+    WorkerDied,
+    WorkerGroup,
+)
+from roost.machine.devices import nvidia_devices
+from roost.testing import local_cluster
 from roost.weights.link import WeightLink
 from weight_workers import Both, Server, Trainer
 
@@ -204,3 +215,24 @@ def test_members_that_are_killed_in_updates_for_minutes(small_cluster, rounds):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rounds_of_kills(small_cluster, rounds(), seed)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
+def test_weights_go_from_one_process_to_another_on_the_device(in_place):
+    place = FlexiblePlacementStrategy([[0], [0]])
+    with (
+        local_cluster("1x1"),
+        Cluster(num_nodes=1) as cluster,
+        Trainer.create_group("cuda", "float32").launch(cluster, place, name="actor", share=0.2) as actor,
+        Server.create_group("cuda", "bfloat16").launch(cluster, place, name="rollout", share=0.2) as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, in_place=in_place)
+        for version in (0, 1):
+            # Once in other memory than before.
+            actor.set_version(0, anew=version == 1).wait(60)
+            link.update(version)
+            assert rollout.content().wait(60) == [(version, {0.0})] * 2
+        os.kill(actor[0].pid().wait(60)[0], signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="actor:0"):
+            link.update(2, timeout=30)

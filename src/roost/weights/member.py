@@ -44,7 +44,25 @@ _AHEAD = 2
 
 log: logging.Logger = logging.getLogger(__name__)
 
-Fingerprint = list[tuple[Any, ...]]
+
+class _Memory:
+    """Arrays by name as they were at a moment, to see whether they are still where they were."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self.tensors = dict(tensors)
+        self._places = [
+            (name, address_of(one), tuple(one.shape), strides_of(one), one.dtype) for name, one in tensors.items()
+        ]
+
+    def is_same(self, tensors: Mapping[str, Any]) -> bool:
+        """Whether other arrays have the same memory."""
+        if len(tensors) != len(self._places):
+            return False
+        # Quickly where they are the same objects, as they nearly always are.
+        return all(
+            self.tensors.get(name) is one and address_of(one) == place[1]
+            for (name, one), place in zip(tensors.items(), self._places, strict=True)
+        ) or (self._places == _Memory(tensors)._places)
 
 
 @dataclass(slots=True)
@@ -60,7 +78,8 @@ class _Side:
     """Views of this target and of a source, to be copied."""
     reads: list[tuple[Source, Piece, Any]] = field(default_factory=list)
     """Pieces that the kernel copies, and where to."""
-    fingerprint: Fingerprint = field(default_factory=list)
+    memory: _Memory | None = None
+    """Where the weights of this target were when these were made."""
 
 
 class Member:
@@ -113,9 +132,8 @@ class _Link:
         """The last attempt that was broken off."""
         self._staged: dict[str, Any] = {}
         self._mappings = Mappings(_MOST_MAPPED)
-        self._offered: Fingerprint = []
-        self._kept: list[Any] = []
-        """The arrays of the last offer: their memory stays while others copy from it."""
+        self._offered: _Memory | None = None
+        """The arrays of the last offer, which stay while others copy from them."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}-send")
 
@@ -168,14 +186,12 @@ class _Link:
                 raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
             return None
         tensors = as_weights(self._worker.offer(), "offer").tensors()
-        fingerprint = _fingerprint(tensors)
         finish(list(tensors.values()))
-        self._kept = list(tensors.values())
-        if fingerprint == self._offered:
+        if self._offered is not None and self._offered.is_same(tensors):
             return None
         offer = make_offer(tensors, self._worker.node_rank, may_share=self._may_share)
         # Sharing moves storages.
-        self._offered = _fingerprint(tensors)
+        self._offered = _Memory(tensors)
         return offer
 
     def connect(self, digest: str, offers: Mapping[str, Offer]) -> tuple[str, ...]:
@@ -194,7 +210,7 @@ class _Link:
                 else:
                     side.sources.pop(name, None)
         side.senders = tuple(name for name in wanted if name not in side.sources)
-        side.fingerprint = []
+        side.memory = None
         return side.senders
 
     def move(self, attempt: int, digest: str, timeout: float) -> dict[str, float]:
@@ -202,17 +218,20 @@ class _Link:
         deadline = time.monotonic() + timeout
         self._check(attempt, digest)
         side = self._side(digest)
-        self._ready(side)
         if self._in_place:
             # Neither the old version nor the new one, until all of it is here.
             self._member.version = -1
         seconds: dict[str, float] = {}
         began = time.monotonic()
-        for place, (target, source) in enumerate(side.copies):
-            copy(target, source)
-            if place % 64 == 0:
-                self._check(attempt, digest, deadline)
-        seconds["copies"] = time.monotonic() - began
+        is_ready = side.memory is not None
+        if not is_ready:
+            self._find(side)
+        self._copy(side, attempt, deadline)
+        # Devices copy meanwhile.
+        if is_ready and not self._is_found(side):
+            self._find(side)
+            self._copy(side, attempt, deadline)
+        seconds["mapped memory"] = time.monotonic() - began
         for source, piece, target in side.reads:
             began = time.monotonic()
             source.copy(piece, target)
@@ -295,12 +314,19 @@ class _Link:
                 continue
         handle.wait(1.0)
 
-    def _ready(self, side: _Side) -> None:
-        """Find the memory that is copied, unless it is where it was."""
+    def _copy(self, side: _Side, attempt: int, deadline: float) -> None:
+        for place, (target, source) in enumerate(side.copies):
+            copy(target, source)
+            if place % 64 == 0:
+                self._check(attempt, side.plan.digest, deadline)
+
+    def _is_found(self, side: _Side) -> bool:
+        """Whether the memory that is copied is where it was."""
+        return side.memory is not None and side.memory.is_same(self._targets())
+
+    def _find(self, side: _Side) -> None:
+        """Find the memory that is copied."""
         live = self._targets()
-        fingerprint = _fingerprint(live)
-        if side.fingerprint == fingerprint:
-            return
         side.copies, side.reads = [], []
         own = self._worker.address
         mine = as_weights(self._worker.offer(), "offer").tensors() if own in side.sources else {}
@@ -317,13 +343,13 @@ class _Link:
                 side.reads.append((source, piece, target))
             else:
                 side.copies.append((target, view))
-        side.fingerprint = fingerprint
+        side.memory = _Memory(live)
 
     def _targets(self) -> Mapping[str, Any]:
         """Return where the new version goes: into the weights themselves, or beside them."""
         tensors = as_weights(self._worker.accept(), "accept").tensors()
         if self._in_place:
-            return {name: one.detach() if hasattr(one, "detach") else one for name, one in tensors.items()}
+            return tensors
         if [(name, one.shape) for name, one in self._staged.items()] != [(n, one.shape) for n, one in tensors.items()]:
             self._staged = {
                 name: empty_like(one.detach() if hasattr(one, "detach") else one) for name, one in tensors.items()
@@ -356,8 +382,3 @@ def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:
         dtype = min(types, key=SIZES.__getitem__)
         yield piece, wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box))
         at += piece.nbytes
-
-
-def _fingerprint(tensors: Mapping[str, Any]) -> Fingerprint:
-    """Return what changes when memory is somewhere else."""
-    return [(name, address_of(one), tuple(one.shape), strides_of(one), one.dtype) for name, one in tensors.items()]
