@@ -9,8 +9,10 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 import warm
@@ -20,6 +22,7 @@ from roost import (
     Channel,
     ChannelClosed,
     ChannelWorker,
+    Cluster,
     ClusterError,
     ConfigError,
     NameTaken,
@@ -377,6 +380,22 @@ def test_a_producer_that_is_too_fast_waits_and_memory_is_bounded(talkers):
             channel.get()
         assert [talkers[rank].wait_for_kept().wait() for rank in (0, 2)] == [[400], [100]]
         assert channel.empty()
+
+
+@pytest.mark.soak
+def test_a_producer_that_is_too_fast_for_minutes_does_not_grow_memory(talkers, rounds):
+    with Channel.create(next(_names), max_bytes=4 << 20) as channel:
+        (home,) = [one.pid for one in Cluster().worker_manager.get_workers() if one.address == f"{channel.name}:0"]
+        used = []
+        for _ in rounds():
+            talkers[0].put_async(channel, 1 << 18, 400).wait()
+            for _ in range(400):
+                channel.get(timeout=60)
+                time.sleep(0.002)
+            talkers[0].wait_for_kept().wait(60)
+            used.append(sum(psutil.Process(pid).memory_info().rss for pid in (home, *talkers[0].pid().wait())))
+        # The first rounds fill what processes keep.
+        assert max(used) <= max(used[:3]) + (64 << 20)
 
 
 def test_an_item_that_cannot_be_unpickled_is_named_and_is_not_in_the_way(channel, talkers):

@@ -26,6 +26,16 @@ def test_torch_distributed_over_two_nodes():
     assert run("torch_distributed.py") == ["nodes: [0, 0, 1, 1]", "average: [11.5, 11.5, 11.5, 11.5]"]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_weights_of_fsdp_go_into_engines_that_are_split_otherwise():
+    *_, plan, first, second, third, versions = [line for line in run("weights.py") if not line.startswith("  ")]
+    assert plan.startswith("3 tensors, 192 KiB from 4 workers to 4")
+    for line in (first, second, third):
+        # bfloat16 has three digits.
+        assert float(line.rpartition(" ")[2]) < 0.02
+    assert versions == "versions: {'rollout:0': 3, 'rollout:1': 3, 'rollout:2': 3, 'rollout:3': 3}"
+
+
 def test_robots():
     assert run("robots.py") == [
         "env 0 on node 1 moves the arm at 127.0.0.1",

@@ -1,1 +1,8 @@
-"""Weights from the trainer's layout to the engines': layouts and plans are pure, links act on them."""
+"""Weights from the trainer's layout to the engines': layouts and plans are pure, links act on them.
+
+`__init__.pyi` lists the public names, and each is loaded on first use.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,31 @@
+"""The public names of `roost.weights`, each listed once, for `lazy_loader` and for type checkers."""
+
+from .adapters import DictWeights as DictWeights
+from .adapters import ModuleWeights as ModuleWeights
+from .adapters import Weights as Weights
+from .layout import Held as Held
+from .layout import Layout as Layout
+from .layout import TensorSpec as TensorSpec
+from .layout import replicated as replicated
+from .link import UpdateReport as UpdateReport
+from .link import WeightLink as WeightLink
+from .link import ask_layout as ask_layout
+from .link import places_in as places_in
+from .plan import Piece as Piece
+from .plan import Place as Place
+from .plan import Route as Route
+from .plan import SyncPlan as SyncPlan
+from .plan import describe as describe
+from .plan import make_sync_plan as make_sync_plan
+from .plan import places_of as places_of
+from .rules import At as At
+from .rules import Fuse as Fuse
+from .rules import Numbered as Numbered
+from .rules import Split as Split
+from .rules import Tie as Tie
+from .rules import columns as columns
+from .rules import fully_sharded as fully_sharded
+from .rules import make_layout as make_layout
+from .rules import rows as rows
+from .specs import read_safetensors as read_safetensors
+from .worker import WeightWorker as WeightWorker

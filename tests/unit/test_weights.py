@@ -1,0 +1,112 @@
+"""Layouts by example, and the shapes of models from their files."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from roost import ConfigError
+from roost.weights import At, Fuse, Held, Layout, Numbered, Split, TensorSpec, columns, make_layout, read_safetensors
+
+
+def boxes(layout: Layout, name: str) -> dict[str, tuple]:
+    held = layout.tensors[name]
+    return {layout.workers[part.worker]: part.box for part in held.parts}
+
+
+def test_parts_are_split_as_torch_splits_them():
+    layout = make_layout({"t": TensorSpec((7, 2), "float32")}, "a", {"dp": 4}, [Split("dp", 0, ("*",))])
+    assert boxes(layout, "t") == {
+        "a:0": ((0, 2), (0, 2)),
+        "a:1": ((2, 4), (0, 2)),
+        "a:2": ((4, 6), (0, 2)),
+        "a:3": ((6, 7), (0, 2)),
+    }
+    few = make_layout({"t": TensorSpec((2, 2), "float32")}, "a", {"dp": 4}, [Split("dp", 0, ("*",))])
+    assert list(boxes(few, "t")) == ["a:0", "a:1"]
+
+
+def test_fewer_heads_than_workers_are_held_by_several():
+    layout = make_layout({"k": TensorSpec((8, 2), "float32")}, "r", {"tp": 4}, [columns("tp", "k", units=2)])
+    assert [box[0] for box in boxes(layout, "k").values()] == [(0, 4), (0, 4), (4, 8), (4, 8)]
+
+
+def test_layers_go_to_stages_and_experts_to_owners():
+    names = ["embed", *(f"layers.{layer}.experts.{expert}.up" for layer in range(4) for expert in range(4))]
+    specs = {name: TensorSpec((2,), "bfloat16") for name in names}
+    rules = [Numbered("pp", "layers.{}.*", 4), Numbered("ep", "*.experts.{}.*", 4), At("pp", 0, ("embed",))]
+    layout = make_layout(specs, "a", {"pp": 2, "ep": 2}, rules)
+    assert list(boxes(layout, "embed")) == ["a:0", "a:1"]
+    assert list(boxes(layout, "layers.1.experts.3.up")) == ["a:1"]
+    assert list(boxes(layout, "layers.2.experts.0.up")) == ["a:2"]
+
+
+def test_fused_tensors_lie_one_after_the_other():
+    specs = {f"l.{name}": TensorSpec((rows, 4), "float32") for name, rows in (("q", 8), ("k", 4), ("v", 4))}
+    rules = [columns("tp", "*"), Fuse("{}.qkv", ("{}.q", "{}.k", "{}.v"))]
+    layout = make_layout(specs, "r", {"tp": 2}, rules)
+    second = [(held.name, held.storage, held.box[0], held.at) for held in layout.held_by("r:1")]
+    assert second == [
+        ("l.q", "l.qkv", (4, 8), (0, 0)),
+        ("l.k", "l.qkv", (2, 4), (4, 0)),
+        ("l.v", "l.qkv", (2, 4), (6, 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ([Split("tp", 0, ("*",))], "a rule is about axis 'tp'"),
+        ([Split("dp", 3, ("*",))], "t has no dimension 3"),
+        ([Split("dp", 0, ("*",), units=3)], "not 3 equal units"),
+        ([Numbered("dp", "layers.*", 2)], "write {} once"),
+        ([Fuse("qkv", ("q",))], "has not one {}"),
+        ([Fuse("{}.qkv", ("{}.s", "{}"))], "fused with t.s, which is not there"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(rules, message):
+    specs = {"t": TensorSpec((4, 4), "float32")}
+    with pytest.raises(ConfigError) as caught:
+        make_layout(specs, "a", {"dp": 2}, rules)
+    assert message in str(caught.value)
+
+
+def test_workers_that_contradict_each_other_are_named():
+    one, other = (Held(name="t", spec=TensorSpec((size,), "int8"), box=((0, size),)) for size in (2, 3))
+    with pytest.raises(ConfigError, match=r"t is int8 \[2\] in a:0, and int8 \[3\] in a:1"):
+        Layout.from_reports({"a:0": [one], "a:1": [other]})
+    with pytest.raises(ConfigError, match="'complex' is not a type"):
+        TensorSpec((1,), "complex")
+
+
+def write_safetensors(path, tensors):
+    header = json.dumps({"__metadata__": {}, **tensors}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_shapes_are_read_from_the_headers_of_a_model(tmp_path):
+    write_safetensors(tmp_path / "a-1.safetensors", {"x": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}})
+    write_safetensors(tmp_path / "a-2.safetensors", {"y": {"dtype": "F8_E4M3", "shape": [], "data_offsets": [0, 1]}})
+    index = {"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    both = {"x": TensorSpec((2, 3), "bfloat16"), "y": TensorSpec((), "float8_e4m3fn")}
+    assert read_safetensors(tmp_path) == both
+    assert read_safetensors(tmp_path / "model.safetensors.index.json") == both
+    assert list(read_safetensors(tmp_path / "a-1.safetensors")) == ["x"]
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"\xff" * 40)
+    (tmp_path / "i.safetensors.index.json").write_text('{"weight_map": {"x": "../../etc/passwd"}}')
+    for name, message in {
+        "x.safetensors": "is not a safetensors file",
+        "none.safetensors": "cannot be read: No such file",
+        "i.safetensors.index.json": "is not an index",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            read_safetensors(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"has no \.safetensors file"):
+        read_safetensors(tmp_path / "empty")
