@@ -41,7 +41,7 @@ OUTSIDE = {
     "machine": {"psutil", "pynvml", "platformdirs"},
     "runtime": {"ray", "psutil", "rich", "packaging"},
     "comm": {"ray", "numpy", "torch"},
-    "weights": {"numpy"},
+    "weights": {"numpy", "torch", "lazy_loader"},
     "rl": {"ray", "aiohttp", "lazy_loader"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
