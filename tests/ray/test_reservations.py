@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -36,7 +38,7 @@ from roost.runtime.nodes.placement_groups import Ask, make_group, probe, remove_
 from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
-from roost.testing import LocalNode, NumpyEngine, local_cluster
+from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
 from waiting import press_ctrl_c, wait_until
 from workers import Performer, Waiter
 
@@ -335,6 +337,42 @@ def test_no_interrupt_is_lost_while_a_launch_waits(free_cluster, rounds):
             with pytest.raises(KeyboardInterrupt):
                 wait(helper)
             helper.join()
+
+
+HOLDING = """
+import sys
+from roost import Cluster, FlexiblePlacementStrategy, Worker
+with Cluster(num_nodes=1, quiet=True) as cluster:
+    group = Worker.create_group().launch(cluster, FlexiblePlacementStrategy([[{place}]]), name="holder")
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
+
+
+def node_managers(local: LocalCluster) -> set[int]:
+    """The processes of the node managers of all jobs."""
+    processes = psutil.Process(local.keeper_pid).children(recursive=True)
+    return {one.pid for one in processes if (one.cmdline() or [""])[0].startswith("ray::NodeManagerActor")}
+
+
+def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(driver):
+    with local_cluster("1x4") as local, Cluster(num_nodes=1) as cluster:
+        own = node_managers(local)
+        others = [driver(HOLDING.format(place=place), local) for place in range(3)]
+        assert [other.line() for other in others] == ["holds"] * 3
+        managers = node_managers(local) - own
+        assert len(managers) == 3
+        for pid in managers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(ClusterError):
+                cluster.reserve(plan_of(cluster, actor="0-3"), timeout=3)
+            # Each of them alone would take two seconds, and is asked again and again.
+            assert time.monotonic() - began < 8
+        finally:
+            for pid in managers:
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_a_node_that_is_lost_after_reserving_is_reported_immediately():

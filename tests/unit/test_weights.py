@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from roost import ConfigError
-from roost.weights import At, Fuse, Held, Layout, Numbered, Split, TensorSpec, columns, make_layout, read_safetensors
+from roost.cli.main import main
+from roost.weights import (
+    At,
+    Fuse,
+    Held,
+    Layout,
+    Numbered,
+    Route,
+    Split,
+    SyncPlan,
+    TensorSpec,
+    columns,
+    make_layout,
+    read_safetensors,
+)
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "weights.yaml"
 
 
 def boxes(layout: Layout, name: str) -> dict[str, tuple]:
@@ -110,3 +129,54 @@ def test_files_that_are_no_models_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"has no \.safetensors file"):
         read_safetensors(tmp_path / "empty")
+
+
+@pytest.fixture
+def run_weights(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
+    """Run `roost weights` with arguments: its exit code, and what it prints."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["roost", "weights", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out = capsys.readouterr()
+        return int(end.value.code or 0), out.out, out.err
+
+    return run
+
+
+def test_the_command_shows_what_goes_where(run_weights):
+    code, out, _ = run_weights(str(EXAMPLE), "--cluster", "2x8")
+    assert code == 0
+    assert out.splitlines()[0].startswith("9 tensors, 2.6 GiB from 8 workers to 8, plan ")
+    assert "  rollout:7      sends    0 bytes, receives    333 MiB" in out
+    code, out, _ = run_weights(str(EXAMPLE), "--cluster", "2x8", "--format", "json")
+    assert SyncPlan.from_json(out).bytes_by_route()[Route.NETWORK] == sum(row[2] for row in json.loads(out)["traffic"])
+
+
+def test_mistakes_in_the_section_have_a_place_and_a_hint(run_weights, tmp_path):
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for wrong, right in {
+        "axis: tq, dim: 1": "axis: tp, dim: 1",
+        "component: rolout": "component: rollout",
+        "[bfloat16, x]": "[bfloat16, 4096]",
+        'off: ["{}.gate': 'of: ["{}.gate',
+        "{names: axis, at: 1}": '{names: "*", axis: dp, dim: 0}',
+    }.items():
+        assert right in text
+        text = text.replace(right, wrong)
+    (tmp_path / "job.yaml").write_text(text)
+    code, _, err = run_weights(str(tmp_path / "job.yaml"), "--cluster", "2x8")
+    assert code == 2
+    for message in (
+        "tensor 'model.norm.weight' is not a type and a shape",
+        "the job has no component 'rolout'",
+        "did you mean 'rollout'?",
+        "a rule is about axis 'tq', which is not there",
+        "a rule has no key 'off'",
+        "a rule has the keys at and names",
+    ):
+        assert message in err
+    (tmp_path / "job.yaml").write_text(EXAMPLE.read_text(encoding="utf-8").replace("dp: 8", "dp: 4"))
+    _, _, err = run_weights(str(tmp_path / "job.yaml"), "--cluster", "2x8")
+    assert "'actor' has 8 workers in the plan, and axes of dp 4" in err

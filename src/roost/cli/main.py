@@ -37,6 +37,7 @@ _COMMANDS = {
         ),
         "where": ("Show where a worker sits and which environment it gets.", "job.yaml actor:3 --cluster 2x8"),
         "who": ("Show which workers sit on a piece of hardware.", "job.yaml 1:4 --cluster 2x8"),
+        "weights": ("Show which bytes of the weights go from which worker to which.", "job.yaml --cluster 2x8"),
         "lint": ("Warn about what is valid in a plan but may be a mistake.", "job.yaml --cluster 2x8 --strict"),
     },
     "Run": {

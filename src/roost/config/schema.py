@@ -10,6 +10,7 @@ from roost.config.inventory import INVENTORY_FIELDS
 from roost.config.job import CLUSTER_FIELDS, PARALLEL_SIZES, RECOMPUTE_LOGPROBS
 from roost.config.run import RUN_FIELDS
 from roost.config.values import Schema
+from roost.config.weight_sync import WEIGHT_SYNC_FIELDS
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 
@@ -22,7 +23,12 @@ def job_schema() -> Schema:
         "title": "A job of Roost",
         "description": "Which component goes on which hardware, and what runs there. Other keys are yours.",
         "type": "object",
-        "properties": {"cluster": CLUSTER_FIELDS.schema(), **sections, **_sizes()},
+        "properties": {
+            "cluster": CLUSTER_FIELDS.schema(),
+            **sections,
+            "weight_sync": WEIGHT_SYNC_FIELDS.schema(),
+            **_sizes(),
+        },
         "required": ["cluster"],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,11 +85,11 @@ def read_group(group: PlacementGroup) -> dict[str, Any]:
     return within(ASK_SECONDS, lambda: placement_group_table(group), "read its placement groups")
 
 
-def settle(groups: Iterable[PlacementGroup]) -> dict[PlacementGroup, list[Bundle]]:
-    """Wait until Ray has placed or refused each group; return the bundles of those it placed."""
+def settle(groups: Iterable[PlacementGroup], until: float = math.inf) -> dict[PlacementGroup, list[Bundle]]:
+    """Wait until Ray has placed or refused each group, or to a deadline; return the bundles of those it placed."""
     placed: dict[PlacementGroup, list[Bundle]] = {}
     waiting = list(groups)
-    deadline = time.monotonic() + _SETTLE_SECONDS
+    deadline = min(until, time.monotonic() + _SETTLE_SECONDS)
     pause = _FIRST_POLL_SECONDS
     while waiting and time.monotonic() < deadline:
         still = []
@@ -113,15 +114,18 @@ def remove_groups(groups: Iterable[PlacementGroup]) -> None:
             remove_placement_group(group)
 
 
-def probe(bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo]) -> dict[Bundle, str | None]:
+def probe(
+    bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo], until: float = math.inf
+) -> dict[Bundle, str | None]:
     """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
 
-    `nodes` are those of the cluster, which errors name.
+    `nodes` are those of the cluster, which errors name; ClusterError for one that does not answer by the deadline.
 
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.
     """
-    deadline = time.monotonic() + _PROBE_SECONDS
+    began = time.monotonic()
+    deadline = min(until, began + _PROBE_SECONDS)
     names = {node.ray_id: str(node) for node in nodes}
     calls: dict[Bundle, Any] = {}
     last: dict[str, Any] = {}
@@ -132,14 +136,14 @@ def probe(bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo]) -> dict[Bund
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
         name = names.get(bundle.ray_id, bundle.ray_id)
-        ray_id, device = _answer(call, bundle, name, deadline)
+        ray_id, device = _answer(call, bundle, name, began, deadline)
         if ray_id != bundle.ray_id:
             raise ClusterError(f"Ray put a bundle on {name}, but its probe ran on {names.get(ray_id, ray_id)}")
         found[bundle] = device
     return found
 
 
-def _answer(call: Any, bundle: Bundle, name: str, deadline: float) -> tuple[str, str | None]:
+def _answer(call: Any, bundle: Bundle, name: str, began: float, deadline: float) -> tuple[str, str | None]:
     """Wait for a probe; ClusterError if its node dies, when Ray would wait for another to take the bundle."""
     while True:
         try:
@@ -149,7 +153,7 @@ def _answer(call: Any, bundle: Bundle, name: str, deadline: float) -> tuple[str,
             if all(node.ray_id != bundle.ray_id for node in live_nodes()):
                 raise ClusterError(f"{name} died while its accelerators were reserved") from None
             if time.monotonic() > deadline:
-                raise ClusterError(f"an accelerator of {name} was not probed in {_PROBE_SECONDS:.0f} s") from None
+                raise ClusterError(f"an accelerator of {name} was not probed in {deadline - began:.0f} s") from None
         except RayError as error:
             why = " ".join(str(error).split())[:300]
             raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +18,7 @@ from roost.runtime.nodes.ray_state import ActorEntry, GroupEntry, RayState, name
 from roost.runtime.reserve.holdings import Holding, Holdings, pieces_on, resource_of
 
 _LEAST = 0.001
-_ASK_SECONDS = 2.0
+ASK_SECONDS = 2.0
 
 
 class OccupancyReader:
@@ -32,26 +33,28 @@ class OccupancyReader:
         self._managers: dict[str, NodeManager] = {}
         self._names: dict[str, str] = {}
 
-    def read(self) -> Holdings:
-        """Ask the jobs of Roost and Ray's head who has what."""
+    def read(self, seconds: float = ASK_SECONDS) -> Holdings:
+        """Ask the jobs of Roost and Ray's head who has what; all jobs that hang take `seconds` together."""
+        deadline = time.monotonic() + seconds
         reserved: dict[str, list[HeldSlot]] = {}
         for namespace in job_namespaces():
             # A job that hangs, or runs another version of Roost, has what Ray's tables say.
             with contextlib.suppress(Exception):
-                reserved[namespace] = self._slots_of(namespace)
+                reserved[namespace] = self._slots_of(namespace, deadline)
         for namespace, slots in reserved.items():
             if slots and namespace not in self._names:
-                self._names[namespace] = describe_job(namespace, self._managers[namespace], _ASK_SECONDS)
+                left = max(0.1, deadline - time.monotonic())
+                self._names[namespace] = describe_job(namespace, self._managers[namespace], left)
         return combine(self._nodes, reserved, self._names, read_ray_state())
 
-    def _slots_of(self, namespace: str) -> list[HeldSlot]:
+    def _slots_of(self, namespace: str, deadline: float) -> list[HeldSlot]:
         if namespace in self._managers:
             with contextlib.suppress(ManagerDied):
-                return self._managers[namespace].within(_ASK_SECONDS).get_slots()
+                return self._managers[namespace].until(deadline).get_slots()
         # A job that is new to us, or one that took over the namespace of a job that ended.
         self._managers[namespace] = NodeManager.get_proxy(namespace)
         self._names.pop(namespace, None)
-        return self._managers[namespace].within(_ASK_SECONDS).get_slots()
+        return self._managers[namespace].until(deadline).get_slots()
 
 
 def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:

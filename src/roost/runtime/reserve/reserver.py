@@ -33,7 +33,7 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
 from roost.runtime.reserve.holdings import Holdings, pieces_on, resource_of
-from roost.runtime.reserve.occupancy import OccupancyReader
+from roost.runtime.reserve.occupancy import ASK_SECONDS, OccupancyReader
 from roost.runtime.reserve.reservation import Reservation, lost_slots
 from roost.text import join_words, plural
 
@@ -128,12 +128,12 @@ class Reserver:
                 choices = [every]
                 # Take others than the first only if those are held, and not just released.
                 if wait.is_noticed or self._held(every[:count]):
-                    choices.append(sorted(self._occupancy.read().free_pieces(nodes) & set(every)))
+                    choices.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         return slots
                 if wait.is_over:
-                    holdings = self._occupancy.read()
+                    holdings = self._holdings()
                     free = self._alive(holdings.free_pieces(self._context.nodes))
                     taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
                     what = f"{plural(count, 'accelerator')} could not be reserved in {wait.seconds:.0f} s"
@@ -153,12 +153,12 @@ class Reserver:
 
     def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
         """Return what a placement group got, in order; none if Ray could not place it."""
-        bundles = settle([group]).get(group, [])
+        bundles = settle([group], self._until).get(group, [])
         by_id = {node.ray_id: node for node in self._context.nodes}
         if not all(bundle.ray_id in by_id for bundle in bundles):
             # Pinned by address, which a node outside this Cluster shares.
             return []
-        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes)
+        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
         slots = []
         for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
             own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
@@ -185,9 +185,18 @@ class Reserver:
             self._context.console.line(f"{self._name}: waiting for {what()}")
         time.sleep(self._random.uniform(*_PAUSE_SECONDS) * wait.patience)
 
+    @property
+    def _until(self) -> float:
+        """When a try that began before the deadline is over at the latest."""
+        return self._deadline + _UNDO_SECONDS
+
+    def _holdings(self) -> Holdings:
+        """Ask who has what; what hangs holds it up for less than a second after the deadline."""
+        return self._occupancy.read(min(ASK_SECONDS, max(_UNDO_SECONDS, self._deadline - time.monotonic())))
+
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
         """Return those that are known to be held by others."""
-        holdings = self._occupancy.read()
+        holdings = self._holdings()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
 
@@ -221,7 +230,7 @@ class Reserver:
         apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
         placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart, without_cpus)
         found = {bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]}
-        devices = probe(found, nodes)
+        devices = probe(found, nodes, self._until)
         slots: list[Slot] = []
         missing: set[Piece] = set()
         seen: set[Piece] = set()
@@ -253,14 +262,14 @@ class Reserver:
             ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
             asks += [ask] * (self._tries(node) if rank in apart else 1)
         groups = self._make(asks)
-        placed = settle(groups)
+        placed = settle(groups, self._until)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
         if refused and without_cpus:
             # Without the CPU, which may be what is missing.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
             second = self._make(again)
-            placed |= (without := settle(second))
+            placed |= (without := settle(second, self._until))
             groups |= second
             for rank in {groups[group].node_ranks[0] for group in without}:
                 log.info(
@@ -320,14 +329,14 @@ class Reserver:
         """Pause before the next try; AcceleratorsTaken if there is no time for one."""
         missing = sorted(shortage.missing)
         if wait.is_over:
-            nodes, holdings = self._context.nodes, self._occupancy.read()
+            nodes, holdings = self._context.nodes, self._holdings()
             known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
             free = self._alive(known - shortage.missing)
             fit = nearest_fit(self._context.topology, components, free)
             what = f"{plural(len(missing), 'accelerator')} for {self._name!r} could not be reserved"
             raise self._taken(f"{what} in {wait.seconds:.0f} s:", missing, holdings, free, fit)
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        self._pause(wait, lambda: f"{self._describe(missing[0], self._occupancy.read())}{more}")
+        self._pause(wait, lambda: f"{self._describe(missing[0], self._holdings())}{more}")
 
     def _describe(self, piece: Piece, holdings: Holdings) -> str:
         node = self._context.nodes[piece.node_rank]
