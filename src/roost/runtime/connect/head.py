@@ -28,6 +28,8 @@ ASK_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _EVERY_SECONDS = 0.5
 _KNOCK_SECONDS = 0.2
+_LEAST_SECONDS = 0.5
+"""What a call gets in any case."""
 _STILL_SECONDS = 1.0
 """How long it is waited for a call that has not returned in time before."""
 
@@ -35,6 +37,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _hanging: dict[str, Future[Any]] = {}
 """The call of each kind that did not return in time."""
+_caller = threading.local()
 _running: set[Future[Any]] = set()
 """All calls that have not returned."""
 
@@ -165,6 +168,17 @@ def waiting() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def until(deadline: float) -> Iterator[None]:
+    """Let calls of Ray's inside, in this thread, end by a deadline of the caller's, however long each may take."""
+    before = _caller.__dict__.get("deadline", math.inf)
+    _caller.__dict__["deadline"] = min(before, deadline)
+    try:
+        yield
+    finally:
+        _caller.__dict__["deadline"] = before
+
+
 def within(
     seconds: float, call: Callable[[], Value], what: str, undo: Callable[[Value], object] | None = None
 ) -> Value:
@@ -173,6 +187,7 @@ def within(
     The call itself goes on then: `undo` gets what it returns in the end.
     """
     check_not_lost()
+    seconds = min(seconds, max(_LEAST_SECONDS, _caller.__dict__.get("deadline", math.inf) - time.monotonic()))
     deadline = time.monotonic() + seconds
     # One that hangs is enough: the next of its kind would hang as well.
     soon = min(deadline, time.monotonic() + _STILL_SECONDS)
@@ -218,7 +233,7 @@ def _start(call: Callable[[], Value], what: str) -> Future[Value]:
 
 def _late(seconds: float, what: str) -> ClusterError:
     return ClusterError(
-        f"Ray did not {what} in {seconds:.0f} s", hint="its head hangs or is overloaded: look at its machine"
+        f"Ray did not {what} in {round(seconds, 1):g} s", hint="its head hangs or is overloaded: look at its machine"
     )
 
 

@@ -24,6 +24,7 @@ from ray.util.placement_group import PlacementGroup
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece
+from roost.runtime.connect.head import until
 from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.managers.base import HANG_SECONDS
 from roost.runtime.managers.context import JobContext
@@ -95,7 +96,7 @@ class Reserver:
         wait = _Wait(timeout)
         self._deadline = wait.deadline
         short, apart = False, set[int]()
-        with self._undone():
+        with self._undone(), until(wait.deadline):
             while True:
                 there, missing = self._ask(shares)
                 # A try briefly takes what others may want: skip it while it is known to fail.
@@ -120,7 +121,7 @@ class Reserver:
             raise ConfigError(f"the cluster has {plural(len(every), resource)}, and {count} are wanted")
         wait = _Wait(timeout)
         self._deadline = wait.deadline
-        with self._undone():
+        with self._undone(), until(wait.deadline):
             while True:
                 self._context.check_open()
                 # If there is not a CPU for each, take the accelerators without.
