@@ -30,7 +30,7 @@ LAYERS = {
     "rl": {"comm", "runtime", "machine", "placement", *PURE},
     "testing": {"rl", "comm", "runtime", "machine", "placement", *PURE},
     "doctor": {"runtime", "machine", "placement", *PURE},
-    "demo": {"testing", "rl", "render", ""},
+    "demo": {"testing", "rl", "weights", "render", ""},
     "cli": {
         "demo",
         "doctor",

@@ -16,6 +16,7 @@ from roost import CallResult, CallTimedOut, Channel, Cluster, Outcome, OutcomeKi
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
+from roost.weights import WeightLink
 
 _ROUND_SECONDS = 180.0
 _POLL_SECONDS = 0.25
@@ -133,6 +134,7 @@ class _Run:
         self._began = time.monotonic()
         self._version = 0
         self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(_ROUND_SECONDS), strict=True))
+        self._link = WeightLink.between(self._actor, self._rollout)
         self._serving = [self._rollout[rank].serve() for rank in self._rollout.ranks]
         self._update({})
 
@@ -200,8 +202,8 @@ class _Run:
             with self._phase("restart"):
                 self._rollout.restart(rank)
                 (pid,) = one.pid().wait(_ROUND_SECONDS)
+                self._link.refill(f"rollout:{rank}", _ROUND_SECONDS)
                 self._serving[rank] = one.serve()
-                self._load(one)
             place = one.placements[0]
             restart = Restart(
                 worker=f"rollout:{rank}",
@@ -225,6 +227,7 @@ class _Run:
         self._version += 1
         self._update(seconds)
         self._add(self._env, [item.spans for item in played])
+        self._add(self._rollout, [item.answers for item in played])
         self._returns += [value for item in played for value in item.returns]
         recent = self._returns[-_RECENT:]
         done = Round(
@@ -238,20 +241,17 @@ class _Run:
         self._watcher.round_ended(done, self.timeline())
 
     def _update(self, seconds: dict[str, float]) -> None:
-        """Send the new weights to every rollout worker."""
+        """Bring the new weights into every rollout worker."""
         with self._phase("weights", seconds):
             for _ in range(_UPDATE_TRIES):
                 with contextlib.suppress(WorkerDied):
-                    self._load(self._rollout)
+                    if self._link.version < self._version:
+                        self._link.update(self._version, _ROUND_SECONDS)
                     return
                 # A rollout worker has just died.
                 time.sleep(_POLL_SECONDS)
                 self._restart_dead()
-            self._load(self._rollout)
-
-    def _load(self, rollout: WorkerGroup) -> None:
-        (spans,) = self._actor[0].publish(self._version, list(rollout.ranks)).wait(_ROUND_SECONDS)
-        self._add(rollout, spans)
+            raise WorkerDied(f"the rollout workers died {_UPDATE_TRIES} times in one update")
 
     def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
         for rank, own in zip(group.ranks, spans, strict=True):

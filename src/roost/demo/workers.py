@@ -1,21 +1,25 @@
 """The three roles of the demo's job. A job of your own defines classes like these.
 
 An `Env` plays and asks the `Rollout` of its rank for every action; the `Actor` ranks learn together from the steps
-played, and send their weights to the rollout workers. None of it passes through the driver.
+played, and a link brings their weights into the rollout workers. None of it passes through the driver.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
-from roost import ANY, Worker, WorkerDied
-from roost.demo.learning import Batch, Floats, Learner, Weights, choose
+from roost import ANY, CallTimedOut, Worker, WorkerDied
+from roost.demo.learning import Batch, Floats, Learner, Weights, choose, first_weights
 from roost.demo.timeline import Span, SpanRecorder
+from roost.weights import WeightWorker
 
 _AWAY_SECONDS = 90.0
 """How long an Env waits for a rollout worker that died and is being restarted."""
@@ -30,6 +34,8 @@ class Played:
     oldest: int
     """The oldest version of the weights that chose one of the actions."""
     spans: list[Span]
+    answers: list[Span]
+    """Those of the rollout worker that it asked."""
 
 
 class Env(Worker):
@@ -48,6 +54,7 @@ class Env(Worker):
         self._death: Any = None
         """Fails when the rollout worker dies, also between two questions: nothing is ever sent under its tag."""
         self._recorder = SpanRecorder()
+        self._answers: list[Span] = []
 
     def play(self, steps: int, version: int) -> Played:
         """Play `steps` steps in every game, with weights of this version or newer; the actor gets the steps."""
@@ -61,7 +68,8 @@ class Env(Worker):
         arrays: dict[str, Any] = dict(zip(names, map(np.array, zip(*played, strict=True)), strict=True))
         oldest = int(arrays.pop("versions").min())
         self._batches.put(Batch(**arrays, last=self._seen.copy()), key=self.rank)
-        return Played(returns=returns, oldest=oldest, spans=self._recorder.take())
+        answers, self._answers = self._answers, []
+        return Played(returns=returns, oldest=oldest, spans=self._recorder.take(), answers=answers)
 
     def _ask(self, version: int) -> tuple[Any, Any, int]:
         """Return the actions for the current observations; wait for a rollout worker that died to come back."""
@@ -75,7 +83,9 @@ class Env(Worker):
                 if self._death.done():
                     self._death.wait()
                 self.send((self._asked, version, self._seen), "rollout", self.rank, timeout=_AWAY_SECONDS)
-                answer: tuple[Any, Any, int] = self.recv("rollout", self.rank, tag=self._asked, timeout=_AWAY_SECONDS)
+                answer: tuple[Any, Any, int]
+                answer, spans = self.recv("rollout", self.rank, tag=self._asked, timeout=_AWAY_SECONDS)
+                self._answers += spans
                 return answer
             except WorkerDied as death:
                 self._death = None
@@ -101,41 +111,49 @@ class Env(Worker):
         return rewards, ends
 
 
-class Rollout(Worker):
+class Rollout(WeightWorker):
     """Policy inference: one process on some accelerators, whose weights have a version."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._rng = np.random.default_rng([seed, self.rank])
-        self._weights: Weights = {}
-        self._version = -1
+        self._weights = first_weights(seed)
+        self._changed = threading.Condition()
         self._recorder = SpanRecorder()
 
-    def serve(self) -> NoReturn:
-        """Load weights as they come, and answer each question with actions, until the group is closed."""
-        while True:
-            message, sender = self.recv(ANY)
-            if sender.root_group_name == "actor":
-                self._load(*message)
-                continue
-            number, version, seen = message
-            while self._version < version:
-                self._load(*self.recv("actor", 0, timeout=_PEER_SECONDS))
-            with self._recorder.span("act"):
-                answer = *choose(self._weights, seen, self._rng), self._version
-            self.send(answer, "env", sender.rank, tag=number)
+    def accept(self) -> Weights:
+        """Return the weights that each update overwrites."""
+        return self._weights
 
-    def _load(self, weights: Weights, version: int) -> None:
-        with self._recorder.span("load"):
-            self._weights, self._version = weights, version
-        self.send(self._recorder.take(), "actor", 0, tag=version)
+    @contextlib.contextmanager
+    def weights_changing(self, version: int) -> Iterator[None]:
+        """Answer no question while they change."""
+        del version
+        with self._changed, self._recorder.span("load"):
+            yield
+            self._changed.notify_all()
+
+    def serve(self) -> NoReturn:
+        """Answer each question with actions, until the group is closed."""
+        while True:
+            question, sender = self.recv(ANY)
+            self.send(self._answer(*question), "env", sender.rank, tag=question[0])
+
+    def _answer(self, _number: int, version: int, seen: Floats) -> tuple[tuple[Any, ...], list[Span]]:
+        """Choose actions with weights of a version or a newer one; return them, and what this worker did."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.weights_version >= version, _PEER_SECONDS):
+                raise CallTimedOut(f"version {version} of the weights has not come in {_PEER_SECONDS:g} s")
+            with self._recorder.span("act"):
+                answer = *choose(self._weights, seen, self._rng), self.weights_version
+            return answer, self._recorder.take()
 
     def pid(self) -> int:
         """Return the process id, which the demo needs to kill this worker."""
         return os.getpid()
 
 
-class Actor(Worker):
+class Actor(WeightWorker):
     """One data-parallel rank of the learner, which learns from the steps of the Env of its rank."""
 
     def __init__(self, seed: int) -> None:
@@ -151,10 +169,9 @@ class Actor(Worker):
             self._learner.learn(batch)
         return self._recorder.take()
 
-    def publish(self, version: int, ranks: list[int]) -> list[list[Span]]:
-        """Send the weights to rollout workers; return what each did since it was sent the last ones."""
-        self.send((self._learner.weights, version), "rollout", ranks, timeout=_PEER_SECONDS)
-        return [self.recv("rollout", rank, tag=version, timeout=_PEER_SECONDS) for rank in ranks]
+    def offer(self) -> Weights:
+        """Return the weights, of which all ranks have the same."""
+        return self._learner.weights
 
     def _average(self, own: Floats) -> Floats:
         """Return the mean over all ranks: rank 0 receives, divides and broadcasts."""
