@@ -163,3 +163,33 @@ class Both(Trainer):
     def accepted(self) -> bool:
         """Whether what it serves is what it trained."""
         return all(bool((self.arrays[name].float() == one).all()) for name, one in self.mine.items())
+
+
+class Odd(WeightWorker):
+    """Has tensors of unusual types and strides, and a module with tied weights."""
+
+    def __init__(self, value: int) -> None:
+        import torch
+
+        shape = (6, 4)
+        plain = (torch.arange(24).reshape(shape) % 5) * value
+        self.tensors = {
+            **{name: plain.to(getattr(torch, name)) for name in ("bfloat16", "float8_e4m3fn", "int8", "bool")},
+            # The same values, but the columns lie together.
+            "turned": plain.t().contiguous().t().float(),
+            "every other": (torch.arange(48).reshape(12, 4) * value).float()[::2],
+            "one": torch.tensor(float(value)),
+        }
+        self.model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in ("embed", "head")})
+        self.model["head"].weight = self.model["embed"].weight
+        with torch.no_grad():
+            self.model["embed"].weight.fill_(value)
+
+    def offer(self) -> Any:
+        return {**self.tensors, **dict(self.model.named_parameters())}
+
+    accept = offer
+
+    def sums(self) -> list[float]:
+        """The sum of each tensor, and that of the tied weights by their other name."""
+        return [float(one.float().sum()) for one in (*self.tensors.values(), self.model["head"].weight)]

@@ -24,7 +24,7 @@ from roost import (
 from roost.machine.devices import nvidia_devices
 from roost.testing import local_cluster
 from roost.weights.link import WeightLink
-from weight_workers import Both, Server, Trainer
+from weight_workers import Both, Odd, Server, Trainer
 
 
 def launch(cluster: Cluster, kind: type, name: str, nodes: list[int], *arguments: object) -> WorkerGroup:
@@ -73,6 +73,18 @@ def test_types_are_cast_and_a_worker_can_be_source_and_target(small_cluster):
         link.update(1)
         # bfloat16 has eight digits: enough for the values of version 0.
         assert both.accepted().wait(60) == [True, True]
+
+
+def test_unusual_types_and_strides_and_tied_weights_arrive_on_the_same_node_and_on_another(shared_cluster):
+    with (
+        launch(shared_cluster, Odd, "odd", [0], 1) as source,
+        launch(shared_cluster, Odd, "even", [0, 1], 0) as target,
+    ):
+        link = WeightLink.between(source, target)
+        link.update(1)
+        wanted = source.sums().wait(60)[0]
+        assert min(wanted) > 0
+        assert target.sums().wait(60) == [wanted, wanted]
 
 
 def test_what_does_not_fit_is_listed_for_all_workers(pair):

@@ -207,8 +207,15 @@ class _Link:
                 source = Source(name, offer, self._mappings)
                 if name == own or (is_near and source.can_read(sorted(wanted[name]))):
                     side.sources[name] = source
-                else:
-                    side.sources.pop(name, None)
+                    continue
+                side.sources.pop(name, None)
+                if is_near:
+                    log.warning(
+                        "%s cannot read the memory of %s on the same node, and gets its weights by messages, which is "
+                        "slower; torch's expandable segments are one cause on a GPU",
+                        own,
+                        name,
+                    )
         side.senders = tuple(name for name in wanted if name not in side.sources)
         side.memory = None
         return side.senders
@@ -280,6 +287,7 @@ class _Link:
                 packed = np.empty(sum(piece.nbytes for piece in bucket), np.uint8)
                 for piece, part in _parts(bucket, packed):
                     copy(part, cut(tensors[piece.source_storage], piece.source_at, shape_of(piece.box)))
+                finish([tensors[piece.source_storage] for piece in bucket])
                 handle = messages.send_tensor(packed, target, ("weights", self._name, attempt, number))
                 on_their_way.append(handle)
                 while len(on_their_way) > _AHEAD * len(targets):
@@ -303,6 +311,7 @@ class _Link:
                 self._wait(handle, attempt, side.plan.digest, deadline)
                 for piece, part in _parts(bucket, packed):
                     copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
+                finish([live[piece.target_storage] for piece in bucket])
                 seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
 
     def _wait(self, handle: Handle[Any], attempt: int, digest: str, deadline: float) -> None:
