@@ -43,6 +43,8 @@ _LATE_SECONDS = 0.5
 """How long a launch may wait for a manager after its deadline: one that takes longer hangs."""
 _CAUSE_SECONDS = 2.0
 _LOOK_SECONDS = 0.1
+_NEWS_SECONDS = 1.0
+"""How long Ray may take to learn that a worker died."""
 _RESTART_SECONDS = 600.0
 """How long a call is kept for a rank that is to be restarted; others may be restarted before it."""
 
@@ -270,7 +272,7 @@ class OwnMembers(Members):
         with self._lock:
             self.check_open()
             spec = self._specs[rank]
-            is_alive = rank in self.alive()
+            is_alive = rank in self.alive() if force else self._stays_alive(rank)
             if is_alive and not force:
                 raise ConfigError(f"{spec.address} is alive", hint="restart(rank, force=True) ends it first")
             if spec.node.ray_id not in {node.ray_id for node in live_nodes()}:
@@ -292,6 +294,15 @@ class OwnMembers(Members):
             finally:
                 self._restarting = None
                 self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
+
+    def _stays_alive(self, rank: int) -> bool:
+        """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
+        deadline = time.monotonic() + _NEWS_SECONDS
+        while is_alive := rank in self.alive():
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return is_alive
 
     def _cause_of_death(self, rank: int) -> str:
         """Say what is known about the death of a rank: Ray refuses a call to it with the reason."""
