@@ -190,6 +190,17 @@ class Odd(WeightWorker):
 
     accept = offer
 
+    def widen(self) -> None:
+        """Serve from memory with more than the weights: other tensors, and more rows."""
+        import torch
+
+        wide = torch.full((9, 4), -1.0)
+        self.tensors = {**self.tensors, "turned": wide, "mine": torch.full((2,), -1.0)}
+
+    def unwanted(self) -> list[float]:
+        """What is there besides the weights."""
+        return [*self.tensors["mine"].tolist(), *self.tensors["turned"][6:].flatten().unique().tolist()]
+
     def sums(self) -> list[float]:
         """The sum of each tensor, and that of the tied weights by their other name."""
         return [float(one.float().sum()) for one in (*self.tensors.values(), self.model["head"].weight)]

@@ -85,6 +85,11 @@ def test_unusual_types_and_strides_and_tied_weights_arrive_on_the_same_node_and_
         wanted = source.sums().wait(60)[0]
         assert min(wanted) > 0
         assert target.sums().wait(60) == [wanted, wanted]
+        # What a target has besides is left alone.
+        target.widen().wait(60)
+        link.update(2)
+        assert target.unwanted().wait(60) == [[-1.0] * 3] * 2
+        link.close()
 
 
 def test_what_does_not_fit_is_listed_for_all_workers(pair):

@@ -169,8 +169,11 @@ class WeightLink:
             return self._fill(source, worker, deadline)
 
     def close(self) -> None:
-        """Forget the link; the workers end with their groups."""
+        """Let the workers forget the link; those that have died need not."""
         self._offers.clear()
+        for worker in self._members(self.plan):
+            with contextlib.suppress(ClusterError):
+                self._request(worker, "leave", ())
 
     def __enter__(self) -> WeightLink:
         return self

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from roost.weights.worker import WeightWorker
 
 _MOST_MAPPED = 1 << 16
+_MOST_PLANS = 4
+"""How many plans of a link a member keeps: the link's own, and those that filled single targets."""
+_COMMANDS = frozenset(("plan", "prepare", "connect", "move", "commit", "status", "abort", "send"))
 _AHEAD = 2
 """How many buckets a source has on their way to each target."""
 
@@ -80,6 +83,14 @@ class _Side:
     """Pieces that the kernel copies, and where to."""
     memory: _Memory | None = None
     """Where the weights of this target were when these were made."""
+    _parts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+
+    def parts(self, worker: str) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """Return what a target gets: storages, and where in them; the rest of its memory is not touched."""
+        if not self._parts:
+            held = self.plan.target.held_by(worker)
+            self._parts = [(one.storage, one.at or (0,) * len(one.box), shape_of(one.box)) for one in held]
+        return self._parts
 
 
 class Member:
@@ -96,7 +107,13 @@ class Member:
 
     def join(self, link: str, *, in_place: bool, may_share: bool) -> None:
         """Take part in a link."""
+        self._leave(link)
         self._links[link] = _Link(self, self._worker, link, in_place, may_share)
+
+    def _leave(self, link: str) -> None:
+        found = self._links.pop(link, None)
+        if found is not None:
+            found.close()
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Hand a request to the thread of its link; in the thread that reads."""
@@ -106,7 +123,10 @@ class Member:
         def answer(succeeded: bool, value: Any) -> None:
             connection.send(Kind.REPLY, frame.number, b"", pickle.dumps((succeeded, value)))
 
-        if found is None:
+        if command == "leave":
+            self._leave(link)
+            answer(True, None)
+        elif found is None or command not in _COMMANDS:
             answer(False, ClusterError(f"{self._worker.address} was started again and is not in this link any more"))
         else:
             found.ask(command, arguments, answer)
@@ -137,6 +157,12 @@ class _Link:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}-send")
 
+    def close(self) -> None:
+        """Let go of everything."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._mappings.close()
+
     def ask(self, command: str, arguments: Sequence[Any], answer: Callable[[bool, Any], None]) -> None:
         """Carry out a command, and answer."""
         if command == "abort":
@@ -159,6 +185,8 @@ class _Link:
     def plan(self, plan: SyncPlan) -> list[str]:
         """Learn a plan; returns what of this worker's memory does not fit it."""
         self._sides[plan.digest] = _Side(plan)
+        while len(self._sides) > _MOST_PLANS:
+            self._sides.pop(next(iter(self._sides)))
         own, wrong = self._worker.address, []
         for role, layout in (("offer", plan.source), ("accept", plan.target)):
             if own not in layout.workers:
@@ -258,8 +286,8 @@ class _Link:
                 live = as_weights(self._worker.accept(), "accept").tensors()
                 # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
                 self._member.version = -1
-                for name, staged in self._staged.items():
-                    copy(live[name].detach() if hasattr(live[name], "detach") else live[name], staged)
+                for name, at, shape in self._side(digest).parts(self._worker.address):
+                    copy(cut(live[name], at, shape), cut(self._staged[name], at, shape))
                 finish(list(live.values()))
             self._member.version = version
         return time.monotonic() - began
@@ -297,7 +325,7 @@ class _Link:
 
     def _receive(self, side: _Side, attempt: int, deadline: float, seconds: dict[str, float]) -> None:
         messages, own = self._member.messages, self._worker.address
-        live = self._targets()
+        live = self._targets(side)
         steps = [(name, side.plan.buckets(name, own)) for name in side.senders]
         for number in range(max((len(buckets) for _, buckets in steps), default=0)):
             arriving = []
@@ -331,11 +359,11 @@ class _Link:
 
     def _is_found(self, side: _Side) -> bool:
         """Whether the memory that is copied is where it was."""
-        return side.memory is not None and side.memory.is_same(self._targets())
+        return side.memory is not None and side.memory.is_same(self._targets(side))
 
     def _find(self, side: _Side) -> None:
         """Find the memory that is copied."""
-        live = self._targets()
+        live = self._targets(side)
         side.copies, side.reads = [], []
         own = self._worker.address
         mine = as_weights(self._worker.offer(), "offer").tensors() if own in side.sources else {}
@@ -354,15 +382,15 @@ class _Link:
                 side.copies.append((target, view))
         side.memory = _Memory(live)
 
-    def _targets(self) -> Mapping[str, Any]:
+    def _targets(self, side: _Side) -> Mapping[str, Any]:
         """Return where the new version goes: into the weights themselves, or beside them."""
         tensors = as_weights(self._worker.accept(), "accept").tensors()
         if self._in_place:
             return tensors
-        if [(name, one.shape) for name, one in self._staged.items()] != [(n, one.shape) for n, one in tensors.items()]:
-            self._staged = {
-                name: empty_like(one.detach() if hasattr(one, "detach") else one) for name, one in tensors.items()
-            }
+        for name in dict.fromkeys(name for name, _, _ in side.parts(self._worker.address)):
+            staged, live = self._staged.get(name), tensors[name]
+            if staged is None or staged.shape != live.shape or staged.dtype != live.dtype:
+                self._staged[name] = empty_like(cut(live, (0,) * len(live.shape), live.shape))
         return self._staged
 
     def _side(self, digest: str) -> _Side:
