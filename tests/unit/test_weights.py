@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from roost import ConfigError
+from roost import ClusterError, ConfigError
 from roost.cli.main import main
 from roost.weights import (
     At,
@@ -24,7 +27,9 @@ from roost.weights import (
     TensorSpec,
     columns,
     make_layout,
+    map_safetensors,
     read_safetensors,
+    save_safetensors,
 )
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "weights.yaml"
@@ -114,6 +119,32 @@ def test_shapes_are_read_from_the_headers_of_a_model(tmp_path):
     assert read_safetensors(tmp_path) == both
     assert read_safetensors(tmp_path / "model.safetensors.index.json") == both
     assert list(read_safetensors(tmp_path / "a-1.safetensors")) == ["x"]
+
+
+def test_what_is_saved_is_mapped_again_and_a_full_disk_leaves_nothing(tmp_path):
+    arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array(7, np.int8), "c": np.zeros((0, 2), bool)}
+    path = tmp_path / "model.safetensors"
+    save_safetensors(path, arrays)
+    assert read_safetensors(path)["a"] == TensorSpec((2, 3), "float32")
+    found = map_safetensors(path)
+    assert {name: (list(one.shape), np.asarray(one).tolist()) for name, one in found.items()} == {
+        name: (list(one.shape), one.tolist()) for name, one in arrays.items()
+    }
+    before = path.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(ClusterError, match=r"model\.safetensors cannot be written: File too large"):
+            save_safetensors(path, {"a": np.zeros(10_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [one.name for one in tmp_path.iterdir()] == ["model.safetensors"]
+    assert path.read_bytes() == before
+    path.write_bytes(before[:-4])
+    with pytest.raises(ConfigError, match="is cut off: it ends before b"):
+        map_safetensors(path)
 
 
 def test_files_that_are_no_models_are_refused(tmp_path):

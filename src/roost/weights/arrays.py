@@ -61,6 +61,14 @@ def wrap(buffer: Any, dtype: str, shape: Sequence[int]) -> Any:
     return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).reshape(shape)
 
 
+def raw_bytes(array: Any) -> memoryview:
+    """Return the content of an array as bytes, in the order of its elements."""
+    if not is_tensor(array):
+        return memoryview(array.tobytes())
+    plain = array.detach().cpu().contiguous().reshape(-1)
+    return memoryview(plain.view(sys.modules["torch"].uint8).numpy()) if plain.numel() else memoryview(b"")
+
+
 def copy(target: Any, source: Any) -> None:
     """Copy, and cast where the types differ; one of them may be an array and the other a tensor."""
     if is_tensor(target):
