@@ -14,6 +14,7 @@ HARDWARE = {
     "collocated": "2x8",
     "disaggregated": "2x8",
     "heterogeneous": "heterogeneous-inventory.yaml",
+    "weights": "2x8",
 }
 
 
