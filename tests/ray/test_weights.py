@@ -47,11 +47,11 @@ def pair(small_cluster: Cluster) -> tuple[WorkerGroup, WorkerGroup]:
     return actor, launch(small_cluster, Server, "rollout", [0, 0], "numpy")
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_all_targets_get_each_version_wholly(shared_cluster, in_place):
+@pytest.mark.parametrize(("kind", "in_place"), [("torch", False), ("numpy", True)])
+def test_all_targets_get_each_version_wholly(shared_cluster, kind, in_place):
     with (
-        launch(shared_cluster, Trainer, "a", [0, 0, 1]) as actor,
-        launch(shared_cluster, Server, "r", [0, 0, 1, 1]) as rollout,
+        launch(shared_cluster, Trainer, "a", [0, 0, 1], kind) as actor,
+        launch(shared_cluster, Server, "r", [0, 0, 1, 1], kind) as rollout,
     ):
         link = WeightLink.between(actor, rollout, in_place=in_place, bucket_bytes=1 << 14)
         assert contents(rollout) == [(-1, {0.0})] * 4
