@@ -64,10 +64,7 @@ class _Part(WeightWorker):
     def pid(self) -> int:
         return os.getpid()
 
-    def offer(self) -> Any:
-        return _Boxes(self.arrays, self.boxes)
-
-    def accept(self) -> Any:
+    def weights(self) -> Any:
         if self.hook is not None:
             self.hook()
         return _Boxes(self.arrays, self.boxes)
@@ -125,6 +122,9 @@ class _Part(WeightWorker):
 class Trainer(_Part):
     """Holds some rows of each, as with FSDP."""
 
+    def offer(self) -> Any:
+        return self.weights()
+
     def box(self, shape: tuple[int, ...]) -> Any:
         if not shape:
             return ()
@@ -135,6 +135,9 @@ class Trainer(_Part):
 
 class Server(_Part):
     """Holds some columns of each, as with tensor parallelism of two."""
+
+    def accept(self) -> Any:
+        return self.weights()
 
     def box(self, shape: tuple[int, ...]) -> Any:
         if not shape:
@@ -156,6 +159,9 @@ class Both(Trainer):
 
     def offer(self) -> Any:
         return _Boxes(self.mine, self.boxes)
+
+    def accept(self) -> Any:
+        return self.weights()
 
     def set_version(self, version: int, *, anew: bool = False) -> None:
         del version, anew

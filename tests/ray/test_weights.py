@@ -156,7 +156,7 @@ def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_
         actor.set_version(1).wait(60)
         link.update(1)
         # What the trainer has now is another version.
-        actor.set_version(9).wait(60)
+        actor.set_version(9, anew=True).wait(60)
         for _ in range(2):
             os.kill(pid_of(rollout, 2), signal.SIGKILL)
             with pytest.raises(WorkerDied, match="rollout:2"):
@@ -164,7 +164,10 @@ def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_
             rollout.restart(2)
             assert link.refill("rollout:2").version == 1
             assert contents(rollout) == [(1, {1.0})] * 4
-        os.kill(pid_of(rollout, 3), signal.SIGKILL)
+        for rank in (2, 3):
+            os.kill(pid_of(rollout, rank), signal.SIGKILL)
+        rollout.restart(2)
+        assert link.refill("rollout:2").version == 1
         with pytest.raises(WorkerDied, match="rollout:3"):
             link.update(2, timeout=20)
         link.without("rollout:3")
@@ -202,7 +205,7 @@ def rounds_of_kills(cluster: Cluster, numbers: Iterator[int], seed: int) -> None
             if group is rollout and choose.random() < 0.5:
                 rollout[rank].die_at_accept(choose.randint(1, 3)).wait(60)
             else:
-                group[rank].die_in(choose.uniform(0.0, 0.03)).wait(60)
+                group[rank].die_in(choose.uniform(0.0, 0.03)).outcomes(60)
             # It may be over before the kill.
             with contextlib.suppress(ClusterError), names(victim):
                 link.update(version, timeout=20)

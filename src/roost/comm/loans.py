@@ -179,9 +179,9 @@ class Loans:
                 return self._mappings.copy(loan.memory, target)
             except CudaError:
                 raise _lost(loan) from None
-        elif way is Way.PAIR and self.pairs.receive(loan.owner, target, lambda place: self._ask_to_send(loan, place)):
-            return _event(target)
-        else:
+        elif way is not Way.PAIR or not self.pairs.receive(
+            loan.owner, target, lambda place: self._ask_to_send(loan, place)
+        ):
             self._fetch_by_host(loan, target)
         return None
 
@@ -300,15 +300,6 @@ def settle(loans: Fetched) -> None:
 def _loans() -> Loans:
     # A process has one, except in tests without Ray, where any will do.
     return next(iter(_here.values()))
-
-
-def _event(target: Any) -> Any:
-    """Return what says that all copies to a device so far are done; None for the host."""
-    if not target.is_cuda:
-        return None
-    done = sys.modules["torch"].cuda.Event()
-    done.record()
-    return done
 
 
 def bytes_of(tensor: Any) -> Any:

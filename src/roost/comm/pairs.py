@@ -10,6 +10,7 @@ import datetime
 import importlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,8 @@ from roost.comm.connection import Peer
 from roost.comm.process_groups import new_group
 
 _MEET_SECONDS = 60.0
+_TENSOR_SECONDS = 600.0
+_POLL_SECONDS = 0.0002
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -58,8 +61,13 @@ class Pairs:
                     raise RuntimeError("it does not send")
                 meeting.join(f"{owner.instance} to {self._own.instance}", self._backend)
                 work = meeting.group.recv([target], 0, 0)
-                # Waits in the device's stream, with NCCL.
                 work.wait()
+                # With NCCL that only waits in the device's stream; a group that is ended lets go of it.
+                deadline = time.monotonic() + _TENSOR_SECONDS
+                while not work.is_completed() and time.monotonic() < deadline:
+                    time.sleep(_POLL_SECONDS)
+                if not work.is_completed() or self._from.get(owner) is not meeting:
+                    raise RuntimeError("a tensor did not come")
         except RuntimeError as error:
             self.refuse(owner, error)
             return False

@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from roost.weights.offers import Offer
 from roost.weights.plan import BUCKET_BYTES, Place, SyncPlan, make_sync_plan
 
 UPDATE_SECONDS = 60.0
+_PEER_SECONDS = 5.0
 _MARGIN_SECONDS = 1.0
 """How long before the caller's deadline members give up, so that their error arrives before it."""
 
@@ -95,14 +96,19 @@ class WeightLink:
         self._name = f"{source.name}-{target.name}-{os.getpid()}-{time.monotonic_ns():x}"
         self._attempts = itertools.count(1)
         self._lock = threading.Lock()
-        self._offers: dict[str, Offer] = {}
+        self._offers: dict[tuple[str, str], tuple[int, Offer]] = {}
+        """By worker and what it was asked for: its last offer, and the number of that."""
         self._senders: dict[str, dict[str, tuple[str, ...]]] = {}
         """By digest of a plan and target: the sources that have to send."""
         self._endpoint = process_talk().messages.endpoint
         deadline = time.monotonic() + timeout
-        versions = self._open(self._members(plan), deadline)
-        self.version = max(versions[worker] for worker in plan.target.workers)
-        self._teach(plan, self._members(plan), deadline)
+        try:
+            versions = self._open(self._members(plan), deadline)
+            self.version = max(versions[worker] for worker in plan.target.workers)
+            self._teach(plan, self._members(plan), deadline)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def between(
@@ -125,12 +131,9 @@ class WeightLink:
         """
         if isinstance(version, bool) or not isinstance(version, int) or version <= self.version:
             raise ConfigError(f"version is {version!r}: it is a whole number above {self.version}, the present one")
-        if not self._lock.acquire(timeout=timeout):
-            raise CallTimedOut(f"another update of {self._name} is under way")
-        try:
-            return self._update(self.plan, version, time.monotonic() + timeout)
-        finally:
-            self._lock.release()
+        deadline = time.monotonic() + timeout
+        with self._alone(deadline):
+            return self._update(self.plan, version, deadline)
 
     def versions(self, timeout: float = UPDATE_SECONDS) -> dict[str, int]:
         """Return the version that each target says it has; -1 for one without a whole version."""
@@ -138,15 +141,17 @@ class WeightLink:
 
     def without(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Go on without some workers, such as those that have died; ConfigError if others cannot replace them."""
-        with self._lock:
+        deadline = time.monotonic() + timeout
+        with self._alone(deadline):
             plan = self.plan.without(workers)
-            self._teach(plan, self._members(plan), time.monotonic() + timeout)
+            self._teach(plan, self._members(plan), deadline)
             self.plan = plan
+            self._dismiss(workers)
 
     def rejoin(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Let workers that were restarted take part again; a target has no version until `refill` or an update."""
         deadline = time.monotonic() + timeout
-        with self._lock:
+        with self._alone(deadline):
             self._open(workers, deadline)
             self._teach(self.plan, workers, deadline)
 
@@ -158,22 +163,50 @@ class WeightLink:
             raise ConfigError(f"{worker} is not a target: there are {join_words(self.plan.target.workers)}")
         deadline = time.monotonic() + timeout
         self.rejoin(worker, timeout=timeout)
-        with self._lock:
-            others = [other for other in self.plan.target.workers if other != worker]
-            versions = self._ask(others, "status", (), deadline)
-            source = self.plan.source
-            if peers := [other for other, version in versions.items() if version == self.version]:
-                # What a trainer has may be newer.
-                with contextlib.suppress(ConfigError):
-                    return self._fill(self.plan.target.only(peers), worker, deadline)
-            return self._fill(source, worker, deadline)
+        with self._alone(deadline):
+            # What a trainer has may be newer.
+            target, method = self.plan.target.only([worker]), "accept"
+            rest = self.plan.places, self.plan.bucket_bytes
+            try:
+                peers = self._peers(worker, deadline)
+                plan = make_sync_plan(self.plan.target.only(peers), target, rest[0], bucket_bytes=rest[1])
+            except ConfigError:
+                # They do not have everything between them.
+                plan, method = make_sync_plan(self.plan.source, target, rest[0], bucket_bytes=rest[1]), "offer"
+            self._teach(plan, self._members(plan), deadline, method)
+            return self._update(plan, self.version, deadline, method)
 
     def close(self) -> None:
         """Let the workers forget the link; those that have died need not."""
         self._offers.clear()
-        for worker in self._members(self.plan):
+        self._dismiss(self._members(self.plan))
+
+    def _dismiss(self, workers: Iterable[str]) -> None:
+        for worker in workers:
             with contextlib.suppress(ClusterError):
                 self._request(worker, "leave", ())
+
+    @contextlib.contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """Let one operation of the link run at a time."""
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise CallTimedOut(f"another update of {self._name} is under way")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _peers(self, worker: str, deadline: float) -> list[str]:
+        """Return the other targets that have the present version; one that does not answer soon is none."""
+        others = [other for other in self.plan.target.workers if other != worker]
+        asked = {other: self._request(other, "status", ()) for other in others}
+        soon = min(deadline, time.monotonic() + _PEER_SECONDS)
+        found = []
+        for other, handle in asked.items():
+            with contextlib.suppress(ClusterError, CallTimedOut):
+                if self._answer(handle, soon) == self.version:
+                    found.append(other)
+        return found
 
     def __enter__(self) -> WeightLink:
         return self
@@ -186,20 +219,13 @@ class WeightLink:
     def __repr__(self) -> str:
         return f"<WeightLink {self._name} at version {self.version}: {self.plan!r}>"
 
-    def _fill(self, source: Layout, worker: str, deadline: float) -> UpdateReport:
-        plan = make_sync_plan(
-            source, self.plan.target.only([worker]), self.plan.places, bucket_bytes=self.plan.bucket_bytes
-        )
-        self._teach(plan, self._members(plan), deadline)
-        return self._update(plan, self.version, deadline)
-
-    def _update(self, plan: SyncPlan, version: int, deadline: float) -> UpdateReport:
+    def _update(self, plan: SyncPlan, version: int, deadline: float, method: str = "offer") -> UpdateReport:
         began = time.monotonic()
         attempt, digest = next(self._attempts), plan.digest
         sources = [worker for worker, (sent, _) in plan.bytes_by_worker().items() if sent]
         targets = plan.target.workers
         try:
-            self._prepare(plan, attempt, version, sources, deadline)
+            self._prepare(plan, attempt, version, sources, deadline, method)
             prepared = time.monotonic()
             left = max(0.1, deadline - time.monotonic() - _MARGIN_SECONDS)
             sending: dict[str, list[str]] = {}
@@ -207,12 +233,19 @@ class WeightLink:
                 for sender in senders:
                     sending.setdefault(sender, []).append(target)
             handles = [
-                (sender, self._request(sender, "send", (attempt, digest, tuple(wanted), left)))
+                self._request(sender, "send", (attempt, digest, tuple(wanted), left))
                 for sender, wanted in sending.items()
             ]
-            moved = self._ask(targets, "move", (attempt, digest, left), deadline)
-            for sender, handle in handles:
-                self._answer(sender, handle, deadline)
+            try:
+                moved = self._ask(targets, "move", (attempt, digest, left), deadline)
+            except ClusterError:
+                # What went wrong with a sender is the cause of it.
+                for handle in handles:
+                    if handle.done():
+                        self._answer(handle, deadline)
+                raise
+            for handle in handles:
+                self._answer(handle, deadline)
             done = time.monotonic()
         except BaseException:
             for worker in dict.fromkeys([*sources, *targets]):
@@ -234,26 +267,30 @@ class WeightLink:
             slowest="" if slow is None else f"{slow[1]} from {slow[2]}",
         )
 
-    def _prepare(self, plan: SyncPlan, attempt: int, version: int, sources: Sequence[str], deadline: float) -> None:
+    def _prepare(
+        self, plan: SyncPlan, attempt: int, version: int, sources: Sequence[str], deadline: float, method: str
+    ) -> None:
         """Make sure that everyone is there with the same plan, and knows where the memory of the sources lies."""
         digest = plan.digest
-        asked = [
-            (worker, role, self._request(worker, "prepare", (attempt, version, digest, role)))
-            for role, workers in (("source", sources), ("target", plan.target.workers))
-            for worker in workers
-        ]
-        answers = [(worker, role, self._answer(worker, handle, deadline)) for worker, role, handle in asked]
-        changed = {worker: offer for worker, role, offer in answers if role == "source" and offer is not None}
-        self._offers |= changed
-        known = self._senders.get(digest)
-        if known is not None and not changed:
+        asked = []
+        for role, workers in (("source", sources), ("target", plan.target.workers)):
+            for worker in workers:
+                number = self._offers[worker, method][0] if (worker, method) in self._offers else 0
+                asked.append((worker, self._request(worker, "prepare", (attempt, version, digest, role, number))))
+        for worker, handle in asked:
+            new: tuple[int, Offer] | None = self._answer(handle, deadline)
+            if new is not None:
+                self._offers[worker, method] = new
+                # Wherever it is read from: until all know the new place, none of them does.
+                self._senders.clear()
+        if digest in self._senders:
             return
-        offers = {worker: self._offers[worker] for worker in sources}
+        offers = {worker: self._offers[worker, method][1] for worker in sources}
         wanted: dict[str, dict[str, Offer]] = {target: {} for target in plan.target.workers}
         for source, target in plan.traffic:
             wanted[target][source] = offers[source]
         handles = [(target, self._request(target, "connect", (digest, mine))) for target, mine in wanted.items()]
-        self._senders[digest] = {target: self._answer(target, handle, deadline) for target, handle in handles}
+        self._senders[digest] = {target: self._answer(handle, deadline) for target, handle in handles}
 
     def _members(self, plan: SyncPlan) -> list[str]:
         return list(dict.fromkeys([*plan.source.workers, *plan.target.workers]))
@@ -265,12 +302,13 @@ class WeightLink:
             name, _, rank = worker.rpartition(":")
             group = self._groups[name]
             calls[worker] = group.on(int(rank)).call("open_weights", self._name, *self._options)
-            self._offers.pop(worker, None)
+            self._offers = {key: offer for key, offer in self._offers.items() if key[0] != worker}
         self._senders.clear()
         return {worker: call.wait(max(0.1, deadline - time.monotonic()))[0] for worker, call in calls.items()}
 
-    def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float) -> None:
-        wrong = self._ask(list(workers), "plan", (plan,), deadline)
+    def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float, method: str = "") -> None:
+        """Tell workers a plan, the link's own unless it says what its sources are asked for."""
+        wrong = self._ask(list(workers), "plan", (plan, method or "offer", not method), deadline)
         self._senders.pop(plan.digest, None)
         if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
             raise ConfigError(problems)
@@ -282,7 +320,7 @@ class WeightLink:
         errors: list[Exception] = []
         for worker, handle in handles.items():
             try:
-                answers[worker] = self._answer(worker, handle, deadline)
+                answers[worker] = self._answer(handle, deadline)
             except (ClusterError, ConfigError) as error:
                 errors.append(error)
                 if command == "move":
@@ -299,8 +337,7 @@ class WeightLink:
         self._endpoint.request(worker, b"", data, (), handle)
         return handle
 
-    def _answer(self, worker: str, handle: Handle[Any], deadline: float) -> Any:
-        del worker
+    def _answer(self, handle: Handle[Any], deadline: float) -> Any:
         frame = handle.wait(max(0.01, deadline - time.monotonic()))
         succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
         if not succeeded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 _MOST_MAPPED = 1 << 16
 _MOST_PLANS = 4
-"""How many plans of a link a member keeps: the link's own, and those that filled single targets."""
+"""How many plans a member keeps besides the link's own: those that filled single targets."""
+_NEVER = 1 << 62
+_LOOK_SECONDS = 0.5
 _COMMANDS = frozenset(("plan", "prepare", "connect", "move", "commit", "status", "abort", "send"))
 _AHEAD = 2
 """How many buckets a source has on their way to each target."""
@@ -73,6 +76,8 @@ class _Side:
     """What a worker knows of a plan in which it takes part."""
 
     plan: SyncPlan
+    method: str
+    """What its sources are asked for: `offer`, or `accept` if they are other targets."""
     sources: dict[str, Source] = field(default_factory=dict)
     """Those that this target copies from itself."""
     senders: tuple[str, ...] = ()
@@ -150,18 +155,21 @@ class _Link:
         self._attempt = 0
         self._ended = -1
         """The last attempt that was broken off."""
+        self._main = ""
+        """The digest of the link's own plan."""
         self._staged: dict[str, Any] = {}
         self._mappings = Mappings(_MOST_MAPPED)
-        self._offered: _Memory | None = None
-        """The arrays of the last offer, which stay while others copy from them."""
+        self._offered: dict[str, tuple[int, _Memory]] = {}
+        """By method: the number of the last offer, and its arrays, which stay while others copy from them."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}-send")
 
     def close(self) -> None:
-        """Let go of everything."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._sender.shutdown(wait=False, cancel_futures=True)
-        self._mappings.close()
+        """Let go of everything, once what is under way has noticed."""
+        self._ended = _NEVER
+        self._thread.submit(self._mappings.close)
+        self._thread.shutdown(wait=False)
+        self._sender.shutdown(wait=False)
 
     def ask(self, command: str, arguments: Sequence[Any], answer: Callable[[bool, Any], None]) -> None:
         """Carry out a command, and answer."""
@@ -180,15 +188,21 @@ class _Link:
             else:
                 answer(True, value)
 
-        (self._sender if command == "send" else self._thread).submit(run)
+        try:
+            (self._sender if command == "send" else self._thread).submit(run)
+        except RuntimeError:
+            answer(False, ClusterError(f"{self._worker.address} has left this link"))
 
-    def plan(self, plan: SyncPlan) -> list[str]:
+    def plan(self, plan: SyncPlan, method: str, is_main: bool) -> list[str]:
         """Learn a plan; returns what of this worker's memory does not fit it."""
-        self._sides[plan.digest] = _Side(plan)
-        while len(self._sides) > _MOST_PLANS:
-            self._sides.pop(next(iter(self._sides)))
+        self._sides.pop(plan.digest, None)
+        self._sides[plan.digest] = _Side(plan, method)
+        if is_main:
+            self._main = plan.digest
+        for digest in [known for known in self._sides if known != self._main][:-_MOST_PLANS]:
+            del self._sides[digest]
         own, wrong = self._worker.address, []
-        for role, layout in (("offer", plan.source), ("accept", plan.target)):
+        for role, layout in ((method, plan.source), ("accept", plan.target)):
             if own not in layout.workers:
                 continue
             tensors = as_weights(getattr(self._worker, role)(), role).tensors()
@@ -205,22 +219,32 @@ class _Link:
                     wrong.append(f"{storage} of {own} has shape {list(have.shape)}: {ends} is needed")
         return wrong
 
-    def prepare(self, attempt: int, version: int, digest: str, role: str) -> Any:
-        """Say that this member is here, with the same plan; returns what a source offers, if that is new."""
+    def prepare(self, attempt: int, version: int, digest: str, role: str, known: int) -> Any:
+        """Say that this member is here, with the same plan.
+
+        Returns what a source offers and the number of that offer, unless it is the one that is known.
+        """
         self._check(attempt, digest)
         self._attempt = attempt
         if role == "target":
             if version <= self._member.version:
                 raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
             return None
-        tensors = as_weights(self._worker.offer(), "offer").tensors()
+        method = self._side(digest).method
+        tensors = self._source(digest)
         finish(list(tensors.values()))
-        if self._offered is not None and self._offered.is_same(tensors):
+        number, memory = self._offered.get(method, (0, None))
+        if known and known == number and memory is not None and memory.is_same(tensors):
             return None
-        offer = make_offer(tensors, self._worker.node_rank, may_share=self._may_share)
+        offer = make_offer(tensors, self._worker.node_rank, may_share=self._may_share and method == "offer")
         # Sharing moves storages.
-        self._offered = _Memory(tensors)
-        return offer
+        self._offered[method] = number + 1, _Memory(tensors)
+        return number + 1, offer
+
+    def _source(self, digest: str) -> Mapping[str, Any]:
+        """Return the arrays that this worker has as the source of a plan."""
+        method = self._side(digest).method
+        return as_weights(getattr(self._worker, method)(), method).tensors()
 
     def connect(self, digest: str, offers: Mapping[str, Offer]) -> tuple[str, ...]:
         """Learn where the memory of sources lies; returns those that have to send what is wanted of them."""
@@ -258,12 +282,12 @@ class _Link:
             self._member.version = -1
         seconds: dict[str, float] = {}
         began = time.monotonic()
-        is_ready = side.memory is not None
+        is_ready = side.memory is not None and not (self._in_place and not self._is_found(side))
         if not is_ready:
             self._find(side)
         self._copy(side, attempt, deadline)
-        # Devices copy meanwhile.
-        if is_ready and not self._is_found(side):
+        # Devices copy meanwhile; memory beside the weights can be written in vain.
+        if is_ready and not self._in_place and not self._is_found(side):
             self._find(side)
             self._copy(side, attempt, deadline)
         seconds["mapped memory"] = time.monotonic() - began
@@ -273,7 +297,7 @@ class _Link:
             seconds[source.name] = seconds.get(source.name, 0.0) + time.monotonic() - began
             self._check(attempt, digest, deadline)
         self._receive(side, attempt, deadline, seconds)
-        finish([target for target, _ in side.copies])
+        finish([array for pair in side.copies for array in pair] + [target for _, _, target in side.reads])
         self._check(attempt, digest, deadline)
         return seconds
 
@@ -302,8 +326,7 @@ class _Link:
     def send(self, attempt: int, digest: str, targets: Sequence[str], timeout: float) -> None:
         """Send their parts to targets that cannot copy them; in a thread of its own."""
         deadline = time.monotonic() + timeout
-        side = self._side(digest)
-        tensors = as_weights(self._worker.offer(), "offer").tensors()
+        side, tensors = self._side(digest), self._source(digest)
         messages, own = self._member.messages, self._worker.address
         steps = [side.plan.buckets(own, target) for target in targets]
         on_their_way: list[Handle[None]] = []
@@ -328,25 +351,29 @@ class _Link:
         live = self._targets(side)
         steps = [(name, side.plan.buckets(name, own)) for name in side.senders]
         for number in range(max((len(buckets) for _, buckets in steps), default=0)):
-            arriving = []
             for name, buckets in steps:
-                if number < len(buckets):
-                    packed = np.empty(sum(piece.nbytes for piece in buckets[number]), np.uint8)
-                    tag = "weights", self._name, attempt, number
-                    arriving.append((name, buckets[number], packed, messages.receive(name, tag, packed)))
-            for name, bucket, packed, handle in arriving:
+                if number >= len(buckets):
+                    continue
                 began = time.monotonic()
-                self._wait(handle, attempt, side.plan.digest, deadline)
-                for piece, part in _parts(bucket, packed):
+                packed = np.empty(sum(piece.nbytes for piece in buckets[number]), np.uint8)
+                tag = "weights", self._name, attempt, number
+                is_here = False
+                while not is_here:
+                    self._check(attempt, side.plan.digest, deadline, f"those of {name}")
+                    with contextlib.suppress(CallTimedOut):
+                        # A receive that is late is withdrawn.
+                        messages.wait_for_next(name, tag, packed, _LOOK_SECONDS)
+                        is_here = True
+                for piece, part in _parts(buckets[number], packed):
                     copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
-                finish([live[piece.target_storage] for piece in bucket])
+                finish([live[piece.target_storage] for piece in buckets[number]])
                 seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
 
     def _wait(self, handle: Handle[Any], attempt: int, digest: str, deadline: float) -> None:
         while not handle.done():
             self._check(attempt, digest, deadline)
             try:
-                handle.wait(min(0.5, max(0.01, deadline - time.monotonic())))
+                handle.wait(min(_LOOK_SECONDS, max(0.01, deadline - time.monotonic())))
             except CallTimedOut:
                 continue
         handle.wait(1.0)
@@ -366,7 +393,7 @@ class _Link:
         live = self._targets(side)
         side.copies, side.reads = [], []
         own = self._worker.address
-        mine = as_weights(self._worker.offer(), "offer").tensors() if own in side.sources else {}
+        mine = self._source(side.plan.digest) if own in side.sources else {}
         for piece in side.plan.pieces(target=own):
             source = side.sources.get(piece.source)
             if source is None or not count(piece.box):
@@ -402,12 +429,12 @@ class _Link:
             )
         return side
 
-    def _check(self, attempt: int, digest: str, deadline: float | None = None) -> None:
+    def _check(self, attempt: int, digest: str, deadline: float | None = None, which: str = "all weights") -> None:
         self._side(digest)
         if attempt < self._attempt or attempt <= self._ended:
             raise ClusterError(f"update {attempt} of {self._worker.address} was broken off")
         if deadline is not None and time.monotonic() > deadline:
-            raise CallTimedOut(f"{self._worker.address} has not got all weights in time")
+            raise CallTimedOut(f"{self._worker.address} has not got {which} in time")
 
 
 def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:

@@ -79,10 +79,15 @@ def make_offer(tensors: Mapping[str, Any], node: int, *, may_share: bool) -> Off
 def _share(tensor: Any, shared: dict[int, int]) -> tuple[int, int] | None:
     """Move the storage of a tensor into shared memory, if that is worth it; returns its descriptor, and the offset."""
     storage = tensor.untyped_storage()
-    if storage.nbytes() < _SHARED_FROM or len(shared) >= _MOST_SHARED:
+    # One that torch did not allocate, as that of an array of numpy, cannot be moved.
+    if storage.nbytes() < _SHARED_FROM or len(shared) >= _MOST_SHARED or not storage.resizable():
         return None
-    # Whatever else uses the storage, such as an optimizer, goes on with it.
-    storage.share_memory_()
+    try:
+        # Whatever else uses the storage, such as an optimizer, goes on with it.
+        storage.share_memory_()
+    except RuntimeError:
+        # No room for it.
+        return None
     # torch keeps the descriptor open as long as the storage lives, and has no public way to tell it.
     descriptor = shared.setdefault(storage.data_ptr(), storage._share_fd_cpu_()[0])
     return descriptor, tensor.data_ptr() - storage.data_ptr()

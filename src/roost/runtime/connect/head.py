@@ -187,7 +187,8 @@ def within(
     The call itself goes on then: `undo` gets what it returns in the end.
     """
     check_not_lost()
-    seconds = min(seconds, max(_LEAST_SECONDS, _caller.__dict__.get("deadline", math.inf) - time.monotonic()))
+    usual = seconds
+    seconds = min(usual, max(_LEAST_SECONDS, _caller.__dict__.get("deadline", math.inf) - time.monotonic()))
     deadline = time.monotonic() + seconds
     # One that hangs is enough: the next of its kind would hang as well.
     soon = min(deadline, time.monotonic() + _STILL_SECONDS)
@@ -197,7 +198,8 @@ def within(
     try:
         if _is_done(future, deadline, BLIP_SECONDS):
             return future.result()
-        _hanging[what] = future
+        if seconds == usual:
+            _hanging[what] = future
         raise _late(seconds, what)
     except BaseException:
         if undo is not None:
