@@ -221,8 +221,10 @@ class Soaked:
         if group is None:
             return
         values = [self.choose.randrange(10**6) for _ in group.ranks]
+        self.launched += 1
         with self.recorder.op("message", CALL_SECONDS) as op:
-            got = group.map("pass_on", [(value, CALL_SECONDS) for value in values]).wait(CALL_SECONDS)
+            given = [(value, self.launched, CALL_SECONDS) for value in values]
+            got = group.map("pass_on", given).wait(CALL_SECONDS)
             op.expect(got, values[-1:] + values[:-1])
 
     def fail(self) -> None:

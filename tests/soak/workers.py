@@ -56,11 +56,14 @@ class SoakWorker(Worker):
         for value in values:
             channel.put((self.rank, value), timeout=timeout)
 
-    def pass_on(self, value: int, timeout: float) -> Any:
-        """Send a value to the next rank, and return the one that comes from the last."""
+    def pass_on(self, value: int, tag: int, timeout: float) -> Any:
+        """Send a value to the next rank, and return the one that comes from the last.
+
+        What an earlier round sent that failed may still wait for its receiver, under another tag.
+        """
         ranks = self.world_size
-        sent = self.send(value, self.group_name, (self.rank + 1) % ranks, async_op=True)
-        got = self.recv(self.group_name, (self.rank - 1) % ranks, timeout=timeout)
+        sent = self.send(value, self.group_name, (self.rank + 1) % ranks, async_op=True, tag=tag)
+        got = self.recv(self.group_name, (self.rank - 1) % ranks, tag=tag, timeout=timeout)
         sent.wait(timeout)
         return got
 
