@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol
 
-from roost import CallResult, CallTimedOut, Channel, Cluster, Outcome, OutcomeKind, Plan, WorkerDied, WorkerGroup
+from roost import (
+    CallResult,
+    CallTimedOut,
+    Channel,
+    Cluster,
+    ClusterError,
+    Outcome,
+    OutcomeKind,
+    Plan,
+    WorkerDied,
+    WorkerGroup,
+)
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
@@ -20,7 +31,8 @@ from roost.weights import WeightLink
 
 _ROUND_SECONDS = 180.0
 _POLL_SECONDS = 0.25
-_UPDATE_TRIES = 20
+_UPDATE_TRIES = 5
+_UPDATE_SECONDS = 30.0
 _RECENT = 40
 """The number of episodes that a mean return covers."""
 _VICTIM = 2
@@ -202,7 +214,7 @@ class _Run:
             with self._phase("restart"):
                 self._rollout.restart(rank)
                 (pid,) = one.pid().wait(_ROUND_SECONDS)
-                self._link.refill(f"rollout:{rank}", _ROUND_SECONDS)
+                self._link.refill(f"rollout:{rank}", _UPDATE_SECONDS)
                 self._serving[rank] = one.serve()
             place = one.placements[0]
             restart = Restart(
@@ -244,14 +256,14 @@ class _Run:
         """Bring the new weights into every rollout worker."""
         with self._phase("weights", seconds):
             for _ in range(_UPDATE_TRIES):
-                with contextlib.suppress(WorkerDied):
+                with contextlib.suppress(WorkerDied, CallTimedOut):
                     if self._link.version < self._version:
-                        self._link.update(self._version, _ROUND_SECONDS)
+                        self._link.update(self._version, _UPDATE_SECONDS)
                     return
-                # A rollout worker has just died.
+                # A rollout worker has just died, and perhaps is not known to be dead yet.
                 time.sleep(_POLL_SECONDS)
                 self._restart_dead()
-            raise WorkerDied(f"the rollout workers died {_UPDATE_TRIES} times in one update")
+            raise ClusterError(f"an update of the weights failed {_UPDATE_TRIES} times: see the log")
 
     def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
         for rank, own in zip(group.ranks, spans, strict=True):
