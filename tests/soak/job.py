@@ -43,10 +43,11 @@ WEIGHTS = {"w": [[0.0, 1.0]] * 4, "b": [0.0, 0.0]}
 class Soaked:
     """One driver at work."""
 
-    def __init__(self, folder: Path, who: str, seed: int, num_nodes: int, seconds: float) -> None:
+    def __init__(self, folder: Path, who: str, seed: int, num_nodes: int, least_nodes: int, seconds: float) -> None:
         self.folder = folder
         self.who = who
         self.num_nodes = num_nodes
+        self.least_nodes = least_nodes
         self.choose = random.Random(seed)  # noqa: S311 - to be repeated
         self.recorder = Recorder(folder, who)
         self.seconds = seconds
@@ -71,7 +72,7 @@ class Soaked:
                 self.resources("opened")
                 self.until = time.monotonic() + self.seconds
                 return True
-            num_nodes = max(1, num_nodes - 1)
+            num_nodes = max(self.least_nodes, num_nodes - 1)
             self.launched += 1
             time.sleep(0.5)
         return False
@@ -422,7 +423,9 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     folder = Path(given["folder"])
     has_rollout = given["has_rollout"]
-    soaked = Soaked(folder, given["who"], given["seed"], given["num_nodes"], given["seconds"])
+    # Two engines need an accelerator each.
+    least = 2 if has_rollout else 1
+    soaked = Soaked(folder, given["who"], given["seed"], given["num_nodes"], least, given["seconds"])
     if soaked.open():
         try:
             soaked.roll_out() if has_rollout else soaked.work()
