@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import shlex
+import shutil
 import signal
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +150,31 @@ def test_what_is_saved_is_mapped_again_and_a_full_disk_leaves_nothing(tmp_path):
     path.write_bytes(before[:-1])
     with pytest.raises(ConfigError, match="is cut off: it ends before b"):
         map_safetensors(path)
+
+
+SMALL_SHM = """
+import os, torch
+from roost.weights.arrays import read_memory
+from roost.weights.offers import make_offer
+weights = {"small": torch.ones(1000), "large": torch.ones(1 << 20)}
+offer = make_offer(weights, 0, may_share=True)
+print([array.shared is None for array in offer.arrays.values()], float(weights["large"].sum()))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root can mount")
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_weights_stay_where_they_are_if_there_is_no_room_in_shared_memory():
+    command = (
+        f"mount -t tmpfs -o size=1m none /dev/shm && exec {shlex.quote(sys.executable)} -c {shlex.quote(SMALL_SHM)}"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command], capture_output=True, text=True, timeout=120, check=False
+    )
+    if "mount" in done.stderr and done.returncode == 32:
+        pytest.skip("this user cannot mount")
+    assert done.stdout.split("\n")[0] == "[True, True] 1048576.0", done.stderr
+    assert "has no room for the weights of this process" in done.stderr
 
 
 def test_files_that_are_no_models_are_refused(tmp_path):

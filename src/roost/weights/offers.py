@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +29,13 @@ from roost.weights.boxes import shape_of
 from roost.weights.layout import SIZES
 from roost.weights.plan import Piece
 
+_SHARED_FOLDER = "/dev/shm"  # noqa: S108 - where torch's shared memory lies
 _SHARED_FROM = 1 << 16
 _MOST_SHARED = 256
 """Each shared storage takes a descriptor."""
 _MOST_MAPPED = 1 << 16
+
+log: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +87,12 @@ def _share(tensor: Any, shared: dict[int, int]) -> tuple[int, int] | None:
     # One that torch did not allocate, as that of an array of numpy, cannot be moved.
     if storage.nbytes() < _SHARED_FROM or len(shared) >= _MOST_SHARED or not storage.resizable():
         return None
-    try:
-        # Whatever else uses the storage, such as an optimizer, goes on with it.
-        storage.share_memory_()
-    except RuntimeError:
-        # No room for it.
+    # Writing to shared memory that there is no room for ends a process.
+    if not storage.is_shared() and 2 * storage.nbytes() > shutil.disk_usage(_SHARED_FOLDER).free:
+        log.warning("%s has no room for the weights of this process: others copy them more slowly", _SHARED_FOLDER)
         return None
+    # Whatever else uses the storage, such as an optimizer, goes on with it.
+    storage.share_memory_()
     # torch keeps the descriptor open as long as the storage lives, and has no public way to tell it.
     descriptor = shared.setdefault(storage.data_ptr(), storage._share_fd_cpu_()[0])
     return descriptor, tensor.data_ptr() - storage.data_ptr()
