@@ -69,7 +69,8 @@ def test_a_healthy_cluster_has_no_problem_and_leftovers_of_an_earlier_job_are_fo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_node_that_dies_during_the_check_is_named():
+def check_while_a_node_dies() -> list[dict[str, Any]]:
+    """What the doctor says of a cluster of two nodes, one of which dies while it looks."""
     with local_cluster("2x1") as local:
         # It is still registered and will never answer, like a dying machine.
         os.kill(local.pids[1][0], signal.SIGSTOP)
@@ -80,12 +81,20 @@ def test_a_node_that_dies_during_the_check_is_named():
         wait_until(lambda: _has_worker(local), "the tasks run on the nodes")
         local.kill_node(1)
         checking.join()
-    found = [item for item in answers[0]["cluster"] if item["level"] == "problem"]
-    assert len(found) == 1, answers[0]["cluster"]
+    return answers[0]["cluster"]
+
+
+def test_a_node_that_dies_during_the_check_is_named():
+    answer = check_while_a_node_dies()
+    if answer[0]["seen"].startswith("1 node"):
+        # On a busy machine Ray gives the node up before the doctor has looked at all.
+        answer = check_while_a_node_dies()
+    found = [item for item in answer if item["level"] == "problem"]
+    assert len(found) == 1, answer
     assert found[0]["check"] == "nodes"
     assert "(local-1)" in found[0]["nodes"][0]
     assert "is gone" in found[0]["seen"]
-    assert {item["check"] for item in answers[0]["cluster"]} > {"clock", "versions"}, "the other node is checked"
+    assert {item["check"] for item in answer} > {"clock", "versions"}, "the other node is checked"
 
 
 def _has_worker(local: LocalCluster) -> bool:
