@@ -58,6 +58,10 @@ class Talker(Worker):
         self.kept += [channel.put(item, async_op=True) for _ in range(count)]
         return sum(handle.done() for handle in self.kept)
 
+    def send_array(self, group: str, rank: int) -> None:
+        """Begin to send what nobody receives."""
+        self.kept.append(self.send(np.ones(100 << 20, np.uint8), group, rank, async_op=True))
+
     def wait_for_kept(self) -> int:
         for handle in self.kept:
             handle.wait(60)

@@ -30,6 +30,7 @@ from roost import (
     WorkerDied,
     WorkerGroup,
 )
+from roost.testing import local_cluster
 from waiting import is_gone, press_ctrl_c, wait_until
 
 _names = (f"channel-{number}" for number in itertools.count())
@@ -353,6 +354,52 @@ def test_the_death_of_a_home_names_it_and_harms_no_other_channel(shared_cluster,
         doomed.put(1)
     channel.put("unharmed")
     assert other.wait() == [["unharmed"]]
+
+
+def test_a_node_that_is_killed_under_a_channel_is_named_and_other_channels_go_on():
+    with local_cluster("1x1,1x0") as local, Cluster(num_nodes=2, quiet=True) as cluster:
+        taker = Talker.create_group().launch(cluster, NodePlacementStrategy([0]), name="taker", max_concurrency=2)
+        with Channel.create("here") as here:
+            there = Channel.create("there", node_rank=1)
+            there.put("lost with its node")
+            waits, other = taker.get(there, key="empty"), taker.get(here)
+            wait_until(lambda: "taker:0" in line(there, "empty")["getters"], "it waits at the node")
+            local.kill_node(1)
+            with pytest.raises(WorkerDied, match="there:0 on node 1"):
+                waits.wait(60)
+            with pytest.raises(WorkerDied, match="there:0"):
+                there.get(timeout=60)
+            here.put("unharmed")
+            assert other.wait(60) == [["unharmed"]]
+
+
+FLOODING = """
+import time
+import numpy as np
+from channel_workers import Talker
+from roost import Channel, Cluster, NodePlacementStrategy
+with Cluster(num_nodes=1, quiet=True) as cluster:
+    group = Talker.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="flood")
+    channel = Channel.create("samples", max_bytes=1 << 20)
+    group[0].put_async(channel, 1 << 20, 20).wait()
+    group[1].send_array("flood", 0)
+    (home,) = [one.pid for one in cluster.worker_manager.get_workers() if one.address == "samples:0"]
+    print(*group.pid().wait(), home, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_with_messages_in_flight_leaves_nothing(driver, small_local_cluster):
+    mine = driver(FLOODING, small_local_cluster)
+    pids = [int(word) for word in mine.line().split()]
+    ports = [one.laddr.port for pid in pids for one in psutil.Process(pid).net_connections() if one.status == "LISTEN"]
+    mine.end(signal.SIGKILL)
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), "its process has ended")
+    listening = {one.laddr.port for one in psutil.net_connections() if one.status == "LISTEN"}
+    assert ports
+    assert not listening & set(ports)
+    assert not [name for name in os.listdir("/dev/shm") if "roost" in name]  # noqa: S108 - only looks
 
 
 def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):

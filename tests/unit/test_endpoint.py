@@ -6,9 +6,13 @@ import functools
 import os
 import resource
 import secrets
+import shlex
+import shutil
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -364,6 +368,30 @@ def test_tensors_keep_what_numpy_does_not_have(pair):
     pair.one.send_tensor(things[0], "b:0")
     pair.two.receive("a:0", into=target).wait(60)
     assert torch.equal(target, things[0])
+
+
+def test_arrays_that_are_read_only_or_overlap_arrive_as_they_look(pair):
+    plain = np.arange(100_000.0)
+    fixed = plain.copy()
+    fixed.flags.writeable = False
+    windows = np.lib.stride_tricks.sliding_window_view(plain, 3)
+    wide = np.broadcast_to(plain[:1000], (50, 1000))
+    for thing in (fixed, windows, wide, plain[::-2], {"both": (windows[5], fixed)}):
+        pair.one.send(thing, "b:0")
+        got = pair.two.receive("a:0").wait(30)
+        np.testing.assert_equal(got, thing)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root can mount")
+@pytest.mark.parametrize("size", ["64k", "1m"])
+def test_a_tiny_shared_memory_folder_does_not_matter(size):
+    test = f"{__file__}::test_shared_memory_comes_back_when_the_array_is_dropped"
+    run = shlex.join([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", test])
+    command = f"mount -t tmpfs -o size={size} none /dev/shm && exec {run}"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", command], capture_output=True, text=True, timeout=120)
+    if done.returncode == 32:
+        pytest.skip("this user cannot mount")
+    assert done.returncode == 0, done.stdout
 
 
 def test_workers_of_a_plain_process_talk_without_ray():
