@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.errors import ConfigError
+from roost.errors import ConfigError, Problem
 from roost.text import join_words
 from roost.weights.boxes import Box, count, whole
 
@@ -94,7 +94,8 @@ class Layout:
             for one in held:
                 spec, first = specs.setdefault(one.name, (one.spec, worker))
                 if spec != one.spec:
-                    wrong.append(f"{one.name} is {_words(spec)} in {first}, and {_words(one.spec)} in {worker}")
+                    what = f"{one.name} is {_words(spec)} in {first}, and {_words(one.spec)} in {worker}"
+                    wrong.append(Problem(message=what))
                 names = storages.setdefault(one.name, [])
                 storage = one.storage or one.name
                 if storage not in names:
@@ -102,7 +103,7 @@ class Layout:
                 at = one.at if one.at is not None else (0,) * len(one.box)
                 parts.setdefault(one.name, []).append(Part(number, one.box, at, names.index(storage)))
         if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError(wrong)
         shared: dict[tuple[Part, ...], tuple[Part, ...]] = {}
         return cls(
             tuple(reports),

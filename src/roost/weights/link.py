@@ -62,11 +62,7 @@ def ask_layout(group: WorkerGroup, role: str, timeout: float = UPDATE_SECONDS) -
 
 def places_in(*groups: WorkerGroup) -> dict[str, Place]:
     """Return where the workers of groups are."""
-    return {
-        f"{group.name}:{placement.rank}": Place(placement.cluster_node_rank, placement.local_hardware_ranks)
-        for group in groups
-        for placement in group.placements
-    }
+    return {f"{group.name}:{one.rank}": Place.of(one) for group in groups for one in group.placements}
 
 
 class WeightLink:
@@ -165,14 +161,12 @@ class WeightLink:
         self.rejoin(worker, timeout=timeout)
         with self._alone(deadline):
             # What a trainer has may be newer.
-            target, method = self.plan.target.only([worker]), "accept"
-            rest = self.plan.places, self.plan.bucket_bytes
+            peers = self.plan.target.only(self._peers(worker, deadline))
             try:
-                peers = self._peers(worker, deadline)
-                plan = make_sync_plan(self.plan.target.only(peers), target, rest[0], bucket_bytes=rest[1])
+                plan, method = self._plan_fill(peers, worker), "accept"
             except ConfigError:
                 # They do not have everything between them.
-                plan, method = make_sync_plan(self.plan.source, target, rest[0], bucket_bytes=rest[1]), "offer"
+                plan, method = self._plan_fill(self.plan.source, worker), "offer"
             self._teach(plan, self._members(plan), deadline, method)
             return self._update(plan, self.version, deadline, method)
 
@@ -195,6 +189,10 @@ class WeightLink:
             yield
         finally:
             self._lock.release()
+
+    def _plan_fill(self, source: Layout, worker: str) -> SyncPlan:
+        target = self.plan.target.only([worker])
+        return make_sync_plan(source, target, self.plan.places, bucket_bytes=self.plan.bucket_bytes)
 
     def _peers(self, worker: str, deadline: float) -> list[str]:
         """Return the other targets that have the present version; one that does not answer soon is none."""

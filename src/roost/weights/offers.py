@@ -25,7 +25,7 @@ from roost.weights.arrays import (
     strides_of,
     wrap,
 )
-from roost.weights.boxes import shape_of
+from roost.weights.boxes import count, shape_of
 from roost.weights.layout import SIZES
 from roost.weights.plan import Piece
 
@@ -33,7 +33,6 @@ _SHARED_FOLDER = "/dev/shm"  # noqa: S108 - where torch's shared memory lies
 _SHARED_FROM = 1 << 16
 _MOST_SHARED = 256
 """Each shared storage takes a descriptor."""
-_MOST_MAPPED = 1 << 16
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -84,15 +83,18 @@ def make_offer(tensors: Mapping[str, Any], node: int, *, may_share: bool) -> Off
 def _share(tensor: Any, shared: dict[int, int]) -> tuple[int, int] | None:
     """Move the storage of a tensor into shared memory, if that is worth it; returns its descriptor, and the offset."""
     storage = tensor.untyped_storage()
-    # One that torch did not allocate, as that of an array of numpy, cannot be moved.
-    if storage.nbytes() < _SHARED_FROM or len(shared) >= _MOST_SHARED or not storage.resizable():
+    if storage.nbytes() < _SHARED_FROM or len(shared) >= _MOST_SHARED:
         return None
-    # Writing to shared memory that there is no room for ends a process.
-    if not storage.is_shared() and 2 * storage.nbytes() > shutil.disk_usage(_SHARED_FOLDER).free:
-        log.warning("%s has no room for the weights of this process: others copy them more slowly", _SHARED_FOLDER)
-        return None
-    # Whatever else uses the storage, such as an optimizer, goes on with it.
-    storage.share_memory_()
+    if not storage.is_shared():
+        if not storage.resizable():
+            # torch did not allocate it, as that of an array of numpy, and cannot move it.
+            return None
+        # Writing to shared memory that there is no room for ends a process.
+        if 2 * storage.nbytes() > shutil.disk_usage(_SHARED_FOLDER).free:
+            log.warning("%s has no room for the weights of this process: others copy them more slowly", _SHARED_FOLDER)
+            return None
+        # Whatever else uses the storage, such as an optimizer, goes on with it.
+        storage.share_memory_()
     # torch keeps the descriptor open as long as the storage lives, and has no public way to tell it.
     descriptor = shared.setdefault(storage.data_ptr(), storage._share_fd_cpu_()[0])
     return descriptor, tensor.data_ptr() - storage.data_ptr()
@@ -149,7 +151,7 @@ class Source:
         # Only between arrays of the same type in host memory; else by way of one.
         is_plain = is_on_host(target) and dtype_of(target) == array.dtype
         shape = shape_of(piece.box)
-        buffer = target if is_plain else wrap(bytearray(max(1, _size(shape, array.dtype))), array.dtype, shape)
+        buffer = target if is_plain else wrap(bytearray(count(piece.box) * SIZES[array.dtype]), array.dtype, shape)
         try:
             read_memory(self.offer.pid, address, array.strides, buffer)
         except Unreadable:
@@ -186,10 +188,3 @@ class _CudaBytes:
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def _size(shape: Sequence[int], dtype: str) -> int:
-    size = SIZES[dtype]
-    for length in shape:
-        size *= length
-    return size

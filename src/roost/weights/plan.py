@@ -22,6 +22,7 @@ from roost.weights.boxes import Box, count, intersect, offset, subtract
 from roost.weights.layout import SIZES, HeldTensor, Layout, Part, can_cast
 
 if TYPE_CHECKING:
+    from roost.placement.placement import Placement
     from roost.placement.plan import Plan
 
 SYNC_PLAN_VERSION = 1
@@ -54,11 +55,16 @@ class Place:
     devices: tuple[int, ...] = ()
     """The accelerators of the node that it uses."""
 
+    @classmethod
+    def of(cls, placement: Placement) -> Place:
+        """Return where a placement puts a worker."""
+        return cls(placement.cluster_node_rank, placement.local_hardware_ranks)
+
 
 def places_of(plan: Plan) -> dict[str, Place]:
     """Return where the workers of a plan are."""
     return {
-        f"{component.name}:{placement.rank}": Place(placement.cluster_node_rank, placement.local_hardware_ranks)
+        f"{component.name}:{placement.rank}": Place.of(placement)
         for component in plan.components
         for placement in component.placements
     }
