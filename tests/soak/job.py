@@ -26,6 +26,7 @@ from roost import (
     WorkerGroup,
     make_plan,
 )
+from roost.weights.link import WeightLink
 from soak.record import Recorder
 from soak.workers import SoakWorker, inside
 
@@ -130,6 +131,7 @@ class Soaked:
             (4, self.stream),
             (3, self.channel),
             (3, self.message),
+            (3, self.update),
             (2, self.fail),
             (1, self.die),
             (3, self.restart),
@@ -227,6 +229,25 @@ class Soaked:
             given = [(value, self.launched, CALL_SECONDS) for value in values]
             got = group.map("pass_on", given).wait(CALL_SECONDS)
             op.expect(got, values[-1:] + values[:-1])
+
+    def update(self) -> None:
+        """Give one group the weights of another; whether or not that works, each worker has one version of them."""
+        for _ in range(2 - len(self.groups)):
+            self.launch()
+        if len(self.groups) < 2:
+            return
+        source, target = self.choose.sample(self.groups, 2)
+        in_place = self.choose.random() < 0.5
+        self.launched += 1
+        version = self.launched
+        with self.recorder.op("update weights", 4 * CALL_SECONDS) as op:
+            source.train(version).wait(CALL_SECONDS)
+            with WeightLink.between(source, target, in_place=in_place, timeout=CALL_SECONDS) as link:
+                link.update(version, timeout=CALL_SECONDS)
+            op.expect(target.served().wait(CALL_SECONDS), [(version, [float(version)])] * len(target))
+        with self.recorder.op("call", CALL_SECONDS) as op:
+            for said, values in target.served().wait(CALL_SECONDS):
+                op.expect(values, [float(said)] if said >= 0 else values)
 
     def fail(self) -> None:
         group = self.pick()

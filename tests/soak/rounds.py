@@ -36,7 +36,8 @@ class Summary:
     """What all rounds did together."""
 
     rounds: int = 0
-    operations: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     missed: Counter[str] = field(default_factory=Counter)
@@ -45,7 +46,9 @@ class Summary:
     def add(self, history: History, missed: Collection[str]) -> None:
         """Count a round."""
         self.rounds += 1
-        self.operations += len(history.of("begin"))
+        names = {event["op"]: event["what"] for event in history.of("begin")}
+        self.operations.update(names.values())
+        self.failed.update(names[name] for name, end in history.ends().items() if not end["ok"] and name in names)
         self.samples += sum(len(event["ids"]) for event in history.of("get"))
         self.errors.update(event["error"]["type"] for event in history.of("end") if event.get("error"))
         self.faults.update(fault.name for fault in history.faults)
@@ -56,7 +59,9 @@ class Summary:
             return ", ".join(f"{name} {count}" for name, count in sorted(found.items())) or "none"
 
         return (
-            f"{self.rounds} rounds, {self.operations} operations, {self.samples} samples delivered\n"
+            f"{self.rounds} rounds, {self.operations.total()} operations, {self.samples} samples delivered\n"
+            f"  operations: {counted(self.operations)}\n"
+            f"  of these failed: {counted(self.failed)}\n"
             f"  faults injected: {counted(self.faults)}\n"
             f"  faults without a target: {counted(self.missed)}\n"
             f"  errors that drivers saw: {counted(self.errors)}"

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost import Channel, Worker
+import numpy as np
+
+from roost import Channel
+from roost.weights.worker import WeightWorker
 from soak.claims import claim
 from soak.record import Recorder
 
@@ -20,13 +23,14 @@ class Oops(Exception):  # noqa: N818 - the user's own
     """What the user's code raises."""
 
 
-class SoakWorker(Worker):
+class SoakWorker(WeightWorker):
     """Holds its accelerators from its constructor to its end."""
 
     def __init__(self, folder: str, who: str) -> None:
         super().__init__()
         self._recorder = Recorder(Path(folder), who, in_worker=True)
         self._folder = Path(folder)
+        self._trained, self._served = ({"a": np.zeros(3), "b": np.zeros(10_000)} for _ in range(2))
         # With a device of every accelerator of its node a worker that sits on the node itself holds none.
         on_accelerators = self.placement.hardware_type == "accelerator"
         for rank in self.placement.local_hardware_ranks if on_accelerators else ():
@@ -66,6 +70,21 @@ class SoakWorker(Worker):
         got = self.recv(self.group_name, (self.rank - 1) % ranks, tag=tag, timeout=timeout)
         sent.wait(timeout)
         return got
+
+    def offer(self) -> dict[str, np.ndarray]:
+        return self._trained
+
+    def accept(self) -> dict[str, np.ndarray]:
+        return self._served
+
+    def train(self, version: int) -> None:
+        """Change all weights that it offers."""
+        for array in self._trained.values():
+            array[:] = version
+
+    def served(self) -> tuple[int, list[float]]:
+        """Return the version that its accepted weights are said to have, and all values that they have."""
+        return self.weights_version, sorted({*np.concatenate([*self._served.values()]).tolist()})
 
     def fail(self) -> None:
         raise Oops(f"rank {self.rank} of {self.group_name}")

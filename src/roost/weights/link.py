@@ -108,16 +108,20 @@ class WeightLink:
 
     @classmethod
     def between(
-        cls, source: WorkerGroup, target: WorkerGroup, *, bucket_bytes: int = BUCKET_BYTES, **options: Any
+        cls,
+        source: WorkerGroup,
+        target: WorkerGroup,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        timeout: float = UPDATE_SECONDS,
+        **options: Any,
     ) -> WeightLink:
         """Ask the workers what they hold, plan, and open a link."""
-        plan = make_sync_plan(
-            ask_layout(source, "offer"),
-            ask_layout(target, "accept"),
-            places_in(source, target),
-            bucket_bytes=bucket_bytes,
-        )
-        return cls(plan, source, target, **options)
+        deadline = time.monotonic() + timeout
+        offered = ask_layout(source, "offer", timeout)
+        wanted = ask_layout(target, "accept", _left(deadline))
+        plan = make_sync_plan(offered, wanted, places_in(source, target), bucket_bytes=bucket_bytes)
+        return cls(plan, source, target, timeout=_left(deadline), **options)
 
     def update(self, version: int, timeout: float = UPDATE_SECONDS) -> UpdateReport:
         """Give all targets the present weights of the sources, as a version that is higher than the last.
@@ -302,7 +306,7 @@ class WeightLink:
             calls[worker] = group.on(int(rank)).call("open_weights", self._name, *self._options)
             self._offers = {key: offer for key, offer in self._offers.items() if key[0] != worker}
         self._senders.clear()
-        return {worker: call.wait(max(0.1, deadline - time.monotonic()))[0] for worker, call in calls.items()}
+        return {worker: call.wait(_left(deadline))[0] for worker, call in calls.items()}
 
     def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float, method: str = "") -> None:
         """Tell workers a plan, the link's own unless it says what its sources are asked for."""
@@ -336,8 +340,13 @@ class WeightLink:
         return handle
 
     def _answer(self, handle: Handle[Any], deadline: float) -> Any:
-        frame = handle.wait(max(0.01, deadline - time.monotonic()))
+        frame = handle.wait(_left(deadline))
         succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
         if not succeeded:
             raise value
         return value
+
+
+def _left(deadline: float) -> float:
+    """Return how many seconds are left; what is late gets a moment to say so itself."""
+    return max(0.01, deadline - time.monotonic())
