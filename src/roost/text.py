@@ -63,16 +63,16 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def size_text(count: float) -> str:
-    """Bytes for people.
+def size_text(count: float, *, short: bool = False) -> str:
+    """Bytes for people; the short form fits where there is little room.
 
-    >>> size_text(3 * 2**30), size_text(64 * 2**20), size_text(1000)
-    ('3.0 GiB', '64 MiB', '1000 bytes')
+    >>> size_text(3 * 2**30), size_text(64 * 2**20), size_text(1000), size_text(3 * 2**30, short=True)
+    ('3.0 GiB', '64 MiB', '1000 bytes', '3.0G')
     """
     for unit, amount, digits in (("TiB", 2**40, 1), ("GiB", 2**30, 1), ("MiB", 2**20, 0), ("KiB", 2**10, 0)):
         if count >= amount:
-            return f"{count / amount:.{digits}f} {unit}"
-    return f"{count:.0f} bytes"
+            return f"{count / amount:.{digits}f}{unit[0] if short else f' {unit}'}"
+    return f"{count:.0f}{'B' if short else ' bytes'}"
 
 
 def cell_width(text: str) -> int:

@@ -9,7 +9,7 @@ joined where its cells are apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -60,6 +60,8 @@ class Strip:
     """Cells used only by components that are not shown."""
     taken: tuple[int, ...] = ()
     """Cells that another job has now."""
+    notes: tuple[tuple[str, ...], ...] = ()
+    """Lines of text below the blocks, each with a word for every cell."""
 
     @property
     def blocks(self) -> list[Block]:
@@ -80,7 +82,7 @@ class Strip:
     def shape(self) -> object:
         """Return what two strips must have in common to look alike: everything but the ranks."""
         lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
-        return self.kind, self.title, self.cells, self.others, self.taken, lanes
+        return self.kind, self.title, self.cells, self.others, self.taken, self.notes, lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +128,18 @@ class Grid:
 
 
 def make_grid(
-    plan: Plan, *, title: str = "", fold: bool = True, only: Iterable[str] | None = None, taken: Iterable[Piece] = ()
+    plan: Plan,
+    *,
+    title: str = "",
+    fold: bool = True,
+    only: Iterable[str] | None = None,
+    taken: Iterable[Piece] = (),
+    notes: Sequence[Mapping[Piece, str]] = (),
 ) -> Grid:
     """Make the picture of a plan, or of some of its components.
 
-    `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now.
+    `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now; each of `notes` is a
+    line of words below the pieces of hardware that it names.
     """
     held = set(taken)
     shown = set((plan if only is None else plan.only(only)).names)
@@ -141,7 +150,7 @@ def make_grid(
             first=rank,
             last=rank,
             name=node.name or node.address or "",
-            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden, held)),
+            strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden, held, notes)),
         )
         for rank, node in enumerate(plan.topology.nodes)
     ]
@@ -225,14 +234,30 @@ def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
 
 
 def _strips(
-    plan: Plan, rank: int, node: Node, blocks: _NodeBlocks, hidden: set[int], held: set[Piece]
+    plan: Plan,
+    rank: int,
+    node: Node,
+    blocks: _NodeBlocks,
+    hidden: set[int],
+    held: set[Piece],
+    notes: Sequence[Mapping[Piece, str]],
 ) -> Iterable[Strip]:
     def strip(kind: str, title: str, cells: int) -> Strip:
         found = blocks.get(kind, [])
         others = {cell for block in found if block.component in hidden for cell in block.cells}
         lanes = _lanes([block for block in found if block.component not in hidden])
         taken = tuple(cell for cell in range(cells) if held and Piece(rank, kind, cell) in held)
-        return Strip(kind=kind, title=title, cells=cells, lanes=lanes, others=tuple(sorted(others)), taken=taken)
+        pieces = [Piece(rank, kind, -1 if kind == BARE_NODE else cell) for cell in range(cells)]
+        said = tuple(tuple(words.get(piece, "") for piece in pieces) for words in notes)
+        return Strip(
+            kind=kind,
+            title=title,
+            cells=cells,
+            lanes=lanes,
+            others=tuple(sorted(others)),
+            taken=taken,
+            notes=tuple(line for line in said if any(line)),
+        )
 
     if node.accelerators:
         models = dict.fromkeys(item.model or item.type for item in node.accelerators)

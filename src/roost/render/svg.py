@@ -122,6 +122,10 @@ class _Drawing:
                 for block in lane:
                     self._block(row, strip, block, range(start, stop), top + 2 + number * _LANE)
             self._y = top + height + 4
+            for note in strip.notes:
+                for cell in range(start, stop):
+                    self._text(self._x(cell, start) + 8, note[cell], "soft", self._y + 10)
+                self._y += 16
 
     def _block(self, row: Row, strip: Strip, block: Block, shown: range, top: float) -> None:
         runs = block.pieces(shown)

@@ -23,7 +23,7 @@ _CELL_WIDTH = (7, 16)
 _NODE_CELL_WIDTH = 32
 _BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", "bright_black")
 _DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
-_ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o"}
+_ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o", "↑": "^", "↓": "v"}
 _ASCII |= {"░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
 """Replacements on a terminal that has only ASCII; the last are Braille patterns, which draw curves."""
 
@@ -145,6 +145,9 @@ class _Drawing:
             for number, lane in enumerate(lanes or [()]):
                 yield self._line(title, self._lane(lane, shown, width, empty if number == 0 else {}))
                 title = ""
+            for note in strip.notes:
+                words = "".join(_cut(f" {note[cell]}", width - 1).ljust(width) for cell in shown)
+                yield self._line("", Text(words, style="dim"))
 
     def _lane(self, lane: Sequence[Block], shown: range, width: int, empty: dict[int, str]) -> Text:
         line = Text()

@@ -472,7 +472,7 @@ def _box_text(box: Box) -> str:
 
 
 def describe(plan: SyncPlan, *, most: int = 16) -> str:
-    """Say in lines of text what a plan does."""
+    """Say in lines of text what a plan does; the shares of at most as many workers, or of none."""
     total = sum(plan.traffic.values())
     seconds, slowest = plan.estimate()
     lines = [
@@ -485,7 +485,7 @@ def describe(plan: SyncPlan, *, most: int = 16) -> str:
     workers = plan.bytes_by_worker()
     for worker, (sent, received) in itertools.islice(workers.items(), most):
         lines.append(f"  {worker:14} sends {size_text(sent):>10}, receives {size_text(received):>10}")
-    if len(workers) > most:
+    if len(workers) > most > 0:
         lines.append(f"  … and {len(workers) - most} more workers")
     if slowest:
         rates = join_words([f"{route.words} {speed / 1e9:g} GB/s" for route, speed in SPEEDS.items() if route > 1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from roost.config.weight_sync import RuleConfig, SideConfig, WeightSyncConfig
 from roost.errors import ConfigError
+from roost.placement.placement import Piece, pieces_of
 from roost.placement.plan import Plan
 from roost.weights.layout import Layout, TensorSpec
 from roost.weights.plan import SyncPlan, make_sync_plan, places_of
@@ -22,6 +23,22 @@ def plan_weights(config: WeightSyncConfig, plan: Plan, folder: Path) -> SyncPlan
         specs = {name: TensorSpec(shape, dtype) for name, (dtype, shape) in config.tensors.items()}
     source, target = (_layout(side, specs, plan) for side in (config.source, config.target))
     return make_sync_plan(source, target, places_of(plan))
+
+
+def bytes_by_piece(weights: SyncPlan, plan: Plan) -> tuple[dict[Piece, float], dict[Piece, float]]:
+    """Return how many bytes leave and reach each piece of hardware; those of a worker are spread over its own."""
+    sent: dict[Piece, float] = {}
+    received: dict[Piece, float] = {}
+    traffic = weights.bytes_by_worker()
+    for component in plan.components:
+        for placement in component.placements:
+            pieces = pieces_of(placement)
+            for found, size in zip(
+                (sent, received), traffic.get(f"{component.name}:{placement.rank}", ()), strict=False
+            ):
+                for piece in pieces:
+                    found[piece] = found.get(piece, 0.0) + size / len(pieces)
+    return sent, received
 
 
 def _layout(side: SideConfig, specs: dict[str, TensorSpec], plan: Plan) -> Layout:

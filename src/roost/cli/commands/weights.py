@@ -2,25 +2,53 @@
 
 from __future__ import annotations
 
-import json
+from typing import Annotated, Literal
 
+import typer
 from rich.text import Text
 
-from roost.cli.options import Job, Out, TextForm
+from roost.cli.options import Job, Out
 from roost.cli.out import write_text
 from roost.cli.plans import Flags, load_plan, with_flags
-from roost.cli.terminal import print_answer
+from roost.cli.terminal import draw_map, print_text
 from roost.config.weight_sync import read_weight_sync
 from roost.config.yaml_file import read_file
+from roost.render.grid import make_grid
+from roost.render.html import draw_html
+from roost.render.svg import draw_svg
+from roost.text import size_text
 from roost.weights.plan import describe
-from roost.weights.section import plan_weights
+from roost.weights.section import bytes_by_piece, plan_weights
 
 
 @with_flags
-def weights(job: Job, flags: Flags, form: TextForm = "text", out: Out = None) -> None:
+def weights(
+    job: Job,
+    flags: Flags,
+    form: Annotated[
+        Literal["map", "text", "json", "svg", "html"],
+        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, text, json, svg or html."),
+    ] = "map",
+    out: Out = None,
+) -> None:
     plan, _ = load_plan(job, flags)
     found = plan_weights(read_weight_sync(read_file(job)), plan, job.parent)
-    if out is not None:
-        write_text(found.to_json() + "\n" if form == "json" else describe(found) + "\n", out)
+    if form == "json":
+        write_text(found.to_json() + "\n", out)
+        return
+    if form == "text":
+        print_text(Text(describe(found)), out)
+        return
+    notes = [
+        {piece: f"{arrow}{size_text(size, short=True)}" for piece, size in sizes.items() if size}
+        for arrow, sizes in zip("↑↓", bytes_by_piece(found, plan), strict=True)
+    ]
+    grid = make_grid(plan, title=job.name, notes=notes)
+    if form == "svg":
+        write_text(draw_svg(plan, grid), out)
+    elif form == "html":
+        write_text(draw_html(plan, grid), out)
     else:
-        print_answer(form, json.loads(found.to_json()), lambda: Text(describe(found)))
+        draw_map(grid, out)
+        if out is None:
+            print_text(Text(f"\n{describe(found, most=0)}"))
