@@ -6,11 +6,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from roost.weights.layout import Held, TensorSpec
+from roost.weights.specs import map_safetensors
 from roost.weights.worker import WeightWorker
 
 SHAPES = {"embed": (1000, 64), "up": (256, 64), "down": (64, 256), "scale": (), "empty": (0, 4)}
@@ -136,8 +138,19 @@ class Trainer(_Part):
 class Server(_Part):
     """Holds some columns of each, as with tensor parallelism of two."""
 
+    victim: int | None = None
+
     def accept(self) -> Any:
         return self.weights()
+
+    def weights_changing(self, version: int) -> AbstractContextManager[Any]:
+        if self.victim is not None:
+            os.kill(self.victim, signal.SIGKILL)
+        return super().weights_changing(version)
+
+    def kill_before_commit(self, pid: int) -> None:
+        """End a process when this one has got everything, and has not begun to use it."""
+        self.victim = pid
 
     def box(self, shape: tuple[int, ...]) -> Any:
         if not shape:
@@ -146,6 +159,16 @@ class Server(_Part):
         rest = tuple((0, size) for size in shape[:-1])
         middle = shape[-1] // 2
         return (*rest, (0, middle) if half == 0 else (middle, shape[-1]))
+
+
+class Stored(WeightWorker):
+    """Has its weights in a file."""
+
+    def __init__(self, path: str) -> None:
+        self.weights = map_safetensors(path)
+
+    def offer(self) -> Any:
+        return self.weights
 
 
 class Both(Trainer):

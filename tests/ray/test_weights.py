@@ -24,7 +24,8 @@ from roost import (
 from roost.machine.devices import nvidia_devices
 from roost.testing import local_cluster
 from roost.weights.link import WeightLink
-from weight_workers import Both, Odd, Server, Trainer
+from roost.weights.specs import save_safetensors
+from weight_workers import SHAPES, Both, Odd, Server, Stored, Trainer, value
 
 
 def launch(cluster: Cluster, kind: type, name: str, nodes: list[int], *arguments: object) -> WorkerGroup:
@@ -175,6 +176,36 @@ def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_
         assert contents(rollout.on(0, 1, 2)) == [(2, {9.0})] * 3
         with pytest.raises(ConfigError, match="no source holds"):
             link.without("actor:0")
+
+
+def test_a_death_between_the_move_and_the_commit_leaves_no_mixture(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    link.update(0)
+    actor.set_version(1).wait(60)
+    # A source is not needed any more.
+    rollout[0].kill_before_commit(pid_of(actor, 0)).wait(60)
+    assert link.update(1, timeout=20).version == 1
+    assert contents(rollout) == [(1, {1.0})] * 2
+    actor.restart(0)
+    link.rejoin("actor:0")
+    actor.set_version(2).wait(60)
+    rollout[0].kill_before_commit(pid_of(rollout, 0)).wait(60)
+    with pytest.raises(WorkerDied, match="rollout:0"):
+        link.update(2, timeout=20)
+    assert contents(rollout.on(1)) == [(2, {2.0})]
+    rollout.restart(0)
+    assert link.refill("rollout:0").version == 2
+    assert contents(rollout) == [(2, {2.0})] * 2
+
+
+def test_weights_come_from_a_file(small_cluster, tmp_path):
+    path = tmp_path / "weights.safetensors"
+    save_safetensors(path, {name: value(name, 3) for name in SHAPES})
+    stored = launch(small_cluster, Stored, "stored", [0], str(path))
+    rollout = launch(small_cluster, Server, "rollout", [0, 0], "numpy")
+    WeightLink.between(stored, rollout).update(3)
+    assert contents(rollout) == [(3, {3.0})] * 2
 
 
 @contextlib.contextmanager
