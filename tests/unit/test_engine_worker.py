@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from roost.errors import ConfigError
-from roost.rl.engines import EngineWorker
+from roost.rl.rollout_engines import EngineWorker
 
 LONG = 60.0
 

@@ -2,8 +2,6 @@
 
 from .engine import EngineSpec as EngineSpec
 from .engine import RolloutEngine as RolloutEngine
-from .engines import RolloutEngines as RolloutEngines
-from .engines import create_rollout_engines as create_rollout_engines
 from .flags import Mode as Mode
 from .flags import TrainRolloutFlags as TrainRolloutFlags
 from .flags import config_to_flags as config_to_flags
@@ -15,6 +13,8 @@ from .info import sort_key as sort_key
 from .manager import RolloutManager as RolloutManager
 from .placement_groups import PlacementGroups as PlacementGroups
 from .placement_groups import create_placement_groups as create_placement_groups
+from .rollout_engines import RolloutEngines as RolloutEngines
+from .rollout_engines import create_rollout_engines as create_rollout_engines
 from .router import Router as Router
 from .router import RouterOptions as RouterOptions
 from .train_group import RayTrainGroup as RayTrainGroup

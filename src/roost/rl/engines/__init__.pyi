@@ -1,0 +1,5 @@
+"""The public names of `roost.rl.engines`, each listed once, for `lazy_loader` and for type checkers."""
+
+from .samples import Prompt as Prompt
+from .samples import Sample as Sample
+from .samples import VersionSpan as VersionSpan
