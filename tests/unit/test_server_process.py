@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -62,11 +63,14 @@ def test_a_server_that_is_stopped_leaves_nothing(tmp_path):
 
 def test_a_server_that_is_killed_takes_its_children_with_it(tmp_path):
     server = start(tmp_path)
-    pid, child, _ = read_pids(tmp_path / "pids")
+    pid, child, memory = read_pids(tmp_path / "pids")
+    # It looks once a second what memory the server has.
+    time.sleep(3)
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: server.exit_code() is not None, "its death is noticed")
     assert server.exit_code() == -signal.SIGKILL
     assert is_gone(child)
+    assert not memory.exists()
     server.stop()
 
 

@@ -26,7 +26,7 @@ from roost.machine.processes import adopt_orphans, die_with_parent, reap
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where shared memory lies
 _POLL_SECONDS = 0.2
-_LOOK_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 
 
