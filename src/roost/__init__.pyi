@@ -26,6 +26,7 @@ from .errors import ChannelClosed as ChannelClosed
 from .errors import CheckFailed as CheckFailed
 from .errors import ClusterError as ClusterError
 from .errors import ConfigError as ConfigError
+from .errors import EngineFailed as EngineFailed
 from .errors import LaunchTimedOut as LaunchTimedOut
 from .errors import ManagerDied as ManagerDied
 from .errors import NameTaken as NameTaken

@@ -161,6 +161,10 @@ class LaunchTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
     """A worker was not ready at the deadline."""
 
 
+class EngineFailed(ClusterError):  # noqa: N818 - what happened
+    """The server of an engine has ended, or cannot serve any more; an engine's `health` may raise it."""
+
+
 class CallTimedOut(ClusterError, TimeoutError):  # noqa: N818 - what happened
     """A worker had not answered at the deadline; the call goes on, and can be waited for again."""
 

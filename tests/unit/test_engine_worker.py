@@ -61,7 +61,7 @@ def test_an_update_that_takes_long_never_overwrites_a_newer_one(worker, aside):
     old.result(LONG)
     new.result(LONG)
     assert engine.served == [2, 3]
-    assert worker.weights_version() == 3
+    assert worker.served_version() == 3
 
 
 def test_an_update_that_waits_for_its_turn_is_refused_if_a_newer_one_was_asked_for(worker, aside):
@@ -79,7 +79,7 @@ def test_an_update_that_waits_for_its_turn_is_refused_if_a_newer_one_was_asked_f
     first.result(LONG)
     aside.shutdown()
     assert engine.served == [1, 4]
-    assert worker.weights_version() == 4
+    assert worker.served_version() == 4
 
 
 def test_the_same_version_can_be_sent_again_and_an_older_one_cannot(worker):
@@ -88,18 +88,18 @@ def test_the_same_version_can_be_sent_again_and_an_older_one_cannot(worker):
         worker.update_weights("w", version)
     with pytest.raises(ConfigError, match=r"takes no weights of version 4: version 5 was asked for[\s\S]*only go up"):
         worker.update_weights("w", 4)
-    assert worker.weights_version() == 5
+    assert worker.served_version() == 5
 
 
 def test_what_an_engine_serves_is_not_known_before_the_first_update_and_after_one_that_failed(worker):
     worker._engine.let_end(*range(9))
-    assert worker.weights_version() is None
+    assert worker.served_version() is None
     worker.update_weights("w", 1)
     with pytest.raises(RuntimeError, match="broken weights"):
         worker.update_weights(None, 2)
-    assert worker.weights_version() is None
+    assert worker.served_version() is None
     worker.update_weights("w", 2)
-    assert worker.weights_version() == 2
+    assert worker.served_version() == 2
 
 
 @pytest.mark.parametrize("version", [-1, 1.0, "1", None, True])

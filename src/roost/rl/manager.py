@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.placement.strategies import NodePlacementStrategy
+from roost.rl.ask import ask
 from roost.rl.data_buffer import BufferStats
 from roost.rl.engine import url_of
 from roost.rl.flags import ROLLOUT
@@ -21,7 +20,6 @@ from roost.rl.manager_worker import CALL_SECONDS, GRACE_SECONDS, ManagerProxy, M
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.rollout_engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
 from roost.rl.router import TIMEOUT_HEADER, EngineState, RouterOptions
-from roost.rl.web import authorization
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
@@ -127,28 +125,17 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         """
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-        headers = authorization(self.secret) | {"Content-Type": "application/json", TIMEOUT_HEADER: str(timeout)}
-        # The router knows the deadline, and says what happened when it is over.
-        patience = timeout + GRACE_SECONDS
-        connection = http.client.HTTPConnection(self.router_url.removeprefix("http://"), timeout=patience)
-        sent = json.dumps(dict(request))
-        try:
-            with contextlib.closing(connection):
-                connection.request("POST", "/generate", sent, headers)
-                answer = connection.getresponse()
-                body = answer.read()
-            if 200 <= answer.status < 300:
-                return json.loads(body)
-        except TimeoutError:
-            raise CallTimedOut(f"the router at {self.router_url} has not answered in {timeout:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            hint = "if its process is gone, manager.restart() starts it again"
-            raise ClusterError(f"the router at {self.router_url} cannot be reached: {error}", hint=hint) from None
-        except ValueError as error:
-            raise ClusterError(f"the engine's answer is not JSON: {error}") from None
-        text = body.decode(errors="replace")[:2000]
-        kind = CallTimedOut if answer.status == http.HTTPStatus.GATEWAY_TIMEOUT else ClusterError
-        raise kind(f"the router at {self.router_url} answered {answer.status}: {text}")
+        return ask(
+            self.router_url,
+            "/generate",
+            dict(request),
+            secret=self.secret,
+            # The router knows the deadline, and says what happened when it is over.
+            timeout=timeout + GRACE_SECONDS,
+            who=f"the router at {self.router_url}",
+            headers={TIMEOUT_HEADER: str(timeout)},
+            hint="if its process is gone, manager.restart() starts it again",
+        )
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""

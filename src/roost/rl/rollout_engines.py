@@ -6,12 +6,11 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from roost.comm.worker import Worker
-from roost.errors import ClusterError, ConfigError, LaunchTimedOut, RoostError, WorkerDied
+from roost.errors import ClusterError, ConfigError, EngineFailed, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
@@ -23,6 +22,7 @@ from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
 from roost.text import error_text, join_words, plural
+from roost.weights.worker import WeightWorker
 
 HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
@@ -34,8 +34,8 @@ _POLL_SECONDS = (0.05, 1.0)
 _SERVER, _NCCL, _DIST_INIT, _DP_ATTENTION = range(4)
 
 
-class EngineWorker(Worker):
-    """One process of an engine: it holds the user's engine object."""
+class EngineWorker(WeightWorker):
+    """One process of an engine: it holds the user's engine object. A `WeightLink` can have its group as the target."""
 
     def __init__(self, engine_cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
@@ -75,6 +75,25 @@ class EngineWorker(Worker):
         """Replace the weights; ConfigError if newer ones were asked for, even by a call that is still going on."""
         if type(version) is not int or version < 0:
             raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
+        with self._new_version(version):
+            self._engine.update_weights(weights, version)
+
+    def accept(self) -> Any:
+        """Return where an update of a link writes, if the engine says so."""
+        if not hasattr(self._engine, "accept"):
+            raise ConfigError(f"{type(self._engine).__name__} has no method accept(), which a link of weights needs")
+        return self._engine.accept()
+
+    @contextlib.contextmanager
+    def weights_changing(self, version: int) -> Iterator[None]:
+        """Surround the moment in which a link changes the weights."""
+        changing = getattr(self._engine, "weights_changing", super().weights_changing)
+        with self._new_version(version), changing(version):
+            yield
+
+    @contextlib.contextmanager
+    def _new_version(self, version: int) -> Iterator[None]:
+        """Let one update change the weights at a time, and never to an older version."""
         # A call whose caller gave up goes on here: it must not end after the next one.
         with self._fence:
             self._check_newest(version)
@@ -82,7 +101,7 @@ class EngineWorker(Worker):
         with self._updating:
             self._check_newest(version)
             try:
-                self._engine.update_weights(weights, version)
+                yield
             except BaseException:
                 self._version = None
                 raise
@@ -95,7 +114,7 @@ class EngineWorker(Worker):
                 hint="versions only go up, unless an engine is restarted",
             )
 
-    def weights_version(self) -> int | None:
+    def served_version(self) -> int | None:
         """Return the version of the weights that it took last; None if it took none, or if the last update failed."""
         return self._version
 
@@ -162,7 +181,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def versions(self, timeout: float = 30.0) -> list[int | None]:
         """Return the version of the weights that all processes of each engine have; None if that is not known."""
-        outcomes = self.group.weights_version().outcomes(timeout)
+        outcomes = self.group.served_version().outcomes(timeout)
         by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
         return [versions.pop() if len(versions) == 1 else None for versions in by_engine]
 
@@ -324,13 +343,18 @@ def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], dea
         ill = [rank for rank, outcome in zip(ranks, outcomes, strict=True) if not (outcome.is_ok and outcome.value)]
         if not ill:
             return
+        failed = [outcome for outcome in outcomes if isinstance(outcome.error, EngineFailed)]
+        if failed:
+            raise _unhealthy(group, specs, ill, timeout, str(failed[0].error))
         if time.monotonic() >= deadline or not set(ill) <= set(group.alive):
             raise _unhealthy(group, specs, ill, timeout)
         time.sleep(pause)
         pause = min(longest, 2 * pause)
 
 
-def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequence[int], timeout: float) -> RoostError:
+def _unhealthy(
+    group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequence[int], timeout: float, why: str = ""
+) -> RoostError:
     cluster = group.cluster
     cluster.logs.catch_up()
     lines = []
@@ -345,5 +369,7 @@ def _unhealthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequenc
     who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
         return WorkerDied(f"{who} died or was not healthy before all could serve:\n{details}")
+    if why:
+        return EngineFailed(f"{why}:\n{details}")
     hint = "see its log, or give it longer with health_timeout"
     return LaunchTimedOut(f"{who} did not become healthy in {timeout:g} s:\n{details}", hint=hint)

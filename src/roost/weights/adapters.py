@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from roost.errors import ConfigError
 from roost.weights.arrays import dtype_of
@@ -13,7 +13,11 @@ from roost.weights.layout import Held, TensorSpec
 
 
 class Weights(Protocol):
-    """Weights in memory."""
+    """Weights in memory.
+
+    One that is also `Committing` is memory beside the weights in use, such as those of a server in another process: a
+    link fills it, and calls `commit` when all targets have everything.
+    """
 
     def tensors(self) -> Mapping[str, Any]:
         """Return the arrays or tensors of this process by the name of their storage."""
@@ -21,6 +25,15 @@ class Weights(Protocol):
 
     def held(self) -> list[Held]:
         """Return which part of which tensor each of them has."""
+        ...
+
+
+@runtime_checkable
+class Committing(Protocol):
+    """Weights that a version is taken over in when it is complete."""
+
+    def commit(self, version: int) -> None:
+        """Use what was written."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,11 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if self.dtype not in SIZES:
             raise ConfigError(f"{self.dtype!r} is not a type of elements", hint=f"there are {join_words(list(SIZES))}")
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the whole tensor takes."""
+        return math.prod(self.shape) * SIZES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

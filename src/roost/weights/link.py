@@ -201,7 +201,7 @@ class WeightLink:
     def _peers(self, worker: str, deadline: float) -> list[str]:
         """Return the other targets that have the present version; one that does not answer soon is none."""
         others = [other for other in self.plan.target.workers if other != worker]
-        asked = {other: self._request(other, "status", ()) for other in others}
+        asked = {other: self._request(other, "holds", ()) for other in others}
         soon = min(deadline, time.monotonic() + _PEER_SECONDS)
         found = []
         for other, handle in asked.items():

@@ -19,7 +19,7 @@ from roost.comm.cuda import Mappings
 from roost.comm.loop import Handle
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
-from roost.weights.adapters import as_weights
+from roost.weights.adapters import Committing, as_weights
 from roost.weights.arrays import (
     address_of,
     copy,
@@ -44,7 +44,7 @@ _MOST_PLANS = 4
 """How many plans a member keeps besides the link's own: those that filled single targets."""
 _NEVER = 1 << 62
 _LOOK_SECONDS = 0.5
-_COMMANDS = frozenset(("plan", "prepare", "connect", "move", "commit", "status", "abort", "send"))
+_COMMANDS = frozenset(("plan", "prepare", "connect", "move", "commit", "status", "holds", "abort", "send"))
 _AHEAD = 2
 """How many buckets a source has on their way to each target."""
 
@@ -158,6 +158,8 @@ class _Link:
         self._main = ""
         """The digest of the link's own plan."""
         self._staged: dict[str, Any] = {}
+        self._filled = -1
+        """The version that memory beside the weights has wholly, where the worker has such memory itself."""
         self._mappings = Mappings(_MOST_MAPPED)
         self._offered: dict[str, tuple[int, _Memory]] = {}
         """By method: the number of the last offer, and its arrays, which stay while others copy from them."""
@@ -277,9 +279,10 @@ class _Link:
         deadline = time.monotonic() + timeout
         self._check(attempt, digest)
         side = self._side(digest)
-        if self._in_place:
+        if self._in_place and not self._commits():
             # Neither the old version nor the new one, until all of it is here.
             self._member.version = -1
+        self._filled = -1
         seconds: dict[str, float] = {}
         began = time.monotonic()
         is_ready = side.memory is not None and not (self._in_place and not self._is_found(side))
@@ -305,9 +308,14 @@ class _Link:
         """Let the new version be the one that this worker has; returns for how many seconds its weights changed."""
         self._check(attempt, digest)
         began = time.monotonic()
+        accepted = as_weights(self._worker.accept(), "accept")
         with self._worker.weights_changing(version):
-            if not self._in_place:
-                live = as_weights(self._worker.accept(), "accept").tensors()
+            if isinstance(accepted, Committing):
+                self._member.version = -1
+                accepted.commit(version)
+                self._filled = version
+            elif not self._in_place:
+                live = accepted.tensors()
                 # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
                 self._member.version = -1
                 for name, at, shape in self._side(digest).parts(self._worker.address):
@@ -319,6 +327,14 @@ class _Link:
     def status(self) -> int:
         """Return the version of this worker's weights."""
         return self._member.version
+
+    def holds(self) -> int:
+        """Return the version that others can copy from this worker."""
+        return self._filled if self._commits() else self._member.version
+
+    def _commits(self) -> bool:
+        """Whether the worker has memory beside its weights, and takes a version over itself."""
+        return isinstance(as_weights(self._worker.accept(), "accept"), Committing)
 
     def abort(self, attempt: int) -> None:
         """Break off an attempt; it was noted when the request came."""
@@ -411,8 +427,9 @@ class _Link:
 
     def _targets(self, side: _Side) -> Mapping[str, Any]:
         """Return where the new version goes: into the weights themselves, or beside them."""
-        tensors = as_weights(self._worker.accept(), "accept").tensors()
-        if self._in_place:
+        accepted = as_weights(self._worker.accept(), "accept")
+        tensors = accepted.tensors()
+        if self._in_place or isinstance(accepted, Committing):
             return tensors
         for name in dict.fromkeys(name for name, _, _ in side.parts(self._worker.address)):
             staged, live = self._staged.get(name), tensors[name]

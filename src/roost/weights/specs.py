@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ClusterError, ConfigError
+from roost.text import size_text
 from roost.weights.layout import TensorSpec
 
 _TYPES = {
@@ -27,7 +28,7 @@ _MOST_BYTES = 100_000_000
 """How large a header may be, as the format says."""
 
 
-def read_safetensors(path: str | Path) -> dict[str, TensorSpec]:
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, TensorSpec]:
     """Return the tensors of a `.safetensors` file, of an index of several, or of a folder that has one of them."""
     found: dict[str, TensorSpec] = {}
     for file in _files(Path(path)):
@@ -35,45 +36,54 @@ def read_safetensors(path: str | Path) -> dict[str, TensorSpec]:
     return found
 
 
-def map_safetensors(path: str | Path) -> dict[str, Any]:
+def map_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the tensors of such files without reading them: pages come when they are used. Offer them as weights."""
-    from roost.weights.arrays import wrap
-
     found: dict[str, Any] = {}
     for file in _files(Path(path)):
         with file.open("rb") as opened:
             # Private: whatever writes to the tensors does not write to the file.
             content = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        view = memoryview(content)
-        for name, (spec, (start, stop)) in _read_header(file).items():
-            if stop > len(view):
-                raise ConfigError(f"{file} is cut off: it ends before {name}")
-            found[name] = wrap(view[start:stop], spec.dtype, spec.shape)
+        found |= _wrap_all(file, content)
     return found
 
 
-def save_safetensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
+def create_safetensors(path: str | os.PathLike[str], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Make a file with room for tensors, and return them: what is written to them is written to the file.
+
+    Only this user can read it. If it is there already, of this user and size, the tensors are those in it.
+    """
+    header = _header(specs)
+    size = len(header) + sum(spec.nbytes for spec in specs.values())
+    file = Path(path)
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid() or found.st_size not in (0, size):
+                raise ClusterError(f"{file} is there, and is another file")
+            # Writing to a mapping that there is no room for would end this process.
+            os.posix_fallocate(descriptor, 0, size)
+            os.pwrite(descriptor, header, 0)
+            content = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ClusterError(f"{file} cannot be made with {size_text(size)}: {error.strerror}") from None
+    return _wrap_all(file, content)
+
+
+def save_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
     """Write tensors or arrays into a file, which is there wholly or not at all; ClusterError if there is no room."""
     from roost.weights.arrays import dtype_of, raw_bytes
 
-    names = {dtype: name for name, dtype in _TYPES.items()}
-    header: dict[str, Any] = {}
-    parts = []
-    at = 0
-    for name, one in tensors.items():
-        parts.append(raw_bytes(one))
-        places = [at, at + len(parts[-1])]
-        header[name] = {"dtype": names[dtype_of(one)], "shape": list(one.shape), "data_offsets": places}
-        at = places[1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header = _header({name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()})
     target = Path(path)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
         with beside.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for part in parts:
-                file.write(part)
+            file.write(header)
+            for one in tensors.values():
+                file.write(raw_bytes(one))
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)
@@ -82,6 +92,35 @@ def save_safetensors(path: str | Path, tensors: Mapping[str, Any]) -> None:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink()
+
+
+def _header(specs: Mapping[str, TensorSpec]) -> bytes:
+    """Return the beginning of a file with these tensors one after the other."""
+    names = {dtype: name for name, dtype in _TYPES.items()}
+    header: dict[str, Any] = {}
+    at = 0
+    for name, spec in specs.items():
+        header[name] = {
+            "dtype": names[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [at, at + spec.nbytes],
+        }
+        at += spec.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _wrap_all(file: Path, content: mmap.mmap) -> dict[str, Any]:
+    from roost.weights.arrays import wrap
+
+    found: dict[str, Any] = {}
+    view = memoryview(content)
+    for name, (spec, (start, stop)) in _read_header(file).items():
+        if stop > len(view):
+            raise ConfigError(f"{file} is cut off: it ends before {name}")
+        found[name] = wrap(view[start:stop], spec.dtype, spec.shape)
+    return found
 
 
 def _files(given: Path) -> list[Path]:
