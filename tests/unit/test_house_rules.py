@@ -27,8 +27,8 @@ LAYERS = {
     "runtime": {"machine", "placement", *PURE},
     "comm": {"runtime", "machine", "placement", *PURE},
     "weights": {"comm", "runtime", "machine", "placement", *PURE},
-    "rl": {"comm", "runtime", "machine", "placement", *PURE},
-    "testing": {"rl", "comm", "runtime", "machine", "placement", *PURE},
+    "rl": {"weights", "comm", "runtime", "machine", "placement", *PURE},
+    "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", *PURE},
     "doctor": {"runtime", "machine", "placement", *PURE},
     "demo": {"testing", "rl", "weights", "render", ""},
     "cli": {
@@ -99,7 +99,9 @@ def imports_of(path: Path) -> set[str]:
     return found
 
 
-FILES = sorted(SOURCE.rglob("*.py"))
+# Those in `inside` run in the interpreter of an engine, without Roost.
+INSIDE = sorted(SOURCE.glob("rl/engines/inside/*.py"))
+FILES = sorted({*SOURCE.rglob("*.py")} - {*INSIDE})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -111,6 +113,12 @@ def test_imports_go_one_way(path):
             assert layer_of(name) in LAYERS[layer] | {layer}, f"{module} imports {name}"
         elif name.split(".")[0] not in sys.stdlib_module_names:
             assert name.split(".")[0] in OUTSIDE.get(layer, set()), f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("path", INSIDE, ids=lambda path: path.name)
+def test_what_runs_inside_an_engine_needs_no_roost(path):
+    outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert outside <= {"torch", "vllm"}
 
 
 def modules() -> dict[str, set[str]]:
@@ -205,6 +213,7 @@ def test_the_public_names_are_these():
         "ConfigError",
         "DeclaredHardware",
         "DeviceLock",
+        "EngineFailed",
         "EnvConfig",
         "Failure",
         "Finding",

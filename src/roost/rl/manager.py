@@ -6,23 +6,26 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
 
 from roost.errors import ClusterError, ConfigError
 from roost.placement.strategies import NodePlacementStrategy
 from roost.rl.ask import ask
 from roost.rl.data_buffer import BufferStats
 from roost.rl.engine import url_of
+from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.flags import ROLLOUT
 from roost.rl.job_lock import JobLock
 from roost.rl.manager_worker import CALL_SECONDS, GRACE_SECONDS, ManagerProxy, ManagerWorker
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.rollout_engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
 from roost.rl.router import TIMEOUT_HEADER, EngineState, RouterOptions
+from roost.rl.sampling import Dialect, Sampler
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
+from roost.weights.link import WeightLink
 
 MANAGER = "rollout_manager"
 _MAX_CALLS = 10_000
@@ -60,6 +63,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self.secret: str = secrets.token_urlsafe(32)
         """What requests to the router have to show, as `Authorization: Bearer ...`."""
         self._router_options = router_options or RouterOptions()
+        self._dialect: Dialect | None = engine_cls if isinstance(engine_cls, Dialect) else None
         with contextlib.ExitStack() as undo:
             self._group: WorkerGroup = ManagerWorker.create_group(buffer_size).launch(
                 cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
@@ -117,14 +121,31 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             with contextlib.suppress(ClusterError):
                 self._cluster.release_ports(self._router_port)
 
-    def generate(self, request: Mapping[str, Any], timeout: float = 600.0) -> Any:
-        """Send a request through the router, to the least busy engine.
+    @overload
+    def generate(self, request: Mapping[str, Any], timeout: float = ...) -> Any: ...
 
-        If none is healthy, it waits for one. CallTimedOut or ClusterError if no engine has answered in `timeout`
+    @overload
+    def generate(
+        self, request: Sequence[Prompt], timeout: float = ..., most_at_once: int = ...
+    ) -> Iterator[tuple[int, Sample]]: ...
+
+    def generate(
+        self, request: Mapping[str, Any] | Sequence[Prompt], timeout: float = 600.0, most_at_once: int = 256
+    ) -> Any:
+        """Send a request through the router, to the least busy engine, and return its answer.
+
+        A list of prompts gives an iterator over samples instead, each with the place of its prompt, in the order in
+        which they are finished; at most `most_at_once` prompts are at the engines at a time.
+
+        If no engine is healthy, it waits for one. CallTimedOut or ClusterError if not all is answered in `timeout`
         seconds.
         """
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
+        if not isinstance(request, Mapping):
+            if self._dialect is None:
+                raise ConfigError("the engines take no prompts", hint="an engine of roost.rl.engines does")
+            return Sampler(self._dialect, self.router_url, self.secret).run(request, timeout, most_at_once)
         return ask(
             self.router_url,
             "/generate",
@@ -175,7 +196,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
     def restart_engine(
         self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
     ) -> None:
-        """Restart an engine in its place, even one that hangs; `weights` are those of the others.
+        """Restart an engine in its place, even one that hangs; `weights` are those of the others, or a link.
 
         It gets them before it serves, and they may be older than those that it had.
         """
@@ -184,15 +205,21 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self.engines.check_own()
         self._manager.call(ManagerWorker.leave, [self.engines.urls[engine_rank]], timeout=timeout)
         self.engines.restart(engine_rank, _left(deadline))
-        if weights is not None:
+        if isinstance(weights, WeightLink):
+            if weights.version >= 0:
+                self.engines.refill(weights, engine_rank, _left(deadline))
+        elif weights is not None:
             self.engines.workers_of(engine_rank).update_weights(weights, version).wait(_left(deadline))
         self._join([self.engines.urls[engine_rank]], deadline)
 
     def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
-        """Send new weights to every engine, under the lock. Versions only go up."""
+        """Send new weights to every engine, or update a link to the engines, under the lock. Versions only go up."""
         deadline = time.monotonic() + timeout
         with self.lock(timeout):
-            self.engines.update_weights(weights, version).wait(_left(deadline))
+            if isinstance(weights, WeightLink):
+                weights.update(version, _left(deadline))
+            else:
+                self.engines.update_weights(weights, version).wait(_left(deadline))
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
         """Add samples that this version of the weights made to the data buffer; waits while it is full.

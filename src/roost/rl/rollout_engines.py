@@ -22,6 +22,7 @@ from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
 from roost.text import error_text, join_words, plural
+from roost.weights.link import WeightLink
 from roost.weights.worker import WeightWorker
 
 HEALTH_SECONDS = 300.0
@@ -178,6 +179,13 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     def update_weights(self, weights: Any, version: int) -> CallResult:
         """Send new weights to every process of every engine; versions only go up."""
         return self.group.update_weights(weights, version)
+
+    def refill(self, link: WeightLink, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
+        """Bring an engine that was restarted to the present version of a link."""
+        deadline = time.monotonic() + timeout
+        # Its node 0 last, which then loads them for all its nodes.
+        for rank in reversed(self._ranks(engine_rank)):
+            link.refill(f"{self.group.name}:{rank}", max(_GRACE_SECONDS, deadline - time.monotonic()))
 
     def versions(self, timeout: float = 30.0) -> list[int | None]:
         """Return the version of the weights that all processes of each engine have; None if that is not known."""

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from roost.errors import ConfigError
 from roost.weights.adapters import DictWeights
 from roost.weights.arrays import copy
 from roost.weights.specs import create_safetensors, map_safetensors, read_safetensors
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
+_TYPES_OF_TORCH = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 
 
 class StagedWeights(DictWeights):
@@ -25,7 +24,7 @@ class StagedWeights(DictWeights):
     def __init__(self, model: Path, name: str, use: Callable[[Path, int], None]) -> None:
         """Make room for the tensors of a model; `use` takes a complete version into the server."""
         specs = read_safetensors(model)
-        if any(not _is_known_to_numpy(spec.dtype) for spec in specs.values()):
+        if any(spec.dtype in _TYPES_OF_TORCH for spec in specs.values()):
             _load_torch()
         self.path = _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}.safetensors"
         self._use = use
@@ -51,14 +50,6 @@ class StagedWeights(DictWeights):
         """Remove the file; whoever has it mapped keeps it."""
         with contextlib.suppress(OSError):
             self.path.unlink()
-
-
-def _is_known_to_numpy(dtype: str) -> bool:
-    try:
-        np.dtype(dtype)
-    except TypeError:
-        return False
-    return True
 
 
 def _load_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -14,9 +15,11 @@ from typing import Any, ClassVar, Literal, get_args
 
 from roost.errors import ClusterError, ConfigError, EngineFailed
 from roost.machine.devices import nvidia_devices
+from roost.machine.ports import taken_ports
 from roost.machine.server_process import ServerProcess
 from roost.rl.ask import ask
 from roost.rl.engine import EngineSpec
+from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.engines.staging import StagedWeights
 from roost.text import join_words
@@ -80,10 +83,15 @@ class VllmEngine:
             )
         if self._server is not None:
             raise ClusterError(f"engine {spec.engine_rank} is running already", hint="stop it first")
+        if spec.node_rank == 0 and taken_ports([(spec.port, 1)]):
+            # The server would say so after it has loaded the model.
+            raise OSError(errno.EADDRINUSE, f"port {spec.port} is in use")
         self._spec, self._is_warm = spec, False
         on_gpu = bool(nvidia_devices()[0])
+        variables = self._all_variables(spec, on_gpu=on_gpu)
+        check_installed("vllm", self._python, variables)
         command = make_command(self._python, self._model, self._all_options(spec, on_gpu=on_gpu))
-        self._server = ServerProcess(command, self._all_variables(spec, on_gpu=on_gpu), patience=2.0 * _DRAIN_SECONDS)
+        self._server = ServerProcess(command, variables, patience=2.0 * _DRAIN_SECONDS)
 
     def health(self) -> bool:
         """Return whether it can serve; EngineFailed if its process has ended."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.platforms import current_platform
 
 SECRET = "ROOST_ENGINE_SECRET"  # noqa: S105 - the name of the variable
 BACKEND = "roost"
@@ -93,12 +94,27 @@ class FileTransfer(WeightTransferEngine[Nothing, File]):
         initialize_layerwise_reload(self.model)
         self.model.load_weights(_read(Path(update_info.path)))
         finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            _repack_tied(self.model)
 
     def finish_weight_update(self) -> None:
         """Everything is loaded."""
 
     def shutdown(self) -> None:
         """Nothing is open."""
+
+
+def _repack_tied(model: torch.nn.Module) -> None:
+    """Let a head that is tied to the embeddings use the new weights: on CPUs it has packed a copy of the old ones."""
+    seen = set()
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        method = getattr(module, "quant_method", None)
+        if weight is None or method is None:
+            continue
+        if weight.data_ptr() in seen:
+            method.process_weights_after_loading(module)
+        seen.add(weight.data_ptr())
 
 
 def _read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

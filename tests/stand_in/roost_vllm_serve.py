@@ -1,0 +1,159 @@
+"""A small server with the routes of vLLM that an engine uses, in place of vLLM: its tokens are the mean of its weights.
+
+STAND_IN in its environment says how it misbehaves; STAND_IN_SECONDS is how long a token takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+MODE = os.environ.get("STAND_IN", "")
+SECONDS = float(os.environ.get("STAND_IN_SECONDS", "0"))
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    content = path.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    found = {}
+    for name, entry in json.loads(content[8:start]).items():
+        first, last = (start + place for place in entry["data_offsets"])
+        found[name] = np.frombuffer(content[first:last], np.float32).reshape(entry["shape"])
+    return found
+
+
+class Server:
+    def __init__(self, model: Path) -> None:
+        self.weights = read(model / "model.safetensors")
+        self.version = "none"
+        self.running = asyncio.Event()
+        self.running.set()
+        self.aborts = 0
+        self.active = 0
+
+    async def generate(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        sampling = asked["sampling_params"]
+        self.active += 1
+        try:
+            choices = await asyncio.gather(*(self.sample(sampling["max_tokens"]) for _ in range(sampling.get("n", 1))))
+        finally:
+            self.active -= 1
+        return web.json_response({"choices": choices})
+
+    async def sample(self, count: int) -> dict[str, Any]:
+        tokens: list[int] = []
+        spans: list[dict[str, Any]] = []
+        aborts, finish = self.aborts, "length"
+        while len(tokens) < count:
+            await asyncio.sleep(SECONDS)
+            await self.running.wait()
+            if aborts != self.aborts:
+                finish = "abort"
+                break
+            if not spans or spans[-1]["version"] != self.version:
+                spans.append({"version": self.version, "start": len(tokens), "end": len(tokens)})
+            tokens.append(int(np.concatenate([one.ravel() for one in self.weights.values()]).mean()))
+            spans[-1]["end"] += 1
+        content = [{"token_id": one, "logprob": -0.5, "rank": 1} for one in tokens]
+        return {
+            "token_ids": tokens,
+            "logprobs": {"content": content},
+            "weight_versions": spans,
+            "finish_reason": finish,
+        }
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = request.query["mode"]
+        if mode == "wait":
+            while self.active:
+                await asyncio.sleep(0.01)
+        elif mode == "abort":
+            self.aborts += 1
+        self.running.clear()
+        while mode == "abort" and self.active:
+            self.running.set()
+            await asyncio.sleep(0.01)
+            self.running.clear()
+        return web.json_response({})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        self.running.set()
+        return web.json_response({})
+
+    async def update(self, request: web.Request) -> web.Response:
+        new = read(Path((await request.json())["update_info"]["path"]))
+        if MODE == "die-in-update":
+            os._exit(9)
+        if MODE == "hang-in-update":
+            await asyncio.sleep(600)
+        if MODE == "refuse-update":
+            return web.json_response({"error": "no such layer"}, status=500)
+        self.weights = new
+        return web.json_response({})
+
+    async def finish(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.version = "7777" if MODE == "wrong-version" else asked.get("weight_version", asked.get("new_version"))
+        return web.json_response({})
+
+    async def info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
+
+    async def nothing(self, _: web.Request) -> web.Response:
+        return web.json_response({})
+
+
+@web.middleware
+async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+    if request.headers.get("Authorization") != f"Bearer {os.environ['ROOST_ENGINE_SECRET']}":
+        return web.json_response({"error": "no secret"}, status=401)
+    return await handler(request)
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    options = {words[at].removeprefix("--"): words[at + 1] for at in range(2, len(words) - 1)}
+    print("loading", words[1], flush=True)
+    if MODE == "exit":
+        print("RuntimeError: not enough memory for the cache", flush=True)
+        sys.exit(3)
+    if MODE == "child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print("child", child.pid, flush=True)
+    if "headless" in " ".join(words):
+        asyncio.run(asyncio.sleep(600))
+
+    async def make() -> web.Application:
+        server = Server(Path(words[1]))
+        app = web.Application(middlewares=[check])
+        app.router.add_get("/health", server.nothing)
+        app.router.add_get("/weight_info", server.info)
+        for path, handler in {
+            "/inference/v1/generate": server.generate,
+            "/pause": server.pause,
+            "/resume": server.resume,
+            "/start_weight_update": server.nothing,
+            "/update_weights": server.update,
+            "/finish_weight_update": server.finish,
+            "/update_weight_version": server.finish,
+            "/reset_prefix_cache": server.nothing,
+            "/sleep": server.nothing,
+            "/wake_up": server.nothing,
+        }.items():
+            app.router.add_post(path, handler)
+        return app
+
+    web.run_app(make(), host=options["host"], port=int(options["port"]), print=None, shutdown_timeout=0.1)
+
+
+if __name__ == "__main__":
+    main()

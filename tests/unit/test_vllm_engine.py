@@ -1,0 +1,246 @@
+"""vLLM as an engine: its command line, its requests and answers, and bad days, with a stand-in for the server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from roost.errors import CallTimedOut, ClusterError, ConfigError, EngineFailed
+from roost.rl.engine import EngineSpec
+from roost.rl.engines import Prompt, Sample, VersionSpan, VllmEngine
+from roost.rl.engines import vllm_engine as module
+from roost.weights.specs import save_safetensors
+from sockets import free_port
+from waiting import is_gone, wait_until
+
+STAND_IN = Path(__file__).parents[1] / "stand_in"
+SPEC = EngineSpec(
+    engine_rank=0,
+    num_engines=1,
+    node_rank=0,
+    num_nodes=1,
+    cluster_node_rank=0,
+    address="127.0.0.1",
+    devices=("0",),
+    num_devices=1,
+    port=20300,
+    nccl_port=20301,
+    dist_init_addr="127.0.0.1:20302",
+    dp_attention_ports=(),
+    secret="a-secret",  # noqa: S106 - of a test
+)
+
+
+def weights(value: float) -> dict[str, np.ndarray]:
+    return {"embed": np.full((4, 3), value, np.float32), "scale": np.array(value, np.float32)}
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    save_safetensors(tmp_path / "model.safetensors", weights(1))
+    return tmp_path
+
+
+@pytest.fixture
+def start(model) -> Iterator[Callable[..., VllmEngine]]:
+    """Start an engine whose server misbehaves in some way, and wait until it is healthy."""
+    engines = []
+
+    def make(mode: str = "", seconds: float = 0.0, *, wait: bool = True, **options: object) -> VllmEngine:
+        environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": mode, "STAND_IN_SECONDS": str(seconds)}
+        engine = VllmEngine(model, environment=environment, **options)
+        engines.append(engine)
+        engine.start(replace(SPEC, port=free_port()))
+        if wait:
+            wait_until(engine.health, "it is healthy")
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.stop()
+
+
+def sample(engine: VllmEngine, **options: object) -> Sample:
+    answer = engine.generate(Prompt(tokens=(5, 6), **{"max_tokens": 3, **options}).to_json())
+    return Sample.from_json(answer["samples"][0])
+
+
+def test_it_serves_each_version_that_it_takes(start):
+    engine = start()
+    assert sample(engine) == Sample(
+        prompt=(5, 6), tokens=(1, 1, 1), logprobs=(-0.5,) * 3, spans=(VersionSpan(0, 0, 3),), finish="length"
+    )
+    engine.update_weights(weights(4), 1)
+    assert sample(engine).tokens == (4, 4, 4)
+    staged = engine.accept()
+    for one in staged.tensors().values():
+        one[...] = 9
+    assert sample(engine).tokens == (4, 4, 4), "not before the commit"
+    staged.commit(2)
+    assert (sample(engine).tokens, sample(engine).versions) == ((9, 9, 9), (2, 2, 2))
+    engine.offload()
+    engine.onload()
+    engine.stop()
+    assert not staged.path.exists()
+    with pytest.raises(ClusterError, match="the engine does not run"):
+        engine.health()
+
+
+@pytest.mark.parametrize(
+    ("pause", "tokens", "finish"), [("keep", (1, 4), "length"), ("wait", (1,), "length"), ("abort", (1,), "abort")]
+)
+def test_what_happens_to_requests_while_weights_change_is_the_users_choice(start, pause, tokens, finish):
+    engine = start(seconds=0.02, pause=pause)
+    got: list[Sample] = []
+    thread = threading.Thread(target=lambda: got.append(sample(engine, max_tokens=40)))
+    thread.start()
+    wait_until(lambda: engine._ask("/health") == {}, "it answers")
+    # Some tokens are made by then.
+    threading.Event().wait(0.3)
+    engine.update_weights(weights(4), 1)
+    thread.join(60)
+    assert (tuple(dict.fromkeys(got[0].tokens)), got[0].finish) == (tokens, finish)
+    assert set(got[0].versions) == ({0, 1} if pause == "keep" else {0})
+    assert sample(engine).versions == (1, 1, 1), "it goes on"
+
+
+def test_a_server_that_does_not_start_is_known_at_once_with_its_output(start, capfd):
+    engine = start("exit", wait=False)
+    with pytest.raises(EngineFailed, match=r"the vLLM of engine 0 on 127\.0\.0\.1 ended with code 3"):
+        wait_until(engine.health, "it is healthy")
+    assert "not enough memory for the cache" in capfd.readouterr().out
+
+
+def test_a_server_that_dies_in_an_update_is_named(start):
+    engine = start("die-in-update")
+    with pytest.raises(ClusterError, match="the vLLM of engine 0"):
+        engine.update_weights(weights(2), 1)
+    with pytest.raises(EngineFailed, match="ended with code 9"):
+        wait_until(engine.health, "it is healthy")
+
+
+def test_an_update_that_is_refused_or_late_lets_requests_go_on(start, monkeypatch):
+    engine = start("refuse-update")
+    with pytest.raises(ClusterError, match=r"answered 500: .*no such layer"):
+        engine.update_weights(weights(2), 1)
+    assert sample(engine).versions == (0, 0, 0)
+    engine.stop()
+    monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.5)
+    engine = start("hang-in-update")
+    with pytest.raises(CallTimedOut, match=r"the vLLM of engine 0 has not answered in 0\.5 s"):
+        engine.update_weights(weights(2), 1)
+    assert sample(engine).versions == (0, 0, 0)
+
+
+def test_a_server_that_reports_another_version_is_not_trusted(start):
+    engine = start("wrong-version", wait=False)
+    wait_until(engine.health, "it is healthy")
+    with pytest.raises(EngineFailed, match="engine 0 serves version 7777 after an update to 3"):
+        engine.update_weights(weights(2), 3)
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_changes(start):
+    engine = start()
+    for wrong, names in (
+        ({**weights(2), "more": np.zeros(1)}, "more"),
+        ({**weights(2), "embed": np.zeros(2)}, "embed"),
+    ):
+        with pytest.raises(ConfigError, match=f"the weights do not fit the model: {names}"):
+            engine.update_weights(wrong, 1)
+    with pytest.raises(ConfigError, match="weights are arrays by name, or a path, not int"):
+        engine.update_weights(3, 1)
+    assert sample(engine).versions == (0, 0, 0)
+
+
+def test_no_process_of_the_server_is_left(start, capfd):
+    engine = start("child")
+    child = int(capfd.readouterr().out.split("child ")[1].split()[0])
+    assert psutil.pid_exists(child)
+    engine.stop()
+    assert is_gone(child)
+
+
+def test_what_is_missing_is_said_before_the_start(model, tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no folder /no/such on 127.0.0.1"):
+        VllmEngine("/no/such").start(SPEC)
+    with pytest.raises(ConfigError, match=r"has no package vllm[\s\S]*pip install vllm"):
+        VllmEngine(model, environment={"PYTHONPATH": str(tmp_path)}).start(replace(SPEC, port=free_port()))
+    with pytest.raises(ConfigError, match="the interpreter /no/python cannot be run: No such file"):
+        VllmEngine(model, python="/no/python").start(replace(SPEC, port=free_port()))
+    with pytest.raises(ConfigError, match="pause is 'stop': it is keep, wait or abort"):
+        VllmEngine(model, pause="stop")
+
+
+def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(model):
+    with socket.create_server(("127.0.0.1", free_port())) as other, pytest.raises(OSError, match="is in use"):
+        VllmEngine(model).start(replace(SPEC, port=other.getsockname()[1]))
+
+
+def words_of(spec: EngineSpec, on_gpu: bool = True, **options: object) -> str:
+    engine = VllmEngine("/models/m", **options)
+    command = module.make_command("python", engine._model, engine._all_options(spec, on_gpu=on_gpu))
+    return " ".join(command)
+
+
+def test_the_command_line_follows_the_placement():
+    alone = words_of(SPEC)
+    assert alone.startswith("python -m roost_vllm_serve serve /models/m --tensor-parallel-size 1")
+    assert "--host 127.0.0.1 --port 20300 --middleware roost_vllm.Secret" in alone
+    assert "nnodes" not in alone
+    whole = replace(SPEC, num_nodes=2, num_devices=16, dist_init_addr="[fd00::1]:20302")
+    first = words_of(whole, pipeline_parallel=2, can_sleep=True, options={"max_model_len": 4096, "logprobs_mode": None})
+    assert "--tensor-parallel-size 8 --pipeline-parallel-size 2" in first
+    assert "--nnodes 2 --node-rank 0 --master-addr fd00::1 --master-port 20302" in first
+    assert "--enable-sleep-mode --max-model-len 4096" in first
+    assert "logprobs-mode" not in first
+    second = words_of(replace(whole, node_rank=1))
+    assert "--node-rank 1" in second
+    assert "--headless" in second
+    assert "--port 20300" not in second
+
+
+def test_the_server_gets_the_workers_devices_and_nothing_of_rays(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    variables = VllmEngine("/m", environment={"VLLM_LOGGING_LEVEL": "INFO"})._all_variables(SPEC, on_gpu=True)
+    assert variables["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "RAY_ADDRESS" not in variables
+    assert variables["PYTHONPATH"].endswith("rl/engines/inside")
+    assert variables["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert variables["ROOST_ENGINE_SECRET"] == SPEC.secret
+    assert os.environ["RAY_ADDRESS"], "this process keeps its own"
+
+
+def test_prompts_and_answers_are_translated():
+    prompt = Prompt(tokens=(7,), n=2, max_tokens=4, temperature=0.5, stop_token_ids=(9,), seed=3)
+    assert VllmEngine.to_request(prompt) == {
+        "token_ids": [7],
+        "sampling_params": {
+            "n": 2,
+            "max_tokens": 4,
+            "temperature": 0.5,
+            "top_p": 1.0,
+            "stop_token_ids": (9,),
+            "ignore_eos": False,
+            "seed": 3,
+            "logprobs": 0,
+            "detokenize": False,
+        },
+    }
+    with pytest.raises(ClusterError, match="vLLM's answer lacks 'weight_versions'"):
+        VllmEngine.from_answer(prompt, {"choices": [{"token_ids": [], "logprobs": {"content": []}}]})
+    for wrong in ({"tokens": ()}, {"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}):
+        with pytest.raises(ConfigError, match="a prompt cannot have"):
+            Prompt(**{"tokens": (1,), **wrong})
+    with pytest.raises(ConfigError, match="not a prompt"):
+        Prompt.from_json({"tokens": [1], "max_token": 3})
+    assert Prompt.from_json(prompt.to_json()) == prompt
