@@ -1,0 +1,1 @@
+"""The demo that post-trains a language model: a tiny transformer, real engines, and weights through a link."""
