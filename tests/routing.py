@@ -78,13 +78,14 @@ class OddEngine:
     def __init__(self, on_generate=None, on_health=None, is_reading=True):
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            body = b""
 
             def do_GET(self):
                 (on_health or OddEngine.well)(self)
 
             def do_POST(self):
                 if is_reading:
-                    self.rfile.read(int(self.headers["Content-Length"]))
+                    self.body = self.rfile.read(int(self.headers["Content-Length"]))
                 on_generate(self)
 
             def log_message(self, *args):

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -90,6 +91,7 @@ class EngineClient:
 
     def __init__(self, secret: str) -> None:
         self._secret = authorization(secret)
+        self._unfinished: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
 
     @cached_property
     def _kept(self) -> aiohttp.ClientSession:
@@ -148,6 +150,8 @@ class EngineClient:
                 allow_redirects=False,
                 trace_request_ctx=connection,
             )
+            if not reply.content.at_eof():
+                self._unfinished.add(reply)
             try:
                 headers = {name: reply.headers[name] for name in _PASSED_ON if name in reply.headers}
                 is_stream = reply.content_length is None or reply.content_type == "text/event-stream"
@@ -159,6 +163,9 @@ class EngineClient:
 
     async def close(self) -> None:
         """Break off every request, now and later."""
+        for reply in self._unfinished:
+            # aiohttp closes the connection under a reader without a word to it.
+            reply.content.set_exception(aiohttp.ClientConnectionError("it was broken off"))
         await self._kept.close()
         await self._new.close()
 

@@ -246,16 +246,13 @@ class Router:
                 outcome = "failed"
                 num_broken += 1
                 failures[url] = str(broken)
-                self._note_break(url, broken)
+                if not self._is_stopping:
+                    self._pool.mark(url, False, str(broken))
                 if broken.is_sent and not sent.is_repeatable:
                     return _engine_error(502, url, f"engine {url} may have got the request: {broken}")
             finally:
                 self._pool.done(url, outcome)
         return self._refusal(failures)
-
-    def _note_break(self, url: str, broken: EngineBroken) -> None:
-        if not self._is_stopping:
-            self._pool.mark(url, False, str(broken))
 
     async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
         """Pick an engine that has not refused the request; if none is healthy, wait for one until the deadline."""
@@ -331,8 +328,9 @@ class Router:
         except EngineLate:
             log.warning("engine %s had not ended a stream at its deadline: the client's connection is closed", url)
         except EngineBroken as broken:
-            self._note_break(url, broken)
-            log.warning("engine %s broke a stream, and the client's connection is closed: %s", url, broken)
+            if not self._is_stopping:
+                self._pool.mark(url, False, str(broken))
+                log.warning("engine %s broke a stream, and the client's connection is closed: %s", url, broken)
         finally:
             answer.close()
         break_off(request)
