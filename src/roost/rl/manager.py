@@ -14,13 +14,14 @@ from roost.placement.strategies import NodePlacementStrategy
 from roost.rl.ask import ask
 from roost.rl.data_buffer import BufferStats
 from roost.rl.engine import url_of
+from roost.rl.engine_pool import EngineState
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.flags import ROLLOUT
 from roost.rl.job_lock import JobLock
 from roost.rl.manager_worker import CALL_SECONDS, GRACE_SECONDS, ManagerProxy, ManagerWorker
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.rollout_engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
-from roost.rl.router import TIMEOUT_HEADER, EngineState, RouterOptions
+from roost.rl.router import TIMEOUT_HEADER, RouterOptions
 from roost.rl.sampling import Dialect, Sampler
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup

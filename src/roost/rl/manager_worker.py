@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ClusterError
 from roost.rl.data_buffer import BufferStats, DataBuffer
+from roost.rl.engine_pool import EngineState
 from roost.rl.fair_lock import FairLock
-from roost.rl.router import EngineState, Router, RouterOptions
+from roost.rl.router import Router, RouterOptions
 from roost.rl.tickets import Ticket
 from roost.runtime.groups.group import WorkerGroup
 from roost.runtime.nodes.ray_state import dead_processes

@@ -1,33 +1,34 @@
 """The router in front of the rollout engines: one address, the least busy engine, and the next one if that fails.
 
 `EnginePool` makes every decision and does no I/O; `Router` carries them out over HTTP. A request to generate is safe to
-repeat, so the router sends it to another engine if the first one dies or hangs; the client always gets an answer.
+repeat, so the router sends it to another engine if the first one dies or hangs, unless the request forbids it. Once a
+client has any part of an answer, no other engine is asked: a stream that breaks ends the client's connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import logging
 import math
 import re
 import secrets
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
+from roost.rl.engine_client import EngineAnswer, EngineBroken, EngineClient, EngineLate, EngineRequest
+from roost.rl.engine_pool import EnginePool, EngineState, Outcome
 from roost.rl.web import (
-    EngineBroken,
-    EngineClient,
-    EngineLate,
     HttpServer,
     Route,
     ServerLimits,
+    aiohttp,
+    break_off,
     check_positive,
     read_json,
     web,
@@ -36,18 +37,31 @@ from roost.text import plural, shorten
 
 TIMEOUT_HEADER = "X-Roost-Timeout"
 """How many seconds a request may take; the client sends it."""
+RETRY_HEADER = "X-Roost-Retry"
+"""Whether a request may reach a second engine: `yes`, as without it, or `no`; the client sends it."""
 
 _ENGINE_HEADER = "X-Roost-Engine"
-_NOT_CHECKED = "not checked yet"
+_OWN_PATHS = ("/health", "/engines")
+_PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _MOST_BROKEN = 3
 Value = TypeVar("Value")
 
+log: logging.Logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """How a router checks its engines, how long requests may take, and who may send them."""
+    """What a router forwards, how it checks its engines, how long requests may take, and who may send them."""
 
+    paths: tuple[str, ...] = (
+        "POST /generate",
+        "POST /v1/completions",
+        "POST /v1/chat/completions",
+        "POST /inference/v1/generate",
+        "GET /v1/models",
+    )
+    """The requests that engines answer, each a method and a path."""
     check_seconds: float = 0.5
     """How long it waits between two checks of an engine."""
     check_timeout: float = 2.0
@@ -57,123 +71,33 @@ class RouterOptions:
     request_timeout: float = 600.0
     """How long a request may take that does not say so itself, with the header `X-Roost-Timeout`."""
     open_generate: bool = False
-    """Whether `POST /generate` and `GET /health` take requests without the secret."""
+    """Whether the `paths` and `GET /health` take requests without the secret."""
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
         check_positive(self)
+        for path in self.paths:
+            if not (match := _PATH.fullmatch(path)):
+                raise ConfigError(f"{shorten(repr(path))} is not GET or POST and a path", hint="as in POST /generate")
+            if match[2] in _OWN_PATHS:
+                raise ConfigError(f"the router answers {path} itself: no engine can")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineState:
-    """What the router knows about an engine."""
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A request at an engine that has not answered: if the engine hangs, another one gets the request."""
 
     url: str
-    healthy: bool = False
-    busy: int = 0
-    """How many requests it is serving."""
-    served: int = 0
-    """How many requests it has answered."""
-    failed: int = 0
-    """How many it has not: it was unreachable, broke the connection, took too long or answered 503."""
-    is_leaving: bool = False
-    """Whether it only finishes the requests that it has."""
-    why: str = _NOT_CHECKED
-    """Why it is not healthy; empty if it is."""
+    excluding: Collection[str]
+    """The engines that cannot take over: this one, and those that refused the request."""
+    patience: float
+    """For how long the engine may be unhealthy."""
+    limit: asyncio.Timeout
+    is_hung: bool = False
 
-
-class EnginePool:
-    """Decides which engine serves next. It asks no engine anything, and belongs to one thread."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._engines: dict[str, EngineState] = {}
-        self._clock = clock
-        self._ill_since: dict[str, float] = {}
-        self._last_picks: dict[str, int] = {}
-        self._picks = itertools.count(1)
-        self.changed: asyncio.Event = asyncio.Event()
-        """Set, and replaced by a new event, when an engine joins, leaves, or turns healthy or unhealthy."""
-
-    def join(self, url: str) -> None:
-        """Add an engine; it gets requests once it is marked healthy. A known engine keeps its state."""
-        engine = self._engines.setdefault(url, EngineState(url=url))
-        if engine.is_leaving:
-            # It may be another process at the same address: what is known about the old one says nothing.
-            self._engines[url] = replace(engine, is_leaving=False, healthy=False, why=_NOT_CHECKED)
-            self._ill_since.pop(url, None)
-        self.wake()
-
-    def leave(self, url: str) -> bool:
-        """Send an engine no more requests, and forget it after its last one; False if it is unknown."""
-        if url not in self._engines:
-            return False
-        self._update(replace(self._engines[url], is_leaving=True))
-        self.wake()
-        return True
-
-    def pick(self, excluding: Collection[str] = ()) -> str | None:
-        """Return the healthy engine with the fewest requests, or None; ties go to the least recently used.
-
-        The engine counts as serving one more request until `done`.
-        """
-        if not (able := self._able(excluding)):
-            return None
-        engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
-        self._last_picks[engine.url] = next(self._picks)
-        self._update(replace(engine, busy=engine.busy + 1))
-        return engine.url
-
-    def done(self, url: str, *, served: bool = True) -> None:
-        """Count a request that an engine was picked for as finished."""
-        engine = self._engines.get(url)
-        if engine is None or engine.busy == 0:
-            raise ConfigError(f"{url} is serving no request that could be done")
-        failed = engine.failed + (not served)
-        self._update(replace(engine, busy=engine.busy - 1, served=engine.served + served, failed=failed))
-
-    def mark(self, url: str, healthy: bool, why: str = "") -> None:
-        """Record whether an engine can serve, and why not; an engine that has left is ignored."""
-        if (engine := self._engines.get(url)) is None:
-            return
-        self._engines[url] = replace(engine, healthy=healthy, why="" if healthy else why)
-        if healthy:
-            self._ill_since.pop(url, None)
-        else:
-            self._ill_since.setdefault(url, self._clock())
-        if engine.healthy != healthy:
-            self.wake()
-
-    def states(self) -> list[EngineState]:
-        """Return all engines, in the order in which they joined."""
-        return list(self._engines.values())
-
-    def has_more(self, excluding: Collection[str]) -> bool:
-        """Return whether other engines can serve, now or once they are healthy again."""
-        return any(not engine.is_leaving and engine.url not in excluding for engine in self._engines.values())
-
-    def ill_seconds(self, url: str) -> float | None:
-        """Return for how long an engine has not been healthy; None if it is, or was never checked."""
-        return None if (since := self._ill_since.get(url)) is None else self._clock() - since
-
-    def has_able(self, excluding: Collection[str]) -> bool:
-        """Return whether another engine can serve now."""
-        return bool(self._able(excluding))
-
-    def wake(self) -> None:
-        """Wake all tasks that wait for a change."""
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def _able(self, excluding: Collection[str]) -> list[EngineState]:
-        engines = self._engines.values()
-        return [one for one in engines if one.healthy and not one.is_leaving and one.url not in excluding]
-
-    def _update(self, engine: EngineState) -> None:
-        self._engines[engine.url] = engine
-        if engine.is_leaving and engine.busy == 0:
-            del self._engines[engine.url]
-            self._last_picks.pop(engine.url, None)
-            self._ill_since.pop(engine.url, None)
+    def give_up(self) -> None:
+        self.is_hung = True
+        self.limit.reschedule(0)
 
 
 def check_engine_url(url: object) -> str:
@@ -191,9 +115,9 @@ def check_engine_url(url: object) -> str:
 class Router:
     """Forwards requests to the engines that have joined, over HTTP.
 
-    An engine answers `POST /generate`. `GET /health` and `GET /engines` describe the engines, and `POST /engines` and
-    `DELETE /engines` with `{"url": ...}` let one join or leave. Requests show the secret, as `Authorization: Bearer
-    ...`; the router shows it to the engines too. A router starts only once.
+    Engines answer `POST /generate` and the other `paths` of the options. `GET /health` and `GET /engines` describe the
+    engines, and `POST /engines` and `DELETE /engines` with `{"url": ...}` let one join or leave. Requests show the
+    secret, as `Authorization: Bearer ...`; the router shows it to the engines too. A router starts only once.
     """
 
     def __init__(
@@ -206,12 +130,14 @@ class Router:
         self._options = options or RouterOptions()
         is_open = self._options.open_generate
         routes = {
-            ("POST", "/generate"): Route(handler=self._generate, is_open=is_open),
             ("GET", "/health"): Route(handler=self._health, is_open=is_open),
             ("GET", "/engines"): Route(handler=self._engines),
             ("POST", "/engines"): Route(handler=self._change_engines, is_control=True),
             ("DELETE", "/engines"): Route(handler=self._change_engines, is_control=True),
         }
+        for path in self._options.paths:
+            method, _, target = path.partition(" ")
+            routes[method, target] = Route(handler=self._forward, is_open=is_open)
         self._serve = partial(
             HttpServer, host, port, routes, secret=self.secret, name="roost router", limits=self._options.limits
         )
@@ -221,6 +147,7 @@ class Router:
         # While the server runs, only its loop uses these.
         self._pool = EnginePool()
         self._checks: dict[str, asyncio.Task[None]] = {}
+        self._attempts: set[_Attempt] = set()
         self._client = EngineClient(self.secret)
         self._is_running = False
 
@@ -262,9 +189,11 @@ class Router:
         self._is_running = True
         for state in self._pool.states():
             self._join(state.url)
+        watching = asyncio.create_task(self._watch_attempts())
         try:
             yield
         finally:
+            watching.cancel()
             await self._break_off()
 
     async def _break_off(self) -> None:
@@ -285,94 +214,127 @@ class Router:
         return self._pool.leave(url)
 
     async def _keep_checking(self, url: str) -> None:
-        seconds = self._options.check_timeout
         while True:
-            try:
-                reply = await self._client.ask("GET", f"{url}/health", connect=seconds, seconds=seconds)
-                why = "" if reply.status == 200 else f"/health answered {reply.status}"
-            except EngineLate:
-                why = f"/health had not answered after {seconds:g} s"
-            except EngineBroken as error:
-                why = str(error)
+            why = await self._client.check(url, self._options.check_timeout)
             self._pool.mark(url, not why, why)
             await asyncio.sleep(self._options.check_seconds)
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         seconds = _read_timeout(request.headers.get(TIMEOUT_HEADER), self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
+        sent = await _read_request(request)
         failures: dict[str, str] = {}
         refusing: set[str] = set()
         num_broken = 0
         # A request that breaks one engine after another must not break them all.
         while num_broken < _MOST_BROKEN and (url := await self._pick(refusing, deadline)) is not None:
-            is_served = False
+            # Unless something else happens the client goes away, which cancels this task.
+            outcome: Outcome = "cancelled"
             try:
-                reply = await self._ask(url, request, refusing, deadline)
-                if reply.status != 503:
-                    is_served = True
-                    reply.headers[_ENGINE_HEADER] = url
-                    return reply
-                text = reply.body.decode(errors="replace") if isinstance(reply.body, bytes) else ""
-                failures[url] = f"answered 503: {shorten(text, 200)}"
+                answer = await self._ask(url, sent, refusing, deadline)
+                if answer.status != 503 or not sent.is_repeatable:
+                    outcome, response = await self._pass_on(answer, request, url, deadline)
+                    return response
+                outcome = "failed"
+                answer.close()
+                failures[url] = f"answered 503: {shorten(answer.body.decode(errors='replace'), 200)}"
                 refusing.add(url)
             except EngineLate:
-                error = f"engine {url} had not answered after {seconds:g} s"
-                headers = {_ENGINE_HEADER: url}
-                return web.json_response({"error": error, "engine": url}, status=504, headers=headers)
+                outcome = "failed"
+                return _engine_error(504, url, f"engine {url} had not answered after {seconds:g} s")
             except EngineBroken as broken:
+                outcome = "failed"
                 num_broken += 1
                 failures[url] = str(broken)
                 if not self._is_stopping:
                     self._pool.mark(url, False, str(broken))
+                if broken.is_sent and not sent.is_repeatable:
+                    return _engine_error(502, url, f"engine {url} may have got the request: {broken}")
             finally:
-                self._pool.done(url, served=is_served)
+                self._pool.done(url, outcome)
         return self._refusal(failures)
 
     async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
         """Pick an engine that has not refused the request; if none is healthy, wait for one until the deadline."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while not self._is_stopping:
-                    changed = self._pool.changed
-                    if (url := self._pool.pick(refusing)) is not None:
-                        return url
-                    if refusing and not self._pool.has_more(refusing):
-                        return None
+        while not self._is_stopping:
+            changed = self._pool.changed
+            if (url := self._pool.pick(refusing)) is not None:
+                return url
+            if refusing and not self._pool.has_more(refusing):
+                return None
+            try:
+                async with asyncio.timeout_at(deadline):
                     await changed.wait()
+            except TimeoutError:
+                return None
         return None
 
-    async def _ask(self, url: str, request: web.Request, refusing: Collection[str], deadline: float) -> web.Response:
-        """Ask an engine; EngineBroken if it hangs and another one can serve."""
+    async def _ask(self, url: str, sent: EngineRequest, refusing: Collection[str], deadline: float) -> EngineAnswer:
+        """Ask an engine; EngineLate at the deadline, EngineBroken if it hangs and another one can serve."""
         left = max(0.001, deadline - asyncio.get_running_loop().time())
         # A request with little time must still reach the other engine before its deadline.
         patience = min(self._options.hang_seconds, left / 2)
-        connect = min(self._options.check_timeout, left)
-        content_type = request.headers.get("Content-Type", "application/json")
-        body = await request.read()
-        asking = asyncio.create_task(
-            self._client.ask("POST", f"{url}/generate", body, content_type, connect=connect, seconds=left)
-        )
-        hanging = asyncio.create_task(self._wait_until_hung(url, patience, {*refusing, url}))
+        attempt = _Attempt(url, {*refusing, url}, patience, asyncio.timeout_at(deadline))
         try:
-            await asyncio.wait({asking, hanging}, return_when=asyncio.FIRST_COMPLETED)
-            if asking.done():
-                return asking.result()
-            raise EngineBroken(f"it was not healthy for {patience:g} s, and had not answered")
+            async with attempt.limit:
+                if sent.is_repeatable:
+                    self._attempts.add(attempt)
+                return await self._client.send(url, sent, connect=min(self._options.check_timeout, left))
+        except TimeoutError:
+            if not attempt.is_hung:
+                raise EngineLate from None
+            raise EngineBroken(f"it was not healthy for {patience:g} s, and had not answered") from None
         finally:
-            asking.cancel()
-            hanging.cancel()
+            self._attempts.discard(attempt)
 
-    async def _wait_until_hung(self, url: str, patience: float, excluding: Collection[str]) -> None:
-        """Return once an engine was not healthy for so long and another one is: without one, it may yet answer."""
+    async def _watch_attempts(self) -> None:
+        """Give up requests at engines that hang, if others can serve them: without one, the engine may yet answer."""
         while True:
             changed = self._pool.changed
-            ill = self._pool.ill_seconds(url)
-            is_hung = ill is not None and ill >= patience
-            if is_hung and self._pool.has_able(excluding):
-                return
+            soonest = math.inf
+            for attempt in [*self._attempts]:
+                if (ill := self._pool.ill_seconds(attempt.url)) is None:
+                    continue
+                if ill < attempt.patience:
+                    soonest = min(soonest, attempt.patience - ill)
+                elif self._pool.has_able(attempt.excluding):
+                    self._attempts.discard(attempt)
+                    attempt.give_up()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if ill is None or is_hung else patience - ill):
+                async with asyncio.timeout(soonest if soonest < math.inf else None):
                     await changed.wait()
+
+    async def _pass_on(
+        self, answer: EngineAnswer, request: web.Request, url: str, deadline: float
+    ) -> tuple[Outcome, web.StreamResponse]:
+        """Answer the client; from here on, no other engine is asked."""
+        headers = answer.headers | {_ENGINE_HEADER: url}
+        if answer.is_whole:
+            return "served", web.Response(status=answer.status, body=answer.body, headers=headers)
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        outcome: Outcome = "failed"
+        try:
+            await response.prepare(request)
+            piece = answer.body
+            while piece:
+                # It waits while the client has not read what it has: the engine waits too, and nothing piles up.
+                async with asyncio.timeout_at(deadline):
+                    await response.write(piece)
+                piece = await answer.read_piece(deadline)
+            await response.write_eof()
+            return "served", response
+        except (TimeoutError, ConnectionError):
+            outcome = "cancelled"
+        except EngineLate:
+            log.warning("engine %s had not ended a stream at its deadline: the client's connection is closed", url)
+        except EngineBroken as broken:
+            if not self._is_stopping:
+                self._pool.mark(url, False, str(broken))
+                log.warning("engine %s broke a stream, and the client's connection is closed: %s", url, broken)
+        finally:
+            answer.close()
+        break_off(request)
+        return outcome, response
 
     def _refusal(self, failures: dict[str, str]) -> web.Response:
         reasons = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
@@ -416,3 +378,26 @@ def _read_timeout(header: str | None, default: float) -> float:
     if 0 < seconds < math.inf:
         return seconds
     raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")
+
+
+async def _read_request(request: web.Request) -> EngineRequest:
+    """Make what an engine gets: never the client's Authorization, since the router shows its own."""
+    retry = request.headers.get(RETRY_HEADER, "yes")
+    if retry not in ("yes", "no"):
+        raise ConfigError(f"{RETRY_HEADER} is {shorten(repr(retry))}: it is yes or no")
+    headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
+    if request.method == "POST":
+        headers.setdefault("Content-Type", "application/json")
+    return EngineRequest(
+        method=request.method,
+        target=request.path + (f"?{query}" if (query := request.rel_url.raw_query_string) else ""),
+        headers=headers,
+        body=await request.read(),
+        is_repeatable=retry == "yes",
+        # The end of a stream to an older client is the end of its connection, also if the stream breaks.
+        takes_stream=request.version >= aiohttp.HttpVersion11,
+    )
+
+
+def _engine_error(status: int, url: str, error: str) -> web.Response:
+    return web.json_response({"error": error, "engine": url}, status=status, headers={_ENGINE_HEADER: url})

@@ -1,8 +1,9 @@
-"""HTTP for the router and for engines: an aiohttp server in its own thread, and a client that asks engines.
+"""An HTTP server for the router and for engines: aiohttp in its own thread.
 
 Every check of who may ask what is here. A server binds to one address and takes requests for that address only, none
 from another web page, and none without the job's secret unless their route is open. It bounds connections, times and
-bytes. Handlers get requests whose body has arrived; every error is JSON; the server ends in time.
+bytes. Handlers get requests whose body has arrived, and are cancelled if the client goes away; every error is JSON; the
+server ends in time.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import math
 import resource
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
@@ -28,7 +28,7 @@ from roost.rl.engine import url_of
 from roost.text import shorten
 
 try:
-    import aiohttp
+    import aiohttp as aiohttp
     from aiohttp import web as web
 except ImportError as _error:
     raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from _error
@@ -38,13 +38,11 @@ _CALL_SECONDS = 30.0
 _CUT_SECONDS = 1.0
 _PAUSE_SECONDS = 0.05
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-# A machine that is gone does not say so: the kernel probes the connection while an engine is thinking.
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 
 log: logging.Logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Answers a request. The client gets status 400 for a ConfigError, 503 for a ClusterError, 500 for anything else."""
 
 
@@ -106,6 +104,12 @@ async def read_json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"the body is not JSON: {error}") from None
+
+
+def break_off(request: web.Request) -> None:
+    """Close the client's connection in the middle of an answer, which no client can take for the end of it."""
+    if request.transport is not None:
+        request.transport.abort()
 
 
 class HttpServer:
@@ -186,7 +190,11 @@ class HttpServer:
         app.router.add_route("*", "/{path:.*}", self._respond)
         app.on_shutdown.append(self._drain)
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_CUT_SECONDS, keepalive_timeout=self._limits.idle_seconds
+            app,
+            access_log=None,
+            shutdown_timeout=_CUT_SECONDS,
+            keepalive_timeout=self._limits.idle_seconds,
+            handler_cancellation=True,
         )
         async with self._context:
             await runner.setup()
@@ -237,7 +245,7 @@ class HttpServer:
         for task in self._requests:
             task.cancel()
 
-    async def _respond(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
         self._silent.discard(request.protocol)
         if (task := asyncio.current_task()) is not None:
             self._requests.add(task)
@@ -280,15 +288,14 @@ class HttpServer:
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
 
-    async def _respond_with_body(self, request: web.Request, handler: Handler) -> web.Response:
+    async def _respond_with_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         limits, length = self._limits, request.content_length
         # A body that is compressed or comes in chunks does not say how large it is.
         size = limits.body_bytes if length is None or "Content-Encoding" in request.headers else length
         if not request.can_read_body:
             size = 0
         try:
-            async with asyncio.timeout(limits.body_seconds):
-                await self._budget.take(size)
+            await self._budget.take(size, limits.body_seconds)
         except TimeoutError:
             return error_response(503, f"other requests have filled {limits.buffered_bytes} bytes")
         try:
@@ -324,10 +331,12 @@ class _ByteBudget:
         self._free = size
         self._changed = asyncio.Event()
 
-    async def take(self, size: int) -> None:
-        """Wait until so many are free, and take them."""
-        while size > self._free:
-            await self._changed.wait()
+    async def take(self, size: int, seconds: float) -> None:
+        """Wait until so many are free, and take them; TimeoutError after some seconds."""
+        if size > self._free:
+            async with asyncio.timeout(seconds):
+                while size > self._free:
+                    await self._changed.wait()
         self._free -= size
 
     def give(self, size: int) -> None:
@@ -335,71 +344,3 @@ class _ByteBudget:
         self._free += size
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-class EngineBroken(Exception):  # noqa: N818 - what happened
-    """An engine cannot be reached, or the connection broke."""
-
-
-class EngineLate(Exception):  # noqa: N818 - what happened
-    """An engine was reached and did not answer in time."""
-
-
-class EngineClient:
-    """Asks engines, each time over a new connection, since one that was kept may be dead. It belongs to one loop.
-
-    Every request shows the secret, and no redirect is followed: an engine cannot send it elsewhere.
-    """
-
-    def __init__(self, secret: str) -> None:
-        self._secret = authorization(secret)
-
-    @cached_property
-    def _session(self) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_open_socket)
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    async def ask(
-        self, method: str, url: str, body: bytes = b"", content_type: str = "", *, connect: float, seconds: float
-    ) -> web.Response:
-        """Send a request to an engine and return its whole answer; EngineBroken or EngineLate if there is none."""
-        headers = self._secret | {"Content-Length": str(len(body))}
-        headers |= {"Content-Type": content_type} if content_type else {}
-        # Without a threshold aiohttp rounds times of more than 5 s up to whole seconds.
-        timeout = aiohttp.ClientTimeout(total=seconds, connect=connect, ceil_threshold=math.inf)
-        try:
-            async with self._session.request(
-                method,
-                url,
-                data=_in_one_piece(body) if body else None,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as reply:
-                answered = {"Content-Type": reply.headers.get("Content-Type", "application/octet-stream")}
-                return web.Response(status=reply.status, body=await reply.read(), headers=answered)
-        except aiohttp.ClientConnectorError as error:
-            raise EngineBroken(f"could not be reached: {error.os_error}") from None
-        except aiohttp.ConnectionTimeoutError:
-            raise EngineBroken(f"could not be reached: no connection within {connect:g} s") from None
-        except TimeoutError:
-            raise EngineLate from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise EngineBroken(f"the connection broke: {str(error) or type(error).__name__}") from None
-
-    async def close(self) -> None:
-        """Break off every request, now and later."""
-        await self._session.close()
-
-
-async def _in_one_piece(body: bytes) -> AsyncIterator[bytes]:
-    # An engine may refuse a body before it has read all of it: a write in pieces would fail and hide the answer.
-    yield body
-
-
-def _open_socket(address: Any) -> socket.socket:
-    line = socket.socket(*address[:3])
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        line.setsockopt(socket.IPPROTO_TCP, option, value)
-    return line

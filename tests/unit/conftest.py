@@ -1,0 +1,78 @@
+"""Routers and engines for the tests of both."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from roost.rl.engine import EngineSpec
+from roost.rl.router import Router, RouterOptions
+from roost.testing import NumpyEngine
+from routing import SECRET, Held, is_healthy
+from sockets import free_port
+from waiting import wait_until
+
+
+@pytest.fixture
+def engine():
+    """Starts engines, and stops them after the test."""
+    engines = []
+
+    def started(engine=None):
+        engine = engine or NumpyEngine()
+        engines.append(engine)
+        while isinstance(engine, NumpyEngine) and engine.spec is None:
+            spec = EngineSpec(
+                engine_rank=len(engines) - 1,
+                num_engines=9,
+                node_rank=0,
+                num_nodes=1,
+                cluster_node_rank=0,
+                address="127.0.0.1",
+                devices=(),
+                num_devices=0,
+                port=free_port(),
+                nccl_port=0,
+                dist_init_addr="",
+                dp_attention_ports=(),
+                secret=SECRET,
+            )
+            with contextlib.suppress(OSError):
+                engine.start(spec)
+                engine.url = spec.url
+        return engine
+
+    yield started
+    for engine in engines:
+        if isinstance(engine, Held):
+            engine.go.set()
+        engine.stop()
+
+
+@pytest.fixture
+def router():
+    """Starts routers whose engines are healthy, and stops them after the test."""
+    routers = []
+
+    def started(*engines, is_waiting=True, **options):
+        router = Router("127.0.0.1", 0, RouterOptions(**{"check_seconds": 0.02, **options}), secret=SECRET)
+        routers.append(router)
+        router.start()
+        for engine in engines:
+            router.join(engine.url)
+        if is_waiting:
+            wait_until(lambda: is_healthy(router, *(engine.url for engine in engines)), "all engines are healthy")
+        return router
+
+    yield started
+    for router in routers:
+        router.stop()
+
+
+@pytest.fixture
+def aside():
+    """Threads that run next to the test."""
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        yield pool
