@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -21,6 +23,17 @@ def wait_until(done: Callable[[], object], what: str, seconds: float = 60) -> No
 def press_ctrl_c() -> None:
     """Interrupt the main thread, from another one, as a terminal does."""
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Let a process hang, and go on after the block if it is still there."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def is_gone(pid: int) -> bool:

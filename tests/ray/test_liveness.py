@@ -21,7 +21,7 @@ from foreign import all_is_free
 from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy, PackedPlacementStrategy, WorkerManager
 from roost.runtime.nodes.ray_state import read_ray_state
 from roost.testing import LocalCluster, local_cluster
-from waiting import wait_until
+from waiting import stopped, wait_until
 from workers import Performer
 
 
@@ -41,16 +41,6 @@ def cluster(roost_local_cluster) -> Iterator[Cluster]:
 def pid_of(name: str) -> int:
     """The process of a named actor."""
     return next(actor.pid for actor in read_ray_state().actors if actor.name == name)
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Let a process hang inside the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def head_of(local: LocalCluster) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,7 +28,8 @@ from roost import (
     WorkerRecord,
     WorkerState,
 )
-from waiting import wait_until
+from roost.runtime.launch.group_port import GroupPort
+from waiting import stopped, wait_until
 from workers import Performer
 
 
@@ -212,3 +215,18 @@ def _is_unknown(manager: type) -> bool:
 def test_without_a_cluster_there_is_no_manager():
     with pytest.raises(ClusterError, match="this process has no Cluster"):
         WorkerManager.get_proxy()
+
+
+def test_ports_that_a_launch_could_not_release_are_released_later(small_cluster):
+    manager = small_cluster.node_manager
+    before = manager.count_leased_ports()
+    port = GroupPort(manager, 0, None)
+    port.propose(time.monotonic() + 30)
+    pid = ray.get(manager.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    with stopped(pid):
+        with pytest.raises(ClusterError):
+            port.choose(port.candidates[0], time.monotonic() + 0.5)
+        # With what it was asked to do; Ray restarts it.
+        os.kill(pid, signal.SIGKILL)
+    port.release(30)
+    assert manager.count_leased_ports() == before

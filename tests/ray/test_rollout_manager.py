@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import ray
 from rl_workers import Holder, PlainHolder, TellingEngine, hold_and_die
 from roost import CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerGroup
 from roost.rl import RolloutManager, RouterOptions, create_placement_groups
-from waiting import is_gone, press_ctrl_c, wait_until
+from waiting import is_gone, press_ctrl_c, stopped, wait_until
 
 REQUEST = {"observations": [[1.0] * 4]}
 WEIGHTS = {"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}
@@ -60,17 +60,6 @@ def worker(shared_cluster: Cluster, keep: Callable[..., WorkerGroup]) -> WorkerG
 
 def pid_of(address: str) -> int:
     return next(one.pid for one in Cluster().worker_manager.get_workers() if one.address == address)
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Let a process hang, and go on after the block if it is still there."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
 
 
 def times_out(call: Callable[[], object]) -> str:

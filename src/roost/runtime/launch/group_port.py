@@ -30,9 +30,10 @@ class GroupPort:
 
     def choose(self, free_port: int | None, deadline: float) -> Master:
         """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
-        manager, proposed = self._node_manager.until(deadline), self._leases
-        self._leases = [lease for lease in proposed if lease.port == free_port]
-        manager.release_ports([lease for lease in proposed if lease.port != free_port])
+        manager = self._node_manager.until(deadline)
+        # If that fails, all are still to be released.
+        manager.release_ports([lease for lease in self._leases if lease.port != free_port])
+        self._leases = [lease for lease in self._leases if lease.port == free_port]
         if not self._leases:
             self._leases = manager.lease_ports(self._node_rank, 1, self._holder)
         return self.master
