@@ -223,6 +223,8 @@ def test_ports_that_a_launch_could_not_release_are_released_later(small_cluster)
     port = GroupPort(manager, 0, None)
     port.propose(time.monotonic() + 30)
     pid = ray.get(manager.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
+    # So that the next process knows it.
+    ray.get(manager.handle.save_again.remote(), timeout=60)
     with stopped(pid):
         with pytest.raises(ClusterError):
             port.choose(port.candidates[0], time.monotonic() + 0.5)
