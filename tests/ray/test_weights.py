@@ -174,6 +174,10 @@ def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_
         link.without("rollout:3")
         link.update(2)
         assert contents(rollout.on(0, 1, 2)) == [(2, {9.0})] * 3
+        rollout.restart(3)
+        assert link.refill("rollout:3").version == 2
+        link.update(3)
+        assert contents(rollout) == [(3, {9.0})] * 4
         with pytest.raises(ConfigError, match="no source holds"):
             link.without("actor:0")
 

@@ -85,6 +85,9 @@ class WeightLink:
     ) -> None:
         """Open everything once; ConfigError lists all that does not fit the plan, in any of the workers."""
         self.plan = plan
+        self._whole = plan
+        self._missing: frozenset[str] = frozenset()
+        """Who is in the whole plan, and not in the present one."""
         self.version = -1
         """The highest version that a target has; -1 if none has any."""
         self._groups = {source.name: source, target.name: target}
@@ -143,9 +146,7 @@ class WeightLink:
         """Go on without some workers, such as those that have died; ConfigError if others cannot replace them."""
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            plan = self.plan.without(workers)
-            self._teach(plan, self._members(plan), deadline)
-            self.plan = plan
+            self._go_on(self._missing | set(workers), deadline)
             self._dismiss(workers)
 
     def rejoin(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
@@ -153,14 +154,22 @@ class WeightLink:
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
             self._open(workers, deadline)
-            self._teach(self.plan, workers, deadline)
+            if self._missing.isdisjoint(workers):
+                self._teach(self.plan, workers, deadline)
+            else:
+                self._go_on(self._missing - set(workers), deadline)
+
+    def _go_on(self, missing: frozenset[str], deadline: float) -> None:
+        plan = self._whole.without(missing) if missing else self._whole
+        self._teach(plan, self._members(plan), deadline)
+        self.plan, self._missing = plan, missing
 
     def refill(self, worker: str, timeout: float = UPDATE_SECONDS) -> UpdateReport:
         """Bring a target that was restarted to the present version, from the nearest worker that has it."""
         if self.version < 0:
             raise ConfigError("there is no version yet", hint="the first update fills all targets")
-        if worker not in self.plan.target.workers:
-            raise ConfigError(f"{worker} is not a target: there are {join_words(self.plan.target.workers)}")
+        if worker not in self._whole.target.workers:
+            raise ConfigError(f"{worker} is not a target: there are {join_words(self._whole.target.workers)}")
         deadline = time.monotonic() + timeout
         self.rejoin(worker, timeout=timeout)
         with self._alone(deadline):
