@@ -55,7 +55,7 @@ OUTSIDE = {
     "runtime": {"ray", "psutil", "rich", "packaging"},
     "comm": {"ray", "numpy", "torch"},
     "weights": {"numpy", "torch", "lazy_loader"},
-    "rl": {"ray", "aiohttp", "lazy_loader"},
+    "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
     "demo": {"gymnasium", "numpy", "rich"},

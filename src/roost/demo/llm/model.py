@@ -12,13 +12,14 @@ from roost.rl.engines.samples import Prompt
 END, START, PAD = 257, 256, 258
 """Tokens besides the 256 bytes."""
 _VOCABULARY = 320
-_DIGITS = "0123456789"
+DIGITS = tuple(b"0123456789")
+"""The tokens that an answer may have."""
 REPEATS = 6
 """How often an answer has to repeat the digit of its prompt."""
 
 
 def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192) -> None:
-    """Write a random model of the kind Qwen3 with a byte for each token, as its checkpoint would be: 1.6 M parameters."""
+    """Write a random model of the kind Qwen3 as a checkpoint; its tokens are bytes, and it has 1.6 M parameters."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
@@ -42,24 +43,22 @@ def _make_tokenizer(transformers: Any) -> Any:
     tokenizers = importlib.import_module("tokenizers")
     words = {f"<{byte:02x}>": byte for byte in range(256)} | {"<start>": START, "<end>": END, "<pad>": PAD}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))  # noqa: S106 - a token
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<start>", eos_token="<end>", pad_token="<pad>"
-    )
+    special = {"bos_token": "<start>", "eos_token": "<end>", "pad_token": "<pad>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
 
 
 def make_prompts(step: int, seed: int, count: int, samples: int) -> list[Prompt]:
     """Return prompts such as `5=`, the right answer to which is `555555`."""
     choose = random.Random(f"{seed} {step}")  # noqa: S311 - to be repeated
-    digits = [choose.choice(_DIGITS) for _ in range(count)]
     return [
         Prompt(
-            tokens=tuple(f"{digit}=".encode()),
+            tokens=(choose.choice(DIGITS), ord("=")),
             n=samples,
             max_tokens=REPEATS,
             ignore_eos=True,
-            allowed_token_ids=tuple(_DIGITS.encode()),
+            allowed_token_ids=DIGITS,
         )
-        for digit in digits
+        for _ in range(count)
     ]
 
 
