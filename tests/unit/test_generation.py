@@ -251,6 +251,17 @@ def test_a_cancelled_request_leaves_and_others_go_on(make, batch):
     assert len(batch.steps) < 20
 
 
+def test_a_request_that_is_cancelled_before_its_turn_is_never_started(make, batch):
+    generation = make(max_batch=1)
+    batch.hold(after=2)
+    first, gone, last = (ask(generation, number, max_tokens=4) for number in (1, 2, 3))
+    assert batch.is_held.wait(LONG)
+    assert gone.cancel()
+    batch.let_go()
+    assert [len(one.result(LONG)) for one in (first, last)] == [1, 1]
+    assert {number for step in batch.steps for number, _ in step} == {1, 3}
+
+
 def test_a_step_without_memory_fails_its_requests_only(make, batch):
     generation = make()
     batch.hold(after=2)

@@ -16,6 +16,7 @@ import pytest
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
 from roost.rl.engines import Prompt, Sample, TransformersEngine, VersionSpan
+from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.rollout_engines import EngineWorker
 from roost.weights.adapters import as_weights
 from roost.weights.arrays import copy, cut
@@ -225,6 +226,34 @@ def test_a_sequence_that_joins_and_leaves_changes_nothing_for_the_others(start, 
     assert 3 in held.rows
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LlamaConfig", {}),
+        ("MistralConfig", {"sliding_window": 4}),
+        ("Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2}),
+    ],
+)
+def test_other_kinds_of_models_are_continued_as_a_plain_forward_does(start, aside, gate, kind, options):
+    options = {"initializer_range": 0.15, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None} | options
+    engine = start(getattr(transformers, kind)(**SIZES, **HEADS, **options))
+    held = gate(engine, hold_from=0)
+    asked = [aside.submit(samples_of, engine, tokens=prompt, max_tokens=9, seed=1) for prompt in PROMPTS]
+    held.wait()
+    wait_until(lambda: sequences_in(engine) == len(PROMPTS), "all requests are there")
+    held.let_go()
+    for one in asked:
+        assert_made_by(engine.accept(), *one.result(LONG))
+    assert len(PROMPTS) in held.rows
+
+
+def test_a_model_with_a_state_is_refused():
+    model = transformers.MambaConfig(vocab_size=320, hidden_size=64, num_hidden_layers=1)
+    with pytest.raises(ConfigError, match="MambaForCausalLM keeps a state, which cannot be padded"):
+        TransformersEngine(model).start(spec())
+    assert engine_threads() == []
+
+
 def test_the_same_prompt_is_computed_once_for_all_its_samples(start, gate):
     engine = start()
     held = gate(engine)
@@ -270,6 +299,20 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(start, plain):
     counts = torch.bincount(torch.tensor([one.tokens[0] for one in made]), minlength=320)
     torch.testing.assert_close(counts / 4000, probabilities, atol=0.03, rtol=0)
     assert len({one.tokens for one in made}) > 20
+
+
+def test_each_row_of_a_batch_is_drawn_in_its_own_way(plain):
+    prefix = (5, 6)
+    with torch.no_grad():
+        own = plain[0](input_ids=torch.tensor([prefix])).logits[0, -1].log_softmax(-1)
+    greedy = {"temperature": 0.0, "top_p": 0.1, "allowed": (), "number": 0.9}
+    drawn = {"temperature": 1.0, "top_p": 1.0, "allowed": (7, 9), "number": 0.0}
+    last = drawn | {"number": 1 - 2**-48}
+    choices = [Choice(**one) for one in (greedy, drawn, last)]
+    made = TokenBatch(plain[0]).start([prefix] * 3, choices)
+    both = own[[7, 9]].log_softmax(0).tolist()
+    assert [token for token, _ in made] == [int(own.argmax()), 7, 9]
+    assert [logprob for _, logprob in made] == pytest.approx([float(own.max()), *both], abs=1e-4)
 
 
 def test_a_seed_gives_the_same_samples_and_no_two_samples_are_the_same(start):
@@ -430,6 +473,17 @@ def test_offloaded_in_the_middle_it_goes_on_where_it_was(start, plain, aside, ga
     # The keys and values of both were computed again, together.
     assert held.rows[forwards:] == [2] * 6
     assert samples_of(engine, tokens=(5, 6), max_tokens=2)
+
+
+def test_offloaded_its_weights_are_on_the_host_and_then_where_they_were(start, monkeypatch):
+    engine = start()
+    moves = []
+    monkeypatch.setattr(engine.accept(), "to", moves.append)
+    engine._home = "the accelerator"
+    engine.offload()
+    assert moves == ["cpu"]
+    engine.onload()
+    assert moves == ["cpu", "the accelerator"]
 
 
 def test_weights_arrive_while_it_is_offloaded(start, models, plain):

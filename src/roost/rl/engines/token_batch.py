@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from roost.errors import ClusterError
+from roost.errors import ClusterError, ConfigError
 
 _GREEDY_BELOW = 1e-5
 _MOST_MASKS = 256
@@ -45,6 +45,9 @@ class TokenBatch:
     """
 
     def __init__(self, model: Any) -> None:
+        if getattr(model, "_is_stateful", False):
+            hint = "take a model whose layers are all attention"
+            raise ConfigError(f"{type(model).__name__} keeps a state, which cannot be padded", hint=hint)
         self._torch: Any = importlib.import_module("torch")
         self._model = model
         self._vocabulary: int = model.get_input_embeddings().weight.shape[0]

@@ -1,9 +1,9 @@
 """`TransformersEngine`: an engine in the worker's own process, which needs no inference server, only transformers.
 
-Transformers has continuous batching of its own (`ContinuousBatchingManager`). It is not used here: whether to sample,
-and the seed, are the same for all of its requests, it cannot limit the tokens of one of them, a cancelled request
-returns nothing, and a token does not tell which step made it. Without kernels for paged attention it also compares each
-sequence with the keys of all others. `TokenBatch` pads instead, which every causal model takes.
+Transformers has continuous batching of its own, `ContinuousBatchingManager`. It is not used here: as of 5.23, whether
+to sample, and the seed, are the same for all requests, no request can limit its tokens, one that is cancelled returns
+nothing, and no token tells which weights made it. Without kernels for paged attention it also multiplies each sequence
+with the keys of all others. `TokenBatch` pads instead, which every model with attention takes.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class TransformersEngine:
     def _submit(self, request: Any) -> Future[list[Sample]]:
         generation = self._running()
         prompt = request if isinstance(request, Prompt) else Prompt.from_json(request)
-        _check_prompt(prompt, self._model)
+        _check_prompt(prompt, self.accept())
         ends = frozenset() if prompt.ignore_eos else self._stops
         return generation.submit(prompt, ends | frozenset(prompt.stop_token_ids))
 
