@@ -615,6 +615,7 @@ def test_a_port_that_is_in_use_is_an_error_and_leaves_nothing(start, models):
         ("no/such/folder", {}, "there is no model in no/such/folder: it has no config.json"),
         (7, {}, "7 is not a model"),
         (None, {"dtype": "bfloat61"}, "dtype is 'bfloat61'"),
+        (None, {"dtype": "nn"}, "dtype is 'nn'"),
         (None, {"max_batch": 0}, "max_batch is 0"),
         (None, {"pause_mode": "stop"}, "pause_mode is 'stop': it is keep, wait or abort"),
     ],

@@ -168,13 +168,13 @@ class TransformersEngine:
         Their keys and values are computed again. With `pause_mode="abort"` they end, with `"wait"` they finish first.
         """
         with self._running().falling_asleep():
-            self._model.to("cpu")
+            self.accept().to("cpu")
             _free_memory()
 
     def onload(self) -> None:
         """Take the memory back, and go on."""
         with self._running().waking_up():
-            self._model.to(self._home)
+            self.accept().to(self._home)
 
     def stop(self, seconds: float = 2.0) -> None:
         """Stop the server; requests have `seconds` to finish before they are cut off. Safe to call again."""
@@ -238,7 +238,7 @@ def _load(given: Any, dtype: str, device: str | None, seed: int) -> Any:
     """Make the model, ready for use on its device."""
     torch, transformers = _import("torch"), _import("transformers")
     options = {} if dtype == "auto" else {"dtype": getattr(torch, dtype, None)}
-    if None in options.values():
+    if not all(isinstance(one, torch.dtype) for one in options.values()):
         raise ConfigError(f"dtype is {dtype!r}: it is the name of a type of torch, such as bfloat16, or auto")
     if device is None:
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
