@@ -71,10 +71,12 @@ class Rollout(threading.Thread):
         self.rewards: list[float] = []
 
     def run(self) -> None:
-        with self.samples:  # closes it at the end, also after an error, so that no trainer waits in vain
+        try:
             for step in range(self.args.steps):
                 self.room.acquire()
                 self.rewards.append(statistics.fmean(self.generate(step)))
+        finally:
+            self.samples.close()  # also after an error, so that no trainer waits in vain
 
     def generate(self, step: int) -> list[float]:
         """Let the engines answer the prompts of a step; each that is answered goes to the trainers at once."""

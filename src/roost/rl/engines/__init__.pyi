@@ -3,4 +3,5 @@
 from .samples import Prompt as Prompt
 from .samples import Sample as Sample
 from .samples import VersionSpan as VersionSpan
+from .transformers_engine import TransformersEngine as TransformersEngine
 from .vllm_engine import VllmEngine as VllmEngine

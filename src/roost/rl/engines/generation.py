@@ -1,0 +1,333 @@
+"""Prompts in, samples out: a thread that continues many sequences at once, and pauses between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+from roost.errors import ClusterError
+from roost.rl.engines.samples import Finish, Prompt, Sample, VersionSpan
+from roost.rl.engines.token_batch import Choice
+from roost.text import error_text
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+_NUMBER_BITS = 48
+_STARTED_TOKENS = 8192
+"""How many tokens of prompts one step computes, unless a single prompt has more."""
+
+log: logging.Logger = logging.getLogger(__name__)
+
+
+class Batch(Protocol):
+    """What computes tokens: `TokenBatch`."""
+
+    def start(self, prefixes: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> list[tuple[int, float]]:
+        """Add rows, and draw the first token of each; changes nothing if it fails."""
+
+    def step(self, tokens: Sequence[int], choices: Sequence[Choice]) -> list[tuple[int, float]]:
+        """Append a token to each row, and draw the next."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Leave out all rows but these."""
+
+    def clear(self) -> None:
+        """Leave out all rows."""
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A prompt, and the samples that it has so far."""
+
+    prompt: Prompt
+    stops: frozenset[int]
+    samples: dict[int, Sample] = field(default_factory=dict)
+    answer: Future[list[Sample]] = field(default_factory=Future)
+
+    def add(self, index: int, sample: Sample) -> None:
+        self.samples[index] = sample
+        if len(self.samples) == self.prompt.n:
+            self._end(lambda: self.answer.set_result([self.samples[one] for one in range(self.prompt.n)]))
+
+    def fail(self, error: ClusterError) -> None:
+        self._end(lambda: self.answer.set_exception(error))
+
+    def _end(self, act: Callable[[], None]) -> None:
+        # The client may be gone, or another sequence has failed.
+        with contextlib.suppress(InvalidStateError):
+            act()
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """A sample in the making."""
+
+    request: _Request
+    index: int
+    random: Random
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """All tokens that it has."""
+        return (*self.request.prompt.tokens, *self.tokens)
+
+    def choose(self) -> Choice:
+        prompt = self.request.prompt
+        return Choice(
+            temperature=prompt.temperature,
+            top_p=prompt.top_p,
+            allowed=prompt.allowed_token_ids,
+            number=self.random.getrandbits(_NUMBER_BITS) / 2**_NUMBER_BITS,
+        )
+
+    def take(self, token: int, logprob: float, version: int) -> Finish | None:
+        """Append a token; returns why the sample ends with it, if it does."""
+        start = len(self.tokens)
+        if self.spans and self.spans[-1].version == version:
+            start = self.spans.pop().start
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.spans.append(VersionSpan(version, start, len(self.tokens)))
+        if token in self.request.stops:
+            return "stop"
+        return "length" if len(self.tokens) == self.request.prompt.max_tokens else None
+
+    def finish(self, why: Finish) -> None:
+        sample = Sample(
+            prompt=self.request.prompt.tokens,
+            tokens=tuple(self.tokens),
+            logprobs=tuple(self.logprobs),
+            spans=tuple(self.spans),
+            finish=why,
+        )
+        self.request.add(self.index, sample)
+
+
+class Generation:
+    """Continues the sequences of all requests, at most `max_batch` at a time; others wait for their turn.
+
+    A step computes the next token of every sequence, or the first one of some that join. Weights change between two
+    steps, so each token was made by one version of them: the version of the step.
+    """
+
+    def __init__(self, batch: Batch, *, max_batch: int, pause_mode: PauseMode, random: Random, name: str) -> None:
+        self.version: int = 0
+        """The version of the weights."""
+        self._batch = batch
+        self._max_batch = max_batch
+        self._pause_mode: PauseMode = pause_mode
+        self._random = random
+        self._changed = threading.Condition()
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        """The rows of the batch. Only a step changes them, or a pause when no step is under way."""
+        self._is_stepping = False
+        self._is_paused = False
+        self._is_asleep = False
+        self._torn = ""
+        """What broke off the last change of the weights."""
+        self._end = ""
+        """Why it has ended."""
+        self._one_pause = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it can make samples, or could if it were awake."""
+        return not self._torn and not self._end
+
+    def submit(self, prompt: Prompt, stops: frozenset[int]) -> Future[list[Sample]]:
+        """Make samples that end with one of `stops`, or are as long as the prompt says; cancel the future to stop.
+
+        ClusterError if it cannot, now or later.
+        """
+        request = _Request(prompt, stops)
+        with self._changed:
+            if why := self._end or self._torn or ("it is offloaded" if self._is_asleep else ""):
+                raise ClusterError(f"the engine does not serve: {why}")
+            seed = self._random.getrandbits(64) if prompt.seed is None else prompt.seed
+            randoms = [Random(f"{seed}:{index}") for index in range(prompt.n)]  # noqa: S311 - no secret
+            self._waiting += [_Sequence(request, index, random) for index, random in enumerate(randoms)]
+            self._changed.notify_all()
+        return request.answer
+
+    @contextlib.contextmanager
+    def changing(self, version: int) -> Iterator[None]:
+        """Pause while the weights change to another version. If that is broken off, no more tokens are made."""
+        with self._paused():
+            try:
+                yield
+            except BaseException as error:
+                self._torn = f"an update of its weights was broken off: {error_text(error)}"
+                self._batch.clear()
+                self._fail_all(self._torn)
+                raise
+            self.version, self._torn = version, ""
+
+    @contextlib.contextmanager
+    def falling_asleep(self) -> Iterator[None]:
+        """Make no more tokens, and free the memory of the batch; sequences that run go on after `waking_up`."""
+        with self._paused():
+            with self._changed:
+                self._is_asleep = True
+                self._waiting.extendleft(reversed(self._running))
+                self._running = []
+            self._batch.clear()
+            yield
+
+    @contextlib.contextmanager
+    def waking_up(self) -> Iterator[None]:
+        """Make tokens again, afterwards."""
+        with self._paused():
+            yield
+            self._is_asleep = False
+
+    def close(self, seconds: float) -> None:
+        """End the thread once its step is over; ClusterError if that takes longer. Requests fail."""
+        with self._changed:
+            self._end = self._end or "it was stopped"
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        self._fail_all(self._end)
+        if self._thread.is_alive():
+            raise ClusterError(f"a step of the model has not ended in {seconds:g} s")
+
+    @contextlib.contextmanager
+    def _paused(self) -> Iterator[None]:
+        with self._one_pause:
+            try:
+                with self._changed:
+                    self._is_paused = True
+                    self._changed.wait_for(self._is_still)
+                    if self._end:
+                        raise ClusterError(f"the engine does not serve: {self._end}")
+                    if self._pause_mode == "abort":
+                        self._abort_running()
+                yield
+            finally:
+                with self._changed:
+                    self._is_paused = False
+                    self._changed.notify_all()
+
+    @property
+    def _is_finishing(self) -> bool:
+        """Whether sequences that run finish in a pause, before what the pause is for."""
+        return self._pause_mode == "wait" and bool(self._running)
+
+    def _is_still(self) -> bool:
+        """Whether nothing is under way in a pause."""
+        return bool(self._end) or not (self._is_stepping or self._is_finishing)
+
+    def _is_due(self) -> bool:
+        """Whether there is a step to make, or the end."""
+        if self._is_paused:
+            return bool(self._end) or self._is_finishing
+        return bool(self._end) or (not self._is_asleep and bool(self._running or self._waiting))
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._is_due)
+                    if self._end:
+                        return
+                    self._is_stepping = True
+                    starting = [] if self._is_paused else self._admit()
+                try:
+                    self._step(starting)
+                finally:
+                    with self._changed:
+                        self._is_stepping = False
+                        self._changed.notify_all()
+        except Exception as error:
+            log.exception("the engine has failed")
+            with self._changed:
+                self._end = f"it has failed: {error_text(error)}"
+                self._changed.notify_all()
+            self._fail_all(self._end)
+        finally:
+            self._batch.clear()
+
+    def _admit(self) -> list[_Sequence]:
+        """Take the next sequences that there is room for, as many as one step starts."""
+        taken: list[_Sequence] = []
+        distinct: set[tuple[int, ...]] = set()
+        longest = 0
+        while self._waiting and len(self._running) + len(taken) < self._max_batch:
+            sequence = self._waiting[0]
+            prefix = sequence.prefix
+            if sequence.request.answer.done():
+                self._waiting.popleft()
+                continue
+            longest = max(longest, len(prefix))
+            if taken and len(distinct | {prefix}) * longest > _STARTED_TOKENS:
+                break
+            distinct.add(prefix)
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _step(self, starting: list[_Sequence]) -> None:
+        """Draw the first token of these, or the next one of those that run."""
+        self._drop([sequence for sequence in self._running if sequence.request.answer.done()])
+        before, self._running = self._running, self._running + starting
+        active = starting or before
+        if not active:
+            return
+        choices = [sequence.choose() for sequence in active]
+        try:
+            if starting:
+                drawn = self._batch.start([sequence.prefix for sequence in starting], choices)
+            else:
+                drawn = self._batch.step([sequence.tokens[-1] for sequence in active], choices)
+        except ClusterError as error:
+            self._running = before if starting else []
+            if not starting:
+                self._batch.clear()
+            for sequence in active:
+                sequence.request.fail(error)
+            return
+        ended = [sequence for sequence, one in zip(active, drawn, strict=True) if self._take(sequence, *one)]
+        self._drop(ended)
+
+    def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
+        """Give a sequence its next token; returns whether it has ended."""
+        if not math.isfinite(logprob):
+            sequence.request.fail(ClusterError("the model's logits are not numbers"))
+            return True
+        why = sequence.take(token, logprob, self.version)
+        if why is not None:
+            sequence.finish(why)
+        return why is not None
+
+    def _drop(self, ended: Sequence[_Sequence]) -> None:
+        if ended:
+            gone = set(ended)
+            rows = [row for row, sequence in enumerate(self._running) if sequence not in gone]
+            self._running = [self._running[row] for row in rows]
+            self._batch.keep(rows)
+
+    def _abort_running(self) -> None:
+        running, self._running = self._running, []
+        self._batch.clear()
+        for sequence in running:
+            sequence.finish("abort")
+
+    def _fail_all(self, why: str) -> None:
+        with self._changed:
+            left = [*self._running, *self._waiting]
+            self._running = []
+            self._waiting.clear()
+        for sequence in left:
+            sequence.request.fail(ClusterError(f"the engine does not serve: {why}"))
