@@ -670,7 +670,7 @@ def test_in_its_worker_it_serves_and_takes_weights(models, plain):
         assert worker.start_engine(spec()) == []
         assert worker.health()
         worker.update_weights(str(models[1]), 2)
-        assert worker.weights_version() == 2
+        assert worker.served_version() == 2
         answer = worker.generate({"tokens": [5, 6], "max_tokens": 3})
         [sample] = [Sample.from_json(one) for one in answer["samples"]]
         assert sample.versions == (2, 2, 2)

@@ -98,7 +98,7 @@ def test_it_serves_each_version_that_it_takes(start):
     ("pause", "tokens", "finish"), [("keep", (1, 4), "length"), ("wait", (1,), "length"), ("abort", (1,), "abort")]
 )
 def test_what_happens_to_requests_while_weights_change_is_the_users_choice(start, pause, tokens, finish):
-    engine = start(seconds=0.02, pause=pause)
+    engine = start(seconds=0.02, pause_mode=pause)
     got: list[Sample] = []
     thread = threading.Thread(target=lambda: got.append(sample(engine, max_tokens=40)))
     thread.start()
@@ -175,8 +175,8 @@ def test_what_is_missing_is_said_before_the_start(model, tmp_path):
         VllmEngine(model, environment={"PYTHONPATH": str(tmp_path)}).start(replace(SPEC, port=free_port()))
     with pytest.raises(ConfigError, match="the interpreter /no/python cannot be run: No such file"):
         VllmEngine(model, python="/no/python").start(replace(SPEC, port=free_port()))
-    with pytest.raises(ConfigError, match="pause is 'stop': it is keep, wait or abort"):
-        VllmEngine(model, pause="stop")
+    with pytest.raises(ConfigError, match="pause_mode is 'stop': it is keep, wait or abort"):
+        VllmEngine(model, pause_mode="stop")
 
 
 def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(model):

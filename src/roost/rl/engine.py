@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from roost.errors import ConfigError
 from roost.text import join_words
+
+PauseMode = Literal["keep", "wait", "abort"]
+"""What becomes of requests that run when weights change."""
+
+
+def check_pause_mode(mode: str) -> PauseMode:
+    """Return a pause mode, if it is one."""
+    if mode not in get_args(PauseMode):
+        raise ConfigError(f"pause_mode is {mode!r}: it is {join_words(get_args(PauseMode), last='or')}")
+    return cast(PauseMode, mode)
 
 
 def url_of(host: str, port: int) -> str:

@@ -22,6 +22,7 @@ from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
 from roost.text import error_text, join_words, plural
+from roost.weights.adapters import Committing
 from roost.weights.link import WeightLink
 from roost.weights.worker import WeightWorker
 
@@ -84,6 +85,15 @@ class EngineWorker(WeightWorker):
         if not hasattr(self._engine, "accept"):
             raise ConfigError(f"{type(self._engine).__name__} has no method accept(), which a link of weights needs")
         return self._engine.accept()
+
+    def open_weights(self, link: str, in_place: bool, may_share: bool) -> int:
+        """Take part in a link, unless that would change weights that requests are being answered with."""
+        if in_place and not isinstance(self.accept(), Committing):
+            hint = "without it, weights change between two steps of the engine"
+            raise ConfigError(
+                f"{self.address} serves while a link moves weights: in_place would mix versions", hint=hint
+            )
+        return super().open_weights(link, in_place, may_share)
 
     @contextlib.contextmanager
     def weights_changing(self, version: int) -> Iterator[None]:

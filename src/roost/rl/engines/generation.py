@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
 from roost.errors import ClusterError
+from roost.rl.engine import PauseMode
 from roost.rl.engines.samples import Finish, Prompt, Sample, VersionSpan
 from roost.rl.engines.token_batch import Choice
 from roost.text import error_text
-
-PauseMode = Literal["keep", "wait", "abort"]
 
 _NUMBER_BITS = 48
 _STARTED_TOKENS = 8192

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
-from typing import Any, get_args
+from typing import Any, ClassVar
 
 from roost.errors import ClusterError, ConfigError
-from roost.rl.engine import EngineSpec
-from roost.rl.engines.generation import Generation, PauseMode
+from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
+from roost.rl.engines.generation import Generation
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
@@ -52,6 +52,9 @@ class TransformersEngine:
     A seed gives the same samples each time, as far as rounding does, which depends on what else is in the batch.
     """
 
+    path: ClassVar[str] = "/generate"
+    """Where its server takes prompts."""
+
     def __init__(
         self,
         model: Any,
@@ -64,14 +67,12 @@ class TransformersEngine:
     ) -> None:
         if type(max_batch) is not int or max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch!r}: it is a whole number from 1 on")
-        if pause_mode not in get_args(PauseMode):
-            raise ConfigError(f"pause_mode is {pause_mode!r}: it is {join_words(get_args(PauseMode), last='or')}")
         self._given = model
         self._dtype = dtype
         self._device = device
         self._max_batch = max_batch
         self._seed = seed
-        self._pause_mode: PauseMode = pause_mode
+        self._pause_mode = check_pause_mode(pause_mode)
         self._lifecycle = threading.Lock()
         self.spec: EngineSpec | None = None
         """What it was started with; None if it is not running."""
@@ -129,6 +130,17 @@ class TransformersEngine:
     def generate(self, request: Any) -> dict[str, Any]:
         """Make the samples of a `Prompt`, or of one as JSON, and return what the server answers."""
         return self._answer(self._submit(request).result())
+
+    @staticmethod
+    def to_request(prompt: Prompt) -> dict[str, Any]:
+        """Return what its server takes for a prompt."""
+        return prompt.to_json()
+
+    @staticmethod
+    def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
+        """Return the samples of an answer of its server."""
+        del prompt
+        return [Sample.from_json(one) for one in answer["samples"]]
 
     def accept(self) -> Any:
         """Return the model, for a link of weights to write to; see `weights_changing`."""

@@ -11,20 +11,17 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 from roost.errors import ClusterError, ConfigError, EngineFailed
 from roost.machine.devices import nvidia_devices
 from roost.machine.ports import taken_ports
 from roost.machine.server_process import ServerProcess
 from roost.rl.ask import ask
-from roost.rl.engine import EngineSpec
+from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
 from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.engines.staging import StagedWeights
-from roost.text import join_words
-
-PauseMode = Literal["keep", "wait", "abort"]
 
 _INSIDE = Path(__file__).with_name("inside")
 _CALL_SECONDS = 60.0
@@ -41,8 +38,8 @@ class VllmEngine:
     - `options`: further options of `vllm serve`, such as `{"max_model_len": 4096}`; they override those of Roost.
     - `environment`: further variables of the server.
     - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
-    - `pause`: what happens to requests while weights change: `keep` freezes them, and they go on with the new weights;
-      `wait` lets them finish first; `abort` answers what they have so far.
+    - `pause_mode`: what becomes of requests that run when weights change: `"keep"` freezes them, and they go on with the
+      new weights; `"wait"` lets them finish first; `"abort"` answers what they have so far.
     - `can_sleep`: whether `offload` frees the memory of a GPU, which vLLM has to be started for.
     """
 
@@ -57,17 +54,15 @@ class VllmEngine:
         options: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
         pipeline_parallel: int = 1,
-        pause: PauseMode = "keep",
+        pause_mode: PauseMode = "keep",
         can_sleep: bool = False,
     ) -> None:
-        if pause not in get_args(PauseMode):
-            raise ConfigError(f"pause is {pause!r}: it is {join_words(list(get_args(PauseMode)), last='or')}")
         self._model = Path(model)
         self._python = python
         self._options = dict(options or {})
         self._environment = dict(environment or {})
         self._pipeline = pipeline_parallel
-        self._pause = pause
+        self._pause_mode = check_pause_mode(pause_mode)
         self._can_sleep = can_sleep
         self._lock = threading.Lock()
         self._server: ServerProcess | None = None
@@ -181,7 +176,7 @@ class VllmEngine:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        self._ask(f"/pause?mode={self._pause}", {}, timeout=_UPDATE_SECONDS)
+        self._ask(f"/pause?mode={self._pause_mode}", {}, timeout=_UPDATE_SECONDS)
         try:
             yield
             # What was computed with the old weights.
