@@ -92,6 +92,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/comm.py
 	@$(BIN)/python bench/messages.py
 	@$(BIN)/python bench/failures.py
+	@$(BIN)/python bench/router.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

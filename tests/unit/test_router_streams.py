@@ -21,6 +21,7 @@ import aiohttp
 import pytest
 
 from roost.errors import ConfigError
+from roost.rl.engine_client import EngineAnswer
 from roost.rl.router import Router, RouterOptions
 from routing import LONG, OURS, REQUEST, SECRET, Held, OddEngine, ask, begin, break_at_once, connect, generate, state
 from waiting import wait_until
@@ -431,6 +432,18 @@ def test_a_client_that_cannot_tell_a_broken_stream_gets_whole_answers(engine, ro
     assert counts(behind, odd) == (0, 0, 1, 0)
 
 
+def test_a_mistake_in_the_router_itself_puts_no_error_into_a_stream(engine, router, monkeypatch, caplog):
+    one = engine(Streamer())
+    behind = router(one)
+    monkeypatch.setattr(EngineAnswer, "read_piece", lambda *_: 1 / 0)
+    one.send("half", None)
+    with opened(behind) as answer, pytest.raises(http.client.IncompleteRead) as raised:
+        answer.read()
+    assert raised.value.partial == b"half"
+    assert one.cut_off.wait(LONG)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_stopping_the_router_breaks_a_stream_that_does_not_end_in_time(engine, router, caplog):
     one = engine(Streamer())
     behind = router(one)
@@ -550,7 +563,7 @@ def test_a_request_that_may_be_sent_once_gets_an_engine_s_503(engine, router):
     full.offload()
     status, answer = ask(behind.url, "POST", "/generate", REQUEST, ONCE)
     assert (status, answer) == (503, {"error": "the engine does not serve: it is offloaded"})
-    assert counts(behind, other) == (0, 0, 0, 0)
+    assert (counts(behind, full), counts(behind, other)) == ((0, 0, 1, 0), (0, 0, 0, 0))
 
 
 def test_a_request_that_may_be_sent_once_is_served_by_another_engine_if_the_first_got_nothing(engine, router):
@@ -636,9 +649,7 @@ def test_an_engine_that_closes_a_kept_connection_just_then_gets_the_request_over
             OddEngine.say(handler, 200, b"{}")
 
     odd, lines = counting(say_or_break)
-    other = OddEngine(break_at_once)
     behind = router(engine(odd), check_seconds=LONG)
-    engine(other)
     for _ in range(3):
         assert generate(behind) == (200, {}, odd.url)
     assert counts(behind, odd) == (0, 3, 0, 0)

@@ -39,7 +39,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
 
     - `args`, `engine_cls`, `pg` and the rest: as in `create_rollout_engines`.
     - `buffer_size`: how many samples the data buffer holds.
-    - `router_options`: the router's times and limits, and whether anyone may generate.
+    - `router_options`: what the router forwards, its times and limits, and whether anyone may generate.
     """
 
     def __init__(

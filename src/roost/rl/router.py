@@ -96,8 +96,9 @@ class _Attempt:
     is_hung: bool = False
 
     def give_up(self) -> None:
-        self.is_hung = True
-        self.limit.reschedule(0)
+        if not self.limit.expired():
+            self.is_hung = True
+            self.limit.reschedule(0)
 
 
 def check_engine_url(url: object) -> str:
@@ -310,7 +311,8 @@ class Router:
         """Answer the client; from here on, no other engine is asked."""
         headers = answer.headers | {_ENGINE_HEADER: url}
         if answer.is_whole:
-            return "served", web.Response(status=answer.status, body=answer.body, headers=headers)
+            whole = web.Response(status=answer.status, body=answer.body, headers=headers)
+            return "failed" if answer.status == 503 else "served", whole
         response = web.StreamResponse(status=answer.status, headers=headers)
         outcome: Outcome = "failed"
         try:
@@ -321,8 +323,9 @@ class Router:
                 async with asyncio.timeout_at(deadline):
                     await response.write(piece)
                 piece = await answer.read_piece(deadline)
-            await response.write_eof()
-            return "served", response
+            async with asyncio.timeout_at(deadline):
+                await response.write_eof()
+            outcome = "served"
         except (TimeoutError, ConnectionError):
             outcome = "cancelled"
         except EngineLate:
@@ -333,7 +336,8 @@ class Router:
                 log.warning("engine %s broke a stream, and the client's connection is closed: %s", url, broken)
         finally:
             answer.close()
-        break_off(request)
+            if outcome != "served":
+                break_off(request)
         return outcome, response
 
     def _refusal(self, failures: dict[str, str]) -> web.Response:
