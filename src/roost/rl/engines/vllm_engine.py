@@ -38,8 +38,8 @@ class VllmEngine:
     - `options`: further options of `vllm serve`, such as `{"max_model_len": 4096}`; they override those of Roost.
     - `environment`: further variables of the server.
     - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
-    - `pause_mode`: what becomes of requests that run when weights change: `"keep"` freezes them, and they go on with the
-      new weights; `"wait"` lets them finish first; `"abort"` answers what they have so far.
+    - `pause_mode`: what becomes of requests that run when weights change. `"keep"`: they freeze, and go on with the new
+      weights. `"wait"`: they finish first. `"abort"`: they are answered with what they have so far.
     - `can_sleep`: whether `offload` frees the memory of a GPU, which vLLM has to be started for.
     """
 
