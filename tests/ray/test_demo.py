@@ -17,7 +17,8 @@ import pytest
 
 from roost import Cluster, Plan, make_plan
 from roost.demo.jobs import Mode, make_job
-from roost.demo.training import Goal, train
+from roost.demo.rounds import Goal
+from roost.demo.training import train
 from waiting import wait_until
 
 ROOST = [sys.executable, "-u", "-m", "roost"]

@@ -33,9 +33,11 @@ from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
+from roost.demo.rounds import Restart, Round, Trained
 from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
+from roost.demo.tasks import CARTPOLE
 from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
-from roost.demo.training import Restart, Round, Trained, _Run, check_died
+from roost.demo.training import _Run, check_died
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
 
@@ -168,7 +170,7 @@ def test_the_text_timeline_is_darker_where_more_workers_are_busy():
 
 
 def test_the_pictures_are_svg_and_label_their_events():
-    curve = read_svg(curve_svg("CartPole <&>", [20, 80, 300], top=500, marks={1: "rollout:2 killed"}))
+    curve = read_svg(curve_svg("CartPole <&>", "mean return", [20, 80, 300], top=500, marks={1: "rollout:2 killed"}))
     assert len(curve.findall(f"{SVG}circle")) == 3
     assert {"CartPole <&>", "rollout:2 killed", "500"} <= {item.text for item in curve.iter(f"{SVG}text")}
     drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
@@ -179,12 +181,12 @@ def test_the_pictures_are_svg_and_label_their_events():
 def test_a_curve_of_no_or_one_value_can_be_drawn():
     assert curve_text([], width=10, height=2, top=500) == [" 500 ┤", "   0 ┤"]
     assert curve_text([500], width=10, height=2, top=500)[0] == " 500 ┤⠁"
-    read_svg(curve_svg("one", [20], top=500, marks={}))
+    read_svg(curve_svg("one", "mean return", [20], top=500, marks={}))
 
 
 def make_display(*, is_terminal: bool) -> tuple[Display, Console]:
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80, color_system=None, legacy_windows=False)
-    return Display(console, 300, {"actor": "blue", "env": "green"}), console
+    return Display(console, CARTPOLE, 300, {"actor": "blue", "env": "green"}), console
 
 
 def tell(display: Display) -> None:
@@ -247,7 +249,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_the_plain_lines(monkeypatch
 def test_the_picture_can_be_drawn_on_a_narrow_terminal(columns, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
-    display = Display(console, 300, {})
+    display = Display(console, CARTPOLE, 300, {})
     for number in (1, 2):
         done = Round(number=number, mean_return=20.0, episodes=9, seconds={}, behind=0)
         display.round_ended(done, make_example())
@@ -302,7 +304,7 @@ def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
 def test_the_summary_fits_on_the_terminal(columns):
     done = Round(number=1, mean_return=20.0, episodes=9, seconds={"play": 2.0}, behind=0)
     trained = Trained(mode=Mode.DISAGG, rounds=(done,), seconds={}, timeline=make_example(), restarts=())
-    lines = _summary(trained, columns).plain.splitlines()
+    lines = _summary(CARTPOLE, trained, columns).plain.splitlines()
     drawn = [line for line in lines if line.endswith("│")]
     assert len(drawn) == 2
     assert max(map(len, drawn)) <= min(columns, 80)

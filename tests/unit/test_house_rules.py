@@ -58,7 +58,7 @@ OUTSIDE = {
     "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
-    "demo": {"gymnasium", "numpy", "rich"},
+    "demo": {"gymnasium", "numpy", "rich", "torch"},
     "cli": {"rich", "typer"},
     "": {"lazy_loader"},
 }
@@ -162,6 +162,7 @@ TIME_OF_DAY = {
     "cli/text/status.py": "how old a job is, for people",
     "comm/process.py": "part of a name that no other process has",
     "demo/timeline.py": "spans of a trace, which several processes write",
+    "demo/llm/training.py": "marks and spans of that trace",
     "demo/training.py": "marks in that trace",
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",

@@ -14,11 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from roost.demo.pictures import curve_text
+from roost.demo.rounds import Restart, Round
+from roost.demo.tasks import Task
 from roost.demo.timeline import Timeline
-from roost.demo.training import Restart, Round
 
-TOP = 500.0
-"""The highest return of an episode: CartPole ends it there."""
 _CURVE_HEIGHT = 9
 _EVERY_ROUNDS = 4
 _MOST_COLUMNS = 78
@@ -34,8 +33,9 @@ class DemoConsole(Console):
 class Display:
     """The watcher of one run that shows it as it happens."""
 
-    def __init__(self, console: Console, goal: float, colours: Mapping[str, str]) -> None:
+    def __init__(self, console: Console, task: Task, goal: float, colours: Mapping[str, str]) -> None:
         self._console = console
+        self._task = task
         self._goal = goal
         self._colours = colours
         self._busy: tuple[str, ...] = ()
@@ -64,7 +64,8 @@ class Display:
         self._returns.append(done.mean_return)
         if not self._console.is_interactive and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
             spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in done.seconds.items())
-            self._say(Text(f"  round {done.number:2}  mean return {done.mean_return:4.0f}  {spent}"))
+            reached = f"{self._task.noun} {self._task.text(done.mean_return):>4}"
+            self._say(Text(f"  round {done.number:2}  {reached}  {spent}"))
 
     def killing(self, worker: str, pid: int) -> None:
         self._say(Text(f"  killing {worker} (pid {pid}) on purpose", style="bold yellow"))
@@ -79,13 +80,17 @@ class Display:
 
     def _picture(self) -> RenderableType:
         if not self._returns:
-            return Text("  playing the first round", style="dim")
+            return Text("  the first round", style="dim")
         reached = self._returns[-1]
         head = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._goal, completed=min(reached, self._goal), width=30)
-        head.add_row(f"  round {len(self._returns)}", bar, f"mean return {reached:.0f}, the goal is {self._goal:.0f}")
+        task = self._task
+        said = f"{task.noun} {task.text(reached)}, the goal is {task.text(self._goal)}"
+        head.add_row(f"  round {len(self._returns)}", bar, said)
         width = max(1, min(self._console.width, _MOST_COLUMNS) - 8)
-        curve = Text("\n".join(curve_text(self._returns, width=width, height=_CURVE_HEIGHT, top=TOP)), style="cyan")
+        curve = Text(
+            "\n".join(curve_text(self._returns, width=width, height=_CURVE_HEIGHT, top=task.top)), style="cyan"
+        )
         return Group(head, curve, Text(), self._who())
 
     def _who(self) -> Table:

@@ -58,8 +58,8 @@ def timeline_text(timeline: Timeline, *, width: int, start: float, end: float) -
     return lines
 
 
-def curve_svg(title: str, values: Sequence[float], *, top: float, marks: Mapping[int, str]) -> str:
-    """Draw the mean return by round, with the events of some rounds."""
+def curve_svg(title: str, noun: str, values: Sequence[float], *, top: float, marks: Mapping[int, str]) -> str:
+    """Draw a value by round, with the events of some rounds."""
     height, floor = 220, _MARGIN + 52 + 220
     left, right = _MARGIN + 48, _MARGIN + _WIDTH
     step = (right - left) / max(len(values) - 1, 1)
@@ -68,7 +68,7 @@ def curve_svg(title: str, values: Sequence[float], *, top: float, marks: Mapping
     for part in range(5):
         y = floor - part / 4 * height
         body.append(f'<line x1="{left}" x2="{right}" y1="{y:g}" y2="{y:g}" stroke="var(--line)"/>')
-        body.append(_text(_MARGIN, y + 4, f"{top * part / 4:.0f}", "soft"))
+        body.append(_text(_MARGIN, y + 4, f"{top * part / 4:g}", "soft"))
     for index, said in marks.items():
         if 0 <= index < len(values):
             x, y = dots[index]
@@ -76,11 +76,11 @@ def curve_svg(title: str, values: Sequence[float], *, top: float, marks: Mapping
     points = " ".join(f"{x:g},{y:g}" for x, y in dots)
     body.append(f'<polyline points="{points}" fill="none" stroke="#0072B2" stroke-width="2.5"/>')
     for number, (value, (x, y)) in enumerate(zip(values, dots, strict=True), start=1):
-        tip = _tip(f"round {number}: {value:.0f}")
+        tip = _tip(f"round {number}: {value:.3g}")
         body.append(f'<circle cx="{x:g}" cy="{y:g}" r="3" fill="#0072B2">{tip}</circle>')
     body.append(_text(left, floor + 20, "round 1", "soft"))
     body.append(_text(right - 52, floor + 20, f"round {len(values)}", "soft"))
-    return _document(title, "mean return by round", floor + 20 + _MARGIN, body)
+    return _document(title, f"{noun} by round", floor + 20 + _MARGIN, body)
 
 
 def timeline_svg(title: str, timeline: Timeline, colours: Mapping[str, str]) -> str:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -15,28 +14,26 @@ from rich.padding import Padding
 from rich.text import Text
 
 from roost import Cluster, ConfigError, make_plan
-from roost.demo.display import TOP, Display, WithoutRemarks
-from roost.demo.jobs import HARDWARE, Mode, make_job
+from roost.demo.display import Display, WithoutRemarks
+from roost.demo.jobs import Mode
 from roost.demo.pictures import curve_svg, timeline_svg, timeline_text
-from roost.demo.training import Goal, Trained, train
+from roost.demo.rounds import Goal, Trained
+from roost.demo.tasks import CARTPOLE, Task
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal, terminal_colours
 from roost.testing import local_cluster
 
-_GOAL_RETURN = 300.0
-_MOST_SECONDS = 60.0
-"""How long a mode trains at most if it does not reach the goal; `--minutes` overrides both."""
-_LEAST_ROUNDS = 16
 _SHOWN_ROUNDS = 3
 _RISE = 2.0
-"""The factor by which the return has to grow."""
+"""The factor by which the value has to grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
     """The options of `roost demo`."""
 
+    task: Task = CARTPOLE
     modes: tuple[Mode, ...] = tuple(Mode)
     minutes: float | None = None
     """How long to train in all; None trains until the goal is reached."""
@@ -46,36 +43,35 @@ class DemoOptions:
     def goal(self) -> Goal:
         """Return the goal of each mode."""
         if self.minutes is None:
-            return Goal(mean_return=_GOAL_RETURN, seconds=_MOST_SECONDS, least_rounds=_LEAST_ROUNDS)
-        # No mean return exceeds TOP, so only the time ends the run.
-        return Goal(mean_return=TOP + 1, seconds=60 * self.minutes / len(self.modes))
+            return self.task.goal
+        # Nothing exceeds the top, so only the time ends the run.
+        return Goal(mean_return=self.task.top + 1, seconds=60 * self.minutes / len(self.modes))
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run the whole demo; return whether the return rose enough in every mode."""
-    if find_spec("gymnasium") is None:
-        hint = "pip install 'roost[demo]'"
-        raise ConfigError("the demo plays Gymnasium's CartPole, which is not installed", hint=hint)
+    """Run the whole demo; return whether the value rose enough in every mode."""
+    task = options.task
+    task.check()
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
-    cluster, say = local_cluster(HARDWARE), console.print
+    cluster, say = local_cluster(task.hardware), console.print
     with _new_folders([options.folder / f"{stamp}-{mode}" for mode in options.modes]) as folders:
-        say(f"[bold]A cluster on this machine[/]: {HARDWARE}, three Ray nodes with fake accelerators")
+        say(f"[bold]A cluster on this machine[/]: {task.hardware}, real Ray nodes with fake accelerators")
         with cluster:
             say(f"  up after {time.monotonic() - began:.1f} s")
             done = [
-                _run_mode(mode, folder, options, console, is_first=index == 0)
-                for index, (mode, folder) in enumerate(zip(options.modes, folders, strict=True))
+                _run_mode(mode, folder, options, console) for mode, folder in zip(options.modes, folders, strict=True)
             ]
     say("\n[bold]The cluster is stopped; the results[/]")
     for trained in done:
-        console.print(_summary(trained, console.width), soft_wrap=True)
+        console.print(_summary(task, trained, console.width), soft_wrap=True)
     _say_files(folders, console)
     say(f"\n{time.monotonic() - began:.0f} s in all")
     return all(trained.after >= _RISE * trained.before for trained in done)
 
 
-def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console, *, is_first: bool) -> Trained:
-    job, goal = make_job(mode), options.goal()
+def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> Trained:
+    task, goal = options.task, options.goal()
+    job = task.make_job(mode)
     console.print(f"\n[bold]{mode}[/]: {mode.said}")
     # Ray's remarks on standard output would tear the picture.
     with (
@@ -90,10 +86,13 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console, 
         drawn = draw_terminal(make_grid(plan), width=min(console.width, 100), basic_colours=is_basic)
         console.print(drawn, soft_wrap=True)
         console.print()
-        display = Display(console, min(goal.mean_return, TOP), terminal_colours(grid, basic_colours=is_basic))
+        display = Display(
+            console, task, min(goal.mean_return, task.top), terminal_colours(grid, basic_colours=is_basic)
+        )
+        kill = mode is (task.killed_in if task.killed_in in options.modes else options.modes[0])
         with display.showing():
-            trained = train(cluster, plan, mode, seed=options.seed, goal=goal, kill=is_first, watcher=display)
-    _write_pictures(folder, trained, terminal_colours(grid))
+            trained = task.find_train()(cluster, plan, mode, seed=options.seed, goal=goal, kill=kill, watcher=display)
+    _write_pictures(folder, task, trained, terminal_colours(grid))
     return trained
 
 
@@ -118,32 +117,35 @@ def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
                 path.rmdir()
 
 
-def _write_pictures(folder: Path, trained: Trained, colours: Mapping[str, str]) -> None:
+def _write_pictures(folder: Path, task: Task, trained: Trained, colours: Mapping[str, str]) -> None:
     returns = [item.mean_return for item in trained.rounds]
-    rows = ["round,mean_return,episodes,behind,play_s,learn_s,weights_s"]
+    phases = list(trained.rounds[0].seconds)
+    rows = [",".join(["round", task.noun.replace(" ", "_"), "episodes", "behind", *(f"{name}_s" for name in phases)])]
     rows += [
-        f"{item.number},{item.mean_return:.2f},{item.episodes},{item.behind},"
-        + ",".join(f"{item.seconds.get(phase, 0):.4f}" for phase in ("play", "learn", "weights"))
+        f"{item.number},{item.mean_return:.{task.digits + 2}f},{item.episodes},{item.behind},"
+        + ",".join(f"{item.seconds.get(phase, 0):.4f}" for phase in phases)
         for item in trained.rounds
     ]
     killed = {item.after_round: f"{item.worker} killed" for item in trained.restarts}
-    title = f"CartPole, {trained.mode}"
+    title = f"{task.title}, {trained.mode}"
     for name, text in {
         "returns.csv": "\n".join(rows) + "\n",
-        "returns.svg": curve_svg(title, returns, top=TOP, marks=killed),
+        "returns.svg": curve_svg(title, task.noun, returns, top=task.top, marks=killed),
         "timeline.svg": timeline_svg(title, trained.timeline, colours),
         "trace.json": trained.timeline.to_trace(),
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _summary(trained: Trained, width: int) -> Text:
-    after = (f"{trained.after:.0f}", "bold green" if trained.after > trained.before else "bold red")
-    text = Text.assemble((f"{trained.mode}", "bold"), f"  mean return {trained.before:.0f} -> ", after)
+def _summary(task: Task, trained: Trained, width: int) -> Text:
+    after = (task.text(trained.after), "bold green" if trained.after > trained.before else "bold red")
+    text = Text.assemble((f"{trained.mode}", "bold"), f"  {task.noun} {task.text(trained.before)} -> ", after)
     text.append(f" in {len(trained.rounds)} rounds")
     behind = max(item.behind for item in trained.rounds)
     text.append("; always the newest weights\n" if behind == 0 else f"; weights at most {behind} version old\n")
     text.append("  seconds   " + ", ".join(f"{name} {spent:.1f}" for name, spent in trained.seconds.items()) + "\n")
+    for remark in trained.remarks:
+        text.append(f"  speed     {remark}\n")
     for restart in trained.restarts:
         text.append(f"  killed    {restart.worker}, back in place after {restart.seconds:.1f} s\n")
     shown = sum(sum(item.seconds.values()) for item in trained.rounds[-_SHOWN_ROUNDS:])

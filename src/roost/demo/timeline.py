@@ -131,6 +131,11 @@ class SpanRecorder:
         else:
             self._spans.append(span)
 
+    @property
+    def spans(self) -> list[Span]:
+        """Those since `take` was called last."""
+        return [*self._spans]
+
     def take(self) -> list[Span]:
         """Return the spans since the last call."""
         taken, self._spans = self._spans, []

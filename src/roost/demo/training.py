@@ -8,9 +8,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from roost import (
     CallResult,
@@ -25,6 +23,7 @@ from roost import (
     WorkerGroup,
 )
 from roost.demo.jobs import GAMES, STEPS, Mode
+from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
 from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
 from roost.weights import WeightLink
@@ -38,74 +37,6 @@ _RECENT = 40
 _VICTIM = 2
 """The rank of the rollout worker that the demo kills."""
 _KILL_ROUND = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """When a run ends: at a mean return, but not before some rounds, and after some seconds in any case."""
-
-    mean_return: float
-    seconds: float
-    least_rounds: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """The result of one round."""
-
-    number: int
-    mean_return: float
-    """Over the most recent episodes that ended."""
-    episodes: int
-    seconds: dict[str, float]
-    behind: int
-    """How many versions the oldest actions were behind the weights that learned from them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """A worker that died and was restarted."""
-
-    worker: str
-    where: str
-    pid: int
-    seconds: float
-    after_round: int
-    """How many rounds were over when it died."""
-    error: str
-    """The error that a call to the dead worker raises."""
-
-
-class Watcher(Protocol):
-    """Follows a run as it happens."""
-
-    def launched(self, group: str, workers: int, seconds: float) -> None: ...
-    def busy(self, *groups: str) -> None: ...
-    def round_ended(self, done: Round, timeline: Timeline) -> None: ...
-    def killing(self, worker: str, pid: int) -> None: ...
-    def restarted(self, restart: Restart) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A finished run."""
-
-    mode: Mode
-    rounds: tuple[Round, ...]
-    seconds: dict[str, float]
-    """Spent in each phase."""
-    timeline: Timeline
-    restarts: tuple[Restart, ...]
-
-    @property
-    def before(self) -> float:
-        """The mean return of the first round."""
-        return self.rounds[0].mean_return
-
-    @property
-    def after(self) -> float:
-        """The mean return of the last round."""
-        return self.rounds[-1].mean_return
 
 
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:

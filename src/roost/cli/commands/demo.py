@@ -14,10 +14,15 @@ from roost.cli.terminal import speak_ascii
 from roost.demo.display import DemoConsole
 from roost.demo.jobs import Mode
 from roost.demo.show import DemoOptions, run_demo
+from roost.demo.tasks import TASKS
 from roost.errors import ConfigError
 
 
 def demo(
+    what: Annotated[
+        Literal["cartpole", "llm"],
+        typer.Argument(metavar="[WHAT]", help="cartpole, or llm: post-train a tiny language model with vLLM."),
+    ] = "cartpole",
     mode: Annotated[
         Literal["colocate", "disagg", "both"],
         typer.Option("--mode", help="Share the accelerators in turns, split them, or one after the other."),
@@ -38,10 +43,12 @@ def demo(
     # The stream itself: the demo filters what other code writes to standard output. FORCE_COLOR makes no terminal.
     console = DemoConsole(file=sys.stdout, highlight=False, force_interactive=None if sys.stdout.isatty() else False)
     try:
-        has_learned = run_demo(DemoOptions(modes=modes, minutes=minutes, seed=seed, folder=out), console)
+        has_learned = run_demo(
+            DemoOptions(task=TASKS[what], modes=modes, minutes=minutes, seed=seed, folder=out), console
+        )
     except BrokenPipeError:
         drop_output()
         raise typer.Exit(141) from None
     if not has_learned:
-        print("the return did not double in every mode: train longer, or read the logs")
+        print(f"the {TASKS[what].noun} did not double in every mode: train longer, or read the logs")
         raise typer.Exit(1)

@@ -1,0 +1,346 @@
+"""One run of the demo with a language model: engines of vLLM answer prompts, and two ranks learn from the answers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from statistics import fmean
+from typing import Any
+
+from roost import Channel, Cluster, ClusterError, Plan
+from roost.demo.jobs import Mode
+from roost.demo.llm.model import DIGITS, make_prompts, reward, write_model
+from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
+from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
+from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups
+from roost.rl.engines import Sample, VllmEngine
+from roost.rl.grpo import policy_loss, score
+from roost.weights import WeightLink, WeightWorker
+
+_PROMPTS, _SAMPLES = 32, 16
+_RANKS, _ENGINES = 2, 2
+_RATE = 2e-3
+_STALENESS = 1
+_SECONDS = 180.0
+_LOOK_SECONDS = 0.05
+_VICTIM = 1
+"""The engine that the demo kills, in the middle of answers of this round."""
+_KILL_ROUND = 4
+_OPTIONS = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": "64M", "max_model_len": 256}
+
+
+class Trainer(WeightWorker):
+    """One rank of the training. All have the same weights, and average their gradients."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        import torch
+
+        transformers: Any = importlib.import_module("transformers")
+        torch.set_num_threads(1)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_RATE, weight_decay=0.0)
+        self._recorder = SpanRecorder()
+
+    def init(self) -> None:
+        """Meet the other ranks."""
+        self._samples = self.connect_channel("samples")
+        self._peers = self.collective(self.group_name, timeout=_SECONDS)
+
+    def offer(self) -> Any:
+        """Return the weights that the engines get."""
+        return self._model
+
+    def train(self, count: int) -> tuple[list[Span], float]:
+        """Take a step; returns when it worked, and the largest change of a log probability since it was sampled."""
+        import torch.distributed as dist
+
+        batch = self._samples.get_many(count, timeout=_SECONDS)
+        with self._recorder.span("learn"):
+            self._optimizer.zero_grad()
+            loss, change = policy_loss(self._model, batch, allowed=DIGITS)
+            loss.backward()
+            for parameter in self._model.parameters():
+                dist.all_reduce(parameter.grad, group=self._peers)
+                parameter.grad /= self.world_size
+            self._optimizer.step()
+        return self._recorder.take(), change
+
+
+def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
+    """Train in one mode until the goal is reached."""
+    del plan
+    began = time.monotonic()
+    model = Path(cluster.job.run_dir.path) / "model"
+    write_model(model, seed)
+    flags = {
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": _RANKS,
+        "rollout_num_gpus": _ENGINES,
+        "rollout_num_gpus_per_engine": 1,
+        "colocate": mode is Mode.COLOCATE,
+    }
+    with contextlib.ExitStack() as stack:
+        groups = stack.enter_context(create_placement_groups(flags, cluster))
+        since = time.monotonic()
+        actor = stack.enter_context(
+            RayTrainGroup(flags, Trainer, groups["actor"], cluster=cluster, actor_args=(str(model),))
+        )
+        watcher.launched("actor", _RANKS, time.monotonic() - since)
+        since = time.monotonic()
+        options: dict[str, Any] = {"engine_args": (str(model),), "engine_kwargs": {"options": _OPTIONS}}
+        manager = stack.enter_context(
+            RolloutManager(flags, VllmEngine, groups["rollout"], cluster=cluster, health_timeout=_SECONDS, **options)
+        )
+        watcher.launched("rollout", _ENGINES, time.monotonic() - since)
+        samples = stack.enter_context(Channel.create("samples"))
+        actor.init().wait(_SECONDS)
+        link = stack.enter_context(WeightLink.between(actor.group, manager.engines.group))
+        run = _Run(cluster, actor, manager, samples, link, watcher, seed=seed, kill=kill)
+        run.seconds["launch"] = time.monotonic() - began
+        with run.watching():
+            run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
+    return Trained(
+        mode=mode,
+        rounds=run.rounds,
+        seconds=run.seconds,
+        timeline=run.timeline(),
+        restarts=tuple(run.restarts),
+        remarks=run.remarks(),
+    )
+
+
+class _Made:
+    """The samples of a round, which are in the channel, in short."""
+
+    def __init__(self, samples: list[Sample], seconds: float) -> None:
+        self.reward = fmean(reward(one.prompt, one.tokens) for one in samples)
+        self.oldest = min(min(one.versions) for one in samples)
+        self.tokens = sum(len(one.tokens) for one in samples)
+        self.count = len(samples)
+        self.seconds = seconds
+
+
+class _Run:
+    """Trainer and engines at work together, and the record of what they did."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        actor: RayTrainGroup,
+        manager: RolloutManager,
+        samples: Channel,
+        link: WeightLink,
+        watcher: Watcher,
+        *,
+        seed: int,
+        kill: bool,
+    ) -> None:
+        self._cluster, self._actor, self._manager = cluster, actor, manager
+        self._samples, self._link, self._watcher = samples, link, watcher
+        self._seed, self._has_to_kill = seed, kill
+        self.rounds: tuple[Round, ...] = ()
+        self.restarts: list[Restart] = []
+        self.seconds: dict[str, float] = {}
+        groups = (actor.group, manager.engines.group)
+        self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
+        self._spans: defaultdict[str, list[Span]] = defaultdict(list)
+        self._marks: list[Mark] = []
+        self._version = 0
+        self._tokens = 0
+        self._generating = 0.0
+        self._mending: threading.Thread | None = None
+        self._began = time.monotonic()
+        manager.update_weights(link, 0, _SECONDS)
+
+    def timeline(self) -> Timeline:
+        return Timeline.of(self._spans, self._nodes, self._marks)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Say how fast it was, and how much of the time each role worked."""
+        timeline = self.timeline()
+        busy = ", ".join(
+            f"{name} {timeline.at_work(name, timeline.start, timeline.end):.0%}" for name in ("actor", "rollout")
+        )
+        spent = (timeline.end - timeline.start) / max(len(self.rounds), 1)
+        speed = self._tokens / max(self._generating, 1e-9)
+        return (f"{speed:,.0f} tokens a second while generating; a step took {spent:.2f} s; at work: {busy}",)
+
+    def colocate(self, goal: Goal) -> None:
+        """Take turns: the engines answer with the newest weights, then sleep while all ranks learn."""
+        engines = self._manager.engines
+        while not self._is_over(goal):
+            seconds: dict[str, float] = {}
+            self._watcher.busy("rollout")
+            with self._phase("generate", seconds):
+                made = self._generate(len(self.rounds))
+            engines.offload().wait(_SECONDS)
+            self._learn(made, seconds, lambda: engines.onload().wait(_SECONDS))
+
+    def disagg(self, goal: Goal) -> None:
+        """Work at the same time: the engines answer the prompts of a round while the ranks learn from the last one."""
+        room, ready, is_over = threading.Semaphore(1 + _STALENESS), Queue[_Made | BaseException](), threading.Event()
+
+        def produce() -> None:
+            step = 0
+            try:
+                while room.acquire(timeout=_SECONDS) and not is_over.is_set():
+                    ready.put(self._generate(step))
+                    step += 1
+            except BaseException as error:
+                ready.put(error)
+
+        producer = threading.Thread(target=produce, daemon=True)
+        producer.start()
+        try:
+            while not self._is_over(goal):
+                seconds: dict[str, float] = {}
+                self._watcher.busy("rollout")
+                with self._phase("generate", seconds):
+                    made = ready.get(timeout=_SECONDS)
+                if isinstance(made, BaseException):
+                    raise made
+                self._learn(made, seconds)
+                room.release()
+        finally:
+            is_over.set()
+            room.release()
+            producer.join(_SECONDS)
+            if self._mending is not None:
+                self._mending.join(_SECONDS)
+
+    def _is_over(self, goal: Goal) -> bool:
+        if time.monotonic() - self._began > goal.seconds:
+            return bool(self.rounds)
+        if self._mending is not None and self._mending.is_alive():
+            return False
+        return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
+
+    def _generate(self, step: int) -> _Made:
+        """Let the engines answer the prompts of a round; each that is answered goes to the trainers at once."""
+        began = time.monotonic()
+        finished: dict[int, list[Sample]] = defaultdict(list)
+        for place, sample in self._manager.generate(make_prompts(step, self._seed, _PROMPTS, _SAMPLES), _SECONDS):
+            finished[place].append(sample)
+            if len(finished[place]) == _SAMPLES:
+                rewards = [reward(one.prompt, one.tokens) for one in finished[place]]
+                self._samples.put_many(score(finished[place], rewards), timeout=_SECONDS)
+            if self._has_to_kill and step >= _KILL_ROUND:
+                self._has_to_kill = False
+                self._kill(f"rollout:{_VICTIM}")
+        return _Made([one for group in finished.values() for one in group], time.monotonic() - began)
+
+    def _kill(self, worker: str) -> None:
+        pid = self._pid_of(worker)
+        self._watcher.killing(worker, pid)
+        self._marks.append(Mark(name=f"{worker} killed", at=time.time()))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self._mending = threading.Thread(target=self._mend, args=(worker, len(self.rounds)), daemon=True)
+        self._mending.start()
+
+    def _pid_of(self, worker: str) -> int:
+        return self._cluster.worker_manager.get_workers([worker])[0].pid or 0
+
+    def _mend(self, worker: str, after_round: int) -> None:
+        """Go on without an engine that died, restart it in its place, and bring it to the present version."""
+        began, rank = time.monotonic(), int(worker.rpartition(":")[2])
+        group = self._manager.engines.workers_of(rank)
+        (end,) = group.health().outcomes(_SECONDS)
+        self._link.without(worker, timeout=_SECONDS)
+        self._manager.restart_engine(rank, weights=self._link, timeout=_SECONDS)
+        place = group.placements[0]
+        self._marks.append(Mark(name=f"{worker} is back", at=time.time()))
+        restart = Restart(
+            worker=worker,
+            where=f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}",
+            pid=self._pid_of(worker),
+            seconds=time.monotonic() - began,
+            after_round=after_round,
+            error=str(end.error),
+        )
+        self.restarts.append(restart)
+        self._watcher.restarted(restart)
+
+    def _learn(self, made: _Made, seconds: dict[str, float], wake: Any = None) -> None:
+        """Learn from the samples of a round, bring the new weights into the engines, and end the round."""
+        self._watcher.busy("actor", *(() if wake else ("rollout",)))
+        with self._phase("learn", seconds):
+            learned = self._actor.train(_PROMPTS * _SAMPLES // _RANKS).wait(_SECONDS)
+        for rank, (spans, _) in enumerate(learned):
+            self._spans[f"actor:{rank}"] += spans
+        behind = self._version - made.oldest
+        self._version += 1
+        with self._phase("weights", seconds):
+            if wake:
+                wake()
+            self._update()
+        self._tokens += made.tokens
+        self._generating += made.seconds
+        done = Round(
+            number=len(self.rounds) + 1,
+            mean_return=made.reward,
+            episodes=made.count,
+            seconds=seconds,
+            behind=behind,
+        )
+        self.rounds += (done,)
+        self._watcher.round_ended(done, self.timeline())
+
+    def _update(self) -> None:
+        """Bring the weights into every engine that is there; one that has just died is left out, and filled later."""
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            try:
+                self._manager.update_weights(self._link, self._version, _SECONDS)
+            except ClusterError:
+                if self._mending is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record which engines have requests, from the router."""
+        is_over = threading.Event()
+        recorders = [SpanRecorder() for _ in range(_ENGINES)]
+
+        def look() -> None:
+            since = time.time()
+            while not is_over.wait(_LOOK_SECONDS):
+                with contextlib.suppress(ClusterError):
+                    busy = {state.url: state.busy for state in self._manager.engine_states()}
+                    now = time.time()
+                    for recorder, url in zip(recorders, self._manager.engines.urls, strict=True):
+                        if busy.get(url):
+                            recorder.note(Span(name="generate", start=since, end=now))
+                    since = now
+                for rank, recorder in enumerate(recorders):
+                    self._spans[f"rollout:{rank}"] = recorder.spans
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join(_SECONDS)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
+        """Add the time of the `with` block to the whole run, and to a round."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            for spent in (self.seconds, seconds):
+                spent[name] = spent.get(name, 0.0) + time.monotonic() - began

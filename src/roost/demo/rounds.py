@@ -1,0 +1,79 @@
+"""What a run of the demo is made of: its goal, its rounds, workers that were restarted, and who watches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from roost.demo.jobs import Mode
+from roost.demo.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """When a run ends: at a mean return, but not before some rounds, and after some seconds in any case."""
+
+    mean_return: float
+    seconds: float
+    least_rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The result of one round."""
+
+    number: int
+    mean_return: float
+    """Over the most recent episodes that ended."""
+    episodes: int
+    seconds: dict[str, float]
+    behind: int
+    """How many versions the oldest actions were behind the weights that learned from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """A worker that died and was restarted."""
+
+    worker: str
+    where: str
+    pid: int
+    seconds: float
+    after_round: int
+    """How many rounds were over when it died."""
+    error: str
+    """The error that a call to the dead worker raises."""
+
+
+class Watcher(Protocol):
+    """Follows a run as it happens."""
+
+    def launched(self, group: str, workers: int, seconds: float) -> None: ...
+    def busy(self, *groups: str) -> None: ...
+    def round_ended(self, done: Round, timeline: Timeline) -> None: ...
+    def killing(self, worker: str, pid: int) -> None: ...
+    def restarted(self, restart: Restart) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A finished run."""
+
+    mode: Mode
+    rounds: tuple[Round, ...]
+    seconds: dict[str, float]
+    """Spent in each phase."""
+    timeline: Timeline
+    restarts: tuple[Restart, ...]
+    remarks: tuple[str, ...] = ()
+    """What the summary says besides."""
+
+    @property
+    def before(self) -> float:
+        """The mean return of the first round."""
+        return self.rounds[0].mean_return
+
+    @property
+    def after(self) -> float:
+        """The mean return of the last round."""
+        return self.rounds[-1].mean_return
