@@ -190,8 +190,7 @@ class WeightLink:
 
     def _dismiss(self, workers: Iterable[str]) -> None:
         for worker in workers:
-            with contextlib.suppress(ClusterError):
-                self._request(worker, "leave", ())
+            self._tell(worker, "leave")
 
     @contextlib.contextmanager
     def _alone(self, deadline: float) -> Iterator[None]:
@@ -260,8 +259,7 @@ class WeightLink:
             done = time.monotonic()
         except BaseException:
             for worker in dict.fromkeys([*sources, *targets]):
-                with contextlib.suppress(ClusterError):
-                    self._request(worker, "abort", (attempt,))
+                self._tell(worker, "abort", attempt)
             raise
         # From here on targets take it over, whatever happens to some of them.
         self.version = version
@@ -340,6 +338,12 @@ class WeightLink:
         if errors:
             raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
         return answers
+
+    def _tell(self, worker: str, command: str, *arguments: Any) -> None:
+        """Ask without waiting, and only a process that is there: the next one of the name has nothing to end."""
+        with contextlib.suppress(ClusterError):
+            if self._endpoint.connection_to(worker) is not None:
+                self._request(worker, command, arguments)
 
     def _request(self, worker: str, command: str, arguments: Sequence[Any]) -> Handle[Any]:
         late = f"{worker} has not answered {command!r} of a link of weights"
