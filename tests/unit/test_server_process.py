@@ -31,7 +31,8 @@ time.sleep(600)
 CALLER = """
 import os, sys, time
 from roost.machine.server_process import ServerProcess
-server = ServerProcess([sys.executable, "-c", sys.argv[1], sys.argv[2]], dict(os.environ))
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+server = ServerProcess(command, dict(os.environ), remove=[sys.argv[2] + ".mine"])
 print(server.pid, flush=True)
 time.sleep(600)
 """
@@ -76,6 +77,8 @@ def test_a_server_that_is_killed_takes_its_children_with_it(tmp_path):
 
 def test_a_server_ends_with_a_caller_that_is_killed(tmp_path):
     words = [sys.executable, "-c", CALLER, SERVER, str(tmp_path / "pids")]
+    mine = tmp_path / "pids.mine"
+    mine.touch()
     with subprocess.Popen(words, stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
         watcher = int(caller.stdout.readline())
@@ -83,7 +86,7 @@ def test_a_server_ends_with_a_caller_that_is_killed(tmp_path):
         caller.kill()
     for one in (watcher, pid, child):
         wait_until(lambda one=one: is_gone(one), "it has ended")
-    wait_until(lambda: not memory.exists(), "its shared memory is gone")
+    wait_until(lambda: not memory.exists() and not mine.exists(), "its shared memory is gone")
 
 
 def test_a_server_that_does_not_listen_to_sigterm_is_killed(tmp_path):

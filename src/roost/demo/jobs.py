@@ -23,8 +23,8 @@ class Mode(StrEnum):
     def said(self) -> str:
         """The mode in half a sentence."""
         if self is Mode.COLOCATE:
-            return "actor and rollout share all 8 accelerators and take turns"
-        return "actor and rollout have 4 accelerators each and work at the same time"
+            return "actor and rollout share the accelerators and take turns"
+        return "actor and rollout have accelerators of their own and work at the same time"
 
 
 def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:

@@ -33,8 +33,15 @@ _KILL_SECONDS = 5.0
 class ServerProcess:
     """A server that runs. Its output goes where that of this process goes."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, patience: float = 10.0) -> None:
-        """Start a program with an environment; at its end it has `patience` seconds after SIGTERM."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        patience: float = 10.0,
+        remove: Sequence[Path] = (),
+    ) -> None:
+        """Start a program; it has `patience` seconds after SIGTERM, and at its end these files are removed."""
         self._patience = patience
         try:
             # -P: a file in the current folder must not replace a module.
@@ -47,7 +54,12 @@ class ServerProcess:
             )
             self._pipe = cast(IO[bytes], self._process.stdin)
             # Not on the command line, which every user of the machine can read.
-            task = {"command": list(command), "environment": dict(environment), "patience": patience}
+            task = {
+                "command": list(command),
+                "environment": dict(environment),
+                "patience": patience,
+                "remove": list(map(str, remove)),
+            }
             self._pipe.write(json.dumps(task).encode() + b"\n")
             self._pipe.flush()
         except OSError as error:
@@ -116,7 +128,8 @@ def main() -> int:
         server.poll()
     code = server.poll()
     reap()
-    for path in memory - _shared_memory(list(psutil.process_iter())):
+    left_over = memory - _shared_memory(list(psutil.process_iter())) | {Path(name) for name in task["remove"]}
+    for path in left_over:
         with contextlib.suppress(OSError):
             path.unlink()
     return -signal.SIGKILL if code is None else code

@@ -21,6 +21,7 @@ REPEATS = 6
 def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192) -> None:
     """Write a random model of the kind Qwen3 as a checkpoint; its tokens are bytes, and it has 1.6 M parameters."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
         vocab_size=_VOCABULARY,

@@ -34,6 +34,8 @@ _LOOK_SECONDS = 0.05
 _VICTIM = 1
 """The engine that the demo kills, in the middle of answers of this round."""
 _KILL_ROUND = 4
+_ROUNDS_AFTER = 4
+"""How many rounds there are at least once it is back."""
 _OPTIONS = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": "64M", "max_model_len": 256}
 
 
@@ -158,6 +160,8 @@ class _Run:
         self._tokens = 0
         self._generating = 0.0
         self._mending: threading.Thread | None = None
+        self._back = 0
+        """How many rounds were over when an engine that was killed was back."""
         self._began = time.monotonic()
         manager.update_weights(link, 0, _SECONDS)
 
@@ -220,7 +224,7 @@ class _Run:
     def _is_over(self, goal: Goal) -> bool:
         if time.monotonic() - self._began > goal.seconds:
             return bool(self.rounds)
-        if self._mending is not None and self._mending.is_alive():
+        if self._mending is not None and (self._mending.is_alive() or len(self.rounds) < self._back + _ROUNDS_AFTER):
             return False
         return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
 
@@ -265,8 +269,9 @@ class _Run:
             pid=self._pid_of(worker),
             seconds=time.monotonic() - began,
             after_round=after_round,
-            error=str(end.error),
+            error=str(end.error).partition("\n")[0],
         )
+        self._back = len(self.rounds)
         self.restarts.append(restart)
         self._watcher.restarted(restart)
 
