@@ -1,0 +1,96 @@
+"""The search: the most promising branch first, so that the first placement it completes is the best one.
+
+Branches wait in a queue by a lower bound of what placements are ranked by. The bound of a branch is first that of the
+one it grew from and of the work that its devices share; its slowest cycle is looked for when its turn comes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations, count
+from typing import NamedTuple
+
+from roost.search.graph import Cycle, counts_of
+from roost.search.packing import packs
+from roost.search.problem import Family, Problem, ancestors, device_sets
+from roost.search.tree import Branch, Tree
+
+
+class Found(NamedTuple):
+    """A placement without ranks, and its step time."""
+
+    family: Family
+    step_time: Fraction
+    """Nanoseconds."""
+
+
+def find_best(problem: Problem, top: int = 1) -> list[Found]:
+    """Return the best placement, and after it the best ones in which other roles share devices, up to `top`."""
+    found: dict[tuple[int, ...], Found] = {}
+    for one in in_order(problem):
+        found.setdefault(sharing(one.family, len(problem.roles)), one)
+        if len(found) == top:
+            break
+    return list(found.values())
+
+
+def in_order(problem: Problem) -> Iterator[Found]:
+    """Yield all legal placements, the best first.
+
+    Ties go to fewer devices in use, then to fewer shared ones, then to smaller counts of the roles in their order, then
+    to the placement in which earlier roles share devices.
+    """
+    tree = Tree(problem)
+    roles = len(problem.roles)
+    smallest = [role.counts[0] for role in problem.roles]
+    number = count()
+    root = tree.root()
+    queue: list[tuple[tuple[object, ...], int, Branch, Cycle, bool]] = []
+
+    def push(branch: Branch, cycle: Cycle, is_final: bool) -> None:
+        ratio = max(cycle.ratio, -(-branch.work // problem.devices))
+        counts = list(smallest)
+        for group in branch.family:
+            for role in group.roles:
+                counts[role] = group.count
+        busy = -(-branch.work // ratio) if ratio else 0
+        shared = shared_devices(branch.family, branch.free)
+        last = (1, *sharing(branch.family, roles)) if is_final and not branch.left else (0,)
+        heapq.heappush(
+            queue, ((ratio, max(branch.used, busy), shared, counts, last), next(number), branch, cycle, is_final)
+        )
+
+    push(root, Cycle(0), False)
+    while queue:
+        _, _, branch, cycle, is_final = heapq.heappop(queue)
+        if not is_final:
+            least = -(-branch.work // problem.devices)
+            bound = tree.bound(branch, cycle if cycle.ratio >= least else Cycle(least))
+            if bound is not None:
+                push(branch, bound, True)
+        elif branch.left:
+            for child in tree.children(branch):
+                push(child, cycle, False)
+        elif packs(problem, branch.family):
+            yield Found(branch.family, Fraction(cycle.ratio, tree.graph.scale))
+
+
+def shared_devices(family: Family, free: tuple[int, ...]) -> int:
+    """Return how many devices have more than one role."""
+    return sum(
+        room
+        for group, room in zip(family, free, strict=False)
+        if group.parent is not None or len(group.roles) > 1
+    )
+
+
+def sharing(family: Family, roles: int) -> tuple[int, ...]:
+    """Return for each pair of roles, in the order of the file, 0 if they share devices and 1 if they do not."""
+    place = {role: index for index, group in enumerate(family) for role in group.roles}
+    above = [set(ancestors(family, index)) for index in range(len(family))]
+    return tuple(
+        int(place[one] not in above[place[other]] and place[other] not in above[place[one]])
+        for one, other in combinations(range(roles), 2)
+    )
