@@ -31,10 +31,7 @@ def random_problem(seed: int) -> Problem:
             calls.append(Call(name=f"role{at}.{name}", role=f"role{at}", times=times))
     dice.shuffle(calls)
     edges = [
-        (one.name, other.name)
-        for at, one in enumerate(calls)
-        for other in calls[at + 1 :]
-        if dice.random() < 0.45
+        (one.name, other.name) for at, one in enumerate(calls) for other in calls[at + 1 :] if dice.random() < 0.45
     ]
     weights = None
     if number > 1 and dice.random() < 0.75:

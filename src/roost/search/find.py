@@ -12,9 +12,9 @@ from fractions import Fraction
 from itertools import combinations, count
 from typing import NamedTuple
 
-from roost.search.graph import Cycle, counts_of
+from roost.search.graph import Cycle
 from roost.search.packing import packs
-from roost.search.problem import Family, Problem, ancestors, device_sets
+from roost.search.problem import Family, Problem, ancestors
 from roost.search.tree import Branch, Tree
 
 
@@ -80,9 +80,7 @@ def in_order(problem: Problem) -> Iterator[Found]:
 def shared_devices(family: Family, free: tuple[int, ...]) -> int:
     """Return how many devices have more than one role."""
     return sum(
-        room
-        for group, room in zip(family, free, strict=False)
-        if group.parent is not None or len(group.roles) > 1
+        room for group, room in zip(family, free, strict=False) if group.parent is not None or len(group.roles) > 1
     )
 
 

@@ -79,8 +79,8 @@ class StepGraph:
     def ring(self, roles: frozenset[int], *, partial: bool = False) -> list[Edge]:
         """Return the order of the events on a device that has these roles, with the switches between them.
 
-        With `partial`, other roles may still join; the edges are then only those that hold whichever do. Switches
-        shrink only if one role of the weight update joins another that is there.
+        With `partial`, other roles may still join; the edges are then only those that hold whichever do. A switch can
+        shrink only next to the weight update, when the other role of that joins.
         """
         partial = partial and len(self.updated & roles) == 1 and len(self.updated) == 2
         if (roles, partial) not in self._rings:
@@ -115,13 +115,11 @@ class StepGraph:
 
     def _switch(self, one: int, other: int, roles: frozenset[int], partial: bool) -> int:
         sleeping, waking = self._roles_at(one, roles), self._roles_at(other, roles)
-        if sleeping & waking:
+        if sleeping & waking or (partial and self.update in (one, other)):
             return 0
         known = self.problem.roles
-        sleeps = [known[role].sleep for role in (self.updated if partial and one == self.update else sleeping)]
-        wakes = [known[role].wake for role in (self.updated if partial and other == self.update else waking)]
-        one_of = min if partial else max
-        return (one_of(sleeps) + one_of(wakes)) * self.scale
+        sleep, wake = max(known[role].sleep for role in sleeping), max(known[role].wake for role in waking)
+        return (sleep + wake) * self.scale
 
     def _roles_at(self, event: int, roles: frozenset[int]) -> frozenset[int]:
         return self.updated & roles if event == self.update else frozenset((self._role_of[event],))
@@ -162,6 +160,15 @@ def slowest_cycle(times: Sequence[int], edges: Sequence[Edge], least: Cycle) -> 
     while (cycle := _slower_cycle(times, edges, least.ratio)) is not None:
         least = cycle
     return least
+
+
+def earliest_starts(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> list[int]:
+    """Return when each event of step 0 begins if steps follow one another after `ratio`, which no cycle exceeds."""
+    starts = [0] * len(times)
+    for _ in times:
+        for u, v, extra, steps in edges:
+            starts[v] = max(starts[v], starts[u] + times[u] + extra - steps * ratio)
+    return starts
 
 
 def _slower_cycle(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> Cycle | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from roost.search.problem import Family, Problem
@@ -35,34 +34,37 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
     children = [[at for at, group in enumerate(family) if group.parent == parent] for parent in range(len(family))]
     roots = [at for at, group in enumerate(family) if group.parent is None]
 
-    def on_node(at: int, room: int, wanted: tuple[int, ...]) -> list[dict[int, int]]:
-        """Return the ways to give a group, and those nested in it, some of the devices of a node, most first."""
-        found = []
-        for own in range(min(room, wanted[at]) // units[at] * units[at], -1, -units[at]):
-            for below in side_by_side(children[at], own, wanted):
-                found.append({at: own, **below})
-        return found
-
-    def side_by_side(groups: Sequence[int], room: int, wanted: tuple[int, ...]) -> list[dict[int, int]]:
+    def on_node(groups: Sequence[int], room: int, wanted: tuple[int, ...]) -> Iterator[dict[int, int]]:
+        """Yield the ways to give groups, and those nested in them, devices of a node, most first."""
         if not groups:
-            return [{}]
-        return [
-            {**first, **rest}
-            for first in on_node(groups[0], room, wanted)
-            for rest in side_by_side(groups[1:], room - first[groups[0]], wanted)
-        ]
+            yield {}
+            return
+        first, unit = groups[0], units[groups[0]]
+        for own in range(min(room, wanted[first]) // unit * unit, -1, -unit):
+            for below in on_node(children[first], own, wanted):
+                for rest in on_node(groups[1:], room - own, wanted):
+                    yield {first: own, **below, **rest}
 
-    @cache
-    def fill(node: int, wanted: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
-        if not any(wanted):
-            return ((0,) * len(wanted),) * (len(problem.nodes) - node)
-        if node == len(problem.nodes):
-            return None
-        for given in side_by_side(roots, problem.nodes[node], wanted):
-            rest = fill(node + 1, tuple(want - given[at] for at, want in enumerate(wanted)))
-            if rest is not None:
-                return (tuple(given[at] for at in range(len(wanted))), *rest)
-        return None
-
-    found = fill(0, tuple(group.count for group in family))
-    return None if found is None else list(found)
+    wanted = tuple(group.count for group in family)
+    given: list[tuple[int, ...]] = []
+    tried: set[tuple[int, tuple[int, ...]]] = set()
+    ways = [on_node(roots, problem.nodes[0], wanted)]
+    while ways:
+        way = next(ways[-1], None)
+        if way is None:
+            ways.pop()
+            if given:
+                back = given.pop()
+                wanted = tuple(want + n for want, n in zip(wanted, back, strict=True))
+            continue
+        here = tuple(way[at] for at in range(len(family)))
+        left = tuple(want - n for want, n in zip(wanted, here, strict=True))
+        if not any(left):
+            unused = len(problem.nodes) - len(given) - 1
+            return [*given, here, *[(0,) * len(family)] * unused]
+        if len(ways) < len(problem.nodes) and (len(ways), left) not in tried:
+            tried.add((len(ways), left))
+            given.append(here)
+            wanted = left
+            ways.append(on_node(roots, problem.nodes[len(given)], wanted))
+    return None

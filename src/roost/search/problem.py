@@ -5,6 +5,8 @@ Times are whole nanoseconds, so that sums and ratios are exact and two ways to t
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -155,6 +157,12 @@ def device_sets(family: Sequence[Group]) -> list[tuple[frozenset[int], int]]:
         for index, free in enumerate(free_devices(family))
     ]
     return [(roles, free) for roles, free in found if free]
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Return a fingerprint of JSON content, apart from its own key `digest`."""
+    told = {key: value for key, value in content.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def seconds(time: Fraction | float) -> float:

@@ -52,6 +52,11 @@ class Tree:
             work = {count: count * sum(times[count] for _, times in calls) for count in upto}
             self._work.append(work)
             self._least_work.append({count: min(work[one] for one in upto[count]) for count in upto})
+        # Next to the weight update, which is of both its roles, these need not switch.
+        self._switches = [
+            0 if at in self.graph.updated else (role.wake + role.sleep) * self.graph.scale
+            for at, role in enumerate(problem.roles)
+        ]
         every = sorted({count for role in problem.roles for count in role.counts})
         self._below = [{most: _largest(role.counts, most - 1) for most in every} for role in problem.roles]
         self._upto = [{most: _largest(role.counts, most) for most in every} for role in problem.roles]
@@ -112,6 +117,23 @@ class Tree:
 
         A cycle without events stands for devices: the step takes at least so long for the roles to find room on them.
         """
+        cycle = self.slowest_cycle(branch, least)
+        ratio = self.least_room(branch, cycle.ratio)
+        return None if ratio is None else Cycle(ratio) if ratio > cycle.ratio else cycle
+
+    def slowest_cycle(self, branch: Branch, least: Cycle) -> Cycle:
+        """Return the slowest cycle of the roles that have joined, or `least` if that is slower."""
+        edges = list(self.graph.always)
+        for roles, _, is_new in self._devices(branch):
+            if is_new:
+                edges += self.graph.ring(roles, partial=self._is_open(branch))
+        for role in branch.left:
+            edges += self._singles[role]
+        edges.sort()
+        return slowest_cycle(self._times_of(branch), edges, least)
+
+    def _times_of(self, branch: Branch) -> list[int]:
+        """Return the least time of each event."""
         times = list(self.graph.fixed)
         for group in branch.family:
             for role in group.roles:
@@ -120,23 +142,7 @@ class Tree:
         for role, most in zip(branch.left, branch.least, strict=True):
             for event, time in self._times[role][most or 0]:
                 times[event] = time
-        edges = list(self.graph.always)
-        room: list[tuple[int, int]] = []
-        for roles, free, is_new in self._devices(branch):
-            ring = self.graph.ring(roles, partial=self._is_open(branch))
-            if is_new:
-                edges += ring
-            room.append((free, sum(times[edge[0]] + edge[2] for edge in ring)))
-        for role in branch.left:
-            edges += self._singles[role]
-        edges.sort()
-        cycle = slowest_cycle(times, edges, least)
-        if not branch.left:
-            return cycle
-        if branch.free[-1]:
-            room.append((branch.free[-1], 0))
-        ratio = self._least_room(branch, room, cycle.ratio)
-        return None if ratio is None else Cycle(ratio) if ratio > cycle.ratio else cycle
+        return times
 
     def _devices(self, branch: Branch) -> Iterator[tuple[frozenset[int], int, bool]]:
         """Yield the roles of devices, how many there are, and whether they add anything to what holds elsewhere."""
@@ -153,45 +159,51 @@ class Tree:
     def _is_open(self, branch: Branch) -> bool:
         return not self.graph.updated.isdisjoint(branch.left)
 
-    def _least_room(self, branch: Branch, room: list[tuple[int, int]], ratio: int) -> int | None:
+    def least_room(self, branch: Branch, ratio: int) -> int | None:
         """Return the least step time, from `ratio` on, at which the roles that are left find room; None if never.
 
-        `room` has numbers of devices and how long they are busy already. Nested or not, a role gets its devices among
-        some that are enough and have enough time left. All roles that are left need as much time, over all devices, as
-        there is on devices where any of them fits.
+        Nested or not, a role gets its devices among some that are enough and have enough time left. All roles that are
+        left need as much time, over all devices, as there is on devices where any of them fits.
         """
+        if not branch.left:
+            return ratio
+        times, is_open = self._times_of(branch), self._is_open(branch)
+        rings = [(free, self.graph.ring(roles, partial=is_open)) for roles, free, _ in self._devices(branch)]
+        # Numbers of devices, and how long they are busy already.
+        room = [(free, sum(times[edge[0]] + edge[2] for edge in ring)) for free, ring in rings]
+        room += [(branch.free[-1], 0)] if branch.free[-1] else []
         options = []
+        opens: list[list[int]] = [[] for _ in room]
         for role, most in zip(branch.left, branch.least, strict=True):
-            found = [
-                (work // count + min(taken), work)
-                for count, work in self._work[role].items()
-                if most is not None and count <= most and (taken := [busy for free, busy in room if free >= count])
-            ]
+            switch = self._switches[role]
+            found = []
+            for count, work in self._work[role].items():
+                if most is None or count > most:
+                    break
+                # A role that shares its devices switches once in each step at least.
+                ends = [
+                    (work // count + busy + (switch if busy else 0), at)
+                    for at, (free, busy) in enumerate(room)
+                    if free >= count
+                ]
+                for end, at in ends:
+                    opens[at].append(end)
+                if ends:
+                    alone = any(not room[at][1] for _, at in ends)
+                    found.append((min(ends)[0], work if alone else work + switch * count))
             if not found:
                 return None
             options.append(found)
         ratio = max(ratio, *(min(found)[0] for found in options))
-        opens = [self._opens(branch, free, busy) for free, busy in room]
         while True:
-            needed = sum(min(work for time, work in found if time <= ratio) for found in options)
-            fitting = [place for place, time in zip(room, opens, strict=True) if time is not None and time <= ratio]
+            needed = sum(min(work for end, work in found if end <= ratio) for found in options)
+            fitting = [place for place, ends in zip(room, opens, strict=True) if any(end <= ratio for end in ends)]
             total = sum(free for free, _ in fitting)
-            reached = -(-(needed + sum(free * busy for free, busy in fitting)) // total)
+            reached = (needed + sum(free * busy for free, busy in fitting)) // total
             if reached <= ratio:
                 return ratio
-            later = [time for found in options for time, _ in found if time > ratio]
-            later += [time for time in opens if time is not None and time > ratio]
+            later = [end for ends in opens for end in ends if end > ratio]
             ratio = min(reached, *later) if later else reached
-
-    def _opens(self, branch: Branch, free: int, busy: int) -> int | None:
-        """Return the step time from which on some role that is left fits on devices that are busy for so long."""
-        times = [
-            work // count
-            for role, most in zip(branch.left, branch.least, strict=True)
-            for count, work in self._work[role].items()
-            if count <= free and most is not None and count <= most
-        ]
-        return busy + min(times) if times else None
 
 
 def _largest(counts: tuple[int, ...], most: int) -> int | None:
