@@ -141,7 +141,7 @@ class _Checker:
 
     def free(self, groups: Groups, devices: int) -> list[int]:
         """Return how many devices of each group, and at last of none, no other group has."""
-        sizes = {**dict(enumerate(size for _, size, _ in groups)), None: devices}
+        sizes: dict[int | None, int] = {**dict(enumerate(size for _, size, _ in groups)), None: devices}
         return [size - sum(inner for _, inner, up in groups if up == at) for at, size in sizes.items()]
 
     def rings(self, branch: Branch) -> Iterator[tuple[int, list[Edge]]]:

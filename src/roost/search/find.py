@@ -7,14 +7,14 @@ one it grew from and of the work that its devices share; its slowest cycle is lo
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, count
 from typing import NamedTuple
 
 from roost.search.graph import Cycle
 from roost.search.packing import packs
-from roost.search.problem import Family, Problem, ancestors
+from roost.search.problem import Family, Problem, ancestors, free_devices
 from roost.search.tree import Branch, Tree
 
 
@@ -36,8 +36,8 @@ def find_best(problem: Problem, top: int = 1) -> list[Found]:
     return list(found.values())
 
 
-def in_order(problem: Problem) -> Iterator[Found]:
-    """Yield all legal placements, the best first.
+def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]:
+    """Yield all legal placements, the best first; with `below`, only those that take less time.
 
     Ties go to fewer devices in use, then to fewer shared ones, then to smaller counts of the roles in their order, then
     to the placement in which earlier roles share devices.
@@ -47,14 +47,14 @@ def in_order(problem: Problem) -> Iterator[Found]:
     smallest = [role.counts[0] for role in problem.roles]
     number = count()
     root = tree.root()
-    queue: list[tuple[tuple[object, ...], int, Branch, Cycle, bool]] = []
+    queue: list[tuple[tuple[int, int, int, list[int], tuple[int, ...]], int, Branch, Cycle, bool]] = []
 
     def push(branch: Branch, cycle: Cycle, is_final: bool) -> None:
         ratio = max(cycle.ratio, -(-branch.work // problem.devices))
         counts = list(smallest)
         for group in branch.family:
             for role in group.roles:
-                counts[role] = group.count
+                counts[role] = group.devices
         busy = -(-branch.work // ratio) if ratio else 0
         shared = shared_devices(branch.family, branch.free)
         last = (1, *sharing(branch.family, roles)) if is_final and not branch.left else (0,)
@@ -64,7 +64,9 @@ def in_order(problem: Problem) -> Iterator[Found]:
 
     push(root, Cycle(0), False)
     while queue:
-        _, _, branch, cycle, is_final = heapq.heappop(queue)
+        (ratio, *_), _, branch, cycle, is_final = heapq.heappop(queue)
+        if below is not None and Fraction(ratio, tree.graph.scale) >= below:
+            return
         if not is_final:
             least = -(-branch.work // problem.devices)
             bound = tree.bound(branch, cycle if cycle.ratio >= least else Cycle(least))
@@ -77,8 +79,9 @@ def in_order(problem: Problem) -> Iterator[Found]:
             yield Found(branch.family, Fraction(cycle.ratio, tree.graph.scale))
 
 
-def shared_devices(family: Family, free: tuple[int, ...]) -> int:
-    """Return how many devices have more than one role."""
+def shared_devices(family: Family, free: Sequence[int] | None = None) -> int:
+    """Return how many devices have more than one role; `free` are those of each group that no other group has."""
+    free = free_devices(family) if free is None else free
     return sum(
         room for group, room in zip(family, free, strict=False) if group.parent is not None or len(group.roles) > 1
     )

@@ -64,6 +64,8 @@ class StepGraph:
             lag = 1 + weights.staleness
             self.always += [(at[call.name], self.update, 0, 0) for call in problem.calls if call.role == weights.source]
             self.always += [(self.update, first, 0, lag) for first in self._first_calls(weights.target, at)]
+        self.lagging: set[Edge] = set()
+        """Edges that include the time of a weight update which is not waited for."""
         self._rings: dict[tuple[frozenset[int], bool], list[Edge]] = {}
 
     def _first_calls(self, role: str, at: dict[str, int]) -> list[int]:
@@ -105,6 +107,7 @@ class StepGraph:
         before, after = ring[at - 1], ring[at]
         extra = before[2] + self.fixed[self.update] + after[2]
         ring[at] = (before[0], after[1], extra, before[3] + after[3])
+        self.lagging.add(ring[at])
         del ring[at - 1]
         return ring
 
@@ -120,6 +123,20 @@ class StepGraph:
         known = self.problem.roles
         sleep, wake = max(known[role].sleep for role in sleeping), max(known[role].wake for role in waking)
         return (sleep + wake) * self.scale
+
+    def own_switches(self, role: int, roles: frozenset[int]) -> int:
+        """Return the nanoseconds in which a role wakes up and goes to sleep in a step, on a device of these roles."""
+        own = [
+            event
+            for event, of in enumerate(self._role_of)
+            if of in roles or (event == self.update and self.updated & roles)
+        ]
+        known, total = self.problem.roles[role], 0
+        for one, other in zip(own, own[1:] + own[:1], strict=True):
+            sleeping, waking = self._roles_at(one, roles), self._roles_at(other, roles)
+            if not sleeping & waking:
+                total += (known.sleep if role in sleeping else 0) + (known.wake if role in waking else 0)
+        return total
 
     def _roles_at(self, event: int, roles: frozenset[int]) -> frozenset[int]:
         return self.updated & roles if event == self.update else frozenset((self._role_of[event],))
@@ -148,7 +165,7 @@ def counts_of(family: Sequence[Group], roles: int) -> list[int]:
     counts = [0] * roles
     for group in family:
         for role in group.roles:
-            counts[role] = group.count
+            counts[role] = group.devices
     return counts
 
 

@@ -19,7 +19,7 @@ def lay_out(problem: Problem, family: Family) -> Ranks:
     starts = _consecutive(problem, family, units, list(order.outer_first()), {})
     own: list[tuple[int, ...]]
     if starts is not None:
-        own = [tuple(range(starts[at], starts[at] + group.count)) for at, group in enumerate(family)]
+        own = [tuple(range(starts[at], starts[at] + group.devices)) for at, group in enumerate(family)]
     else:
         own = _by_node(problem, family, order)
     found = {role: own[at] for at, group in enumerate(family) for role in group.roles}
@@ -80,11 +80,13 @@ def _consecutive(
     low, high = 0, problem.devices
     if group.parent is not None:
         low = starts[group.parent]
-        high = low + family[group.parent].count
-    beside = [(starts[one], starts[one] + family[one].count) for one in starts if family[one].parent == group.parent]
+        high = low + family[group.parent].devices
+    beside = [(starts[one], starts[one] + family[one].devices) for one in starts if family[one].parent == group.parent]
     for edge in sorted({low, *(end for _, end in beside)}):
-        start = _next_start(problem.nodes, edge, group.count, units[at])
-        if start + group.count <= high and all(start >= end or start + group.count <= begin for begin, end in beside):
+        start = _next_start(problem.nodes, edge, group.devices, units[at])
+        if start + group.devices <= high and all(
+            start >= end or start + group.devices <= begin for begin, end in beside
+        ):
             found = _consecutive(problem, family, units, order, {**starts, at: start})
             if found is not None:
                 return found

@@ -45,7 +45,7 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
                 for rest in on_node(groups[1:], room - own, wanted):
                     yield {first: own, **below, **rest}
 
-    wanted = tuple(group.count for group in family)
+    wanted = tuple(group.devices for group in family)
     given: list[tuple[int, ...]] = []
     tried: set[tuple[int, tuple[int, ...]]] = set()
     ways = [on_node(roots, problem.nodes[0], wanted)]

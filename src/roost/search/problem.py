@@ -125,7 +125,7 @@ class Group(NamedTuple):
     """Roles that have the same devices, and the group whose devices include these, by its place in the family."""
 
     roles: tuple[int, ...]
-    count: int
+    devices: int
     parent: int | None = None
 
 
@@ -143,10 +143,10 @@ def ancestors(family: Sequence[Group], index: int) -> list[int]:
 
 def free_devices(family: Sequence[Group]) -> list[int]:
     """Return for each group how many of its devices no nested group has."""
-    free = [group.count for group in family]
+    free = [group.devices for group in family]
     for group in family:
         if group.parent is not None:
-            free[group.parent] -= group.count
+            free[group.parent] -= group.devices
     return free
 
 

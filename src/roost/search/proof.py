@@ -54,4 +54,4 @@ def _way(tree: Tree, branch: Branch, child: Branch) -> tuple[str, int, str]:
     (role,) = set(branch.left) - set(child.left)
     at, group = next((at, group) for at, group in enumerate(child.family) if role in group.roles)
     place = f"={at}" if len(group.roles) > 1 else "+" if group.parent is None else f"<{group.parent}"
-    return tree.problem.roles[role].name, group.count, place
+    return tree.problem.roles[role].name, group.devices, place

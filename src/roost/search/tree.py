@@ -86,17 +86,17 @@ class Tree:
         work = self._work[role][count]
         for group in family:
             for one in group.roles:
-                work += self._work[one][group.count]
+                work += self._work[one][group.devices]
         for one, most in zip(others, least, strict=True):
             work += self._least_work[one][most or 0]
         for at, group in enumerate(family):
-            if group.count == count:
+            if group.devices == count:
                 joined = Group((*group.roles, role), count, group.parent)
                 grown = (*family[:at], joined, *family[at + 1 :])
                 yield Branch(grown, others, free, least, work + self._update_work(grown, others), branch.used)
         for at, room in enumerate(free):
             parent = at if at < len(family) else None
-            if room >= count and (parent is None or family[at].count > count):
+            if room >= count and (parent is None or family[at].devices > count):
                 grown = (*family, Group((role,), count, parent))
                 rest = [*free[:-1], count, free[-1]]
                 rest[-1 if parent is None else at] -= count
@@ -108,7 +108,7 @@ class Tree:
         updated = self.graph.updated
         if not updated:
             return 0
-        counts = [group.count for group in family for role in group.roles if role in updated]
+        counts = [group.devices for group in family for role in group.roles if role in updated]
         counts += [self.problem.roles[role].counts[0] for role in left if role in updated]
         return self.graph.fixed[self.graph.update] * max(counts)
 
@@ -138,7 +138,7 @@ class Tree:
         for group in branch.family:
             for role in group.roles:
                 for event, known in self.graph.calls_of[role]:
-                    times[event] = known[group.count]
+                    times[event] = known[group.devices]
         for role, most in zip(branch.left, branch.least, strict=True):
             for event, time in self._times[role][most or 0]:
                 times[event] = time
