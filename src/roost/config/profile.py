@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,11 +76,13 @@ def _read_seconds(value: Value, notes: Notes, what: str) -> int | None:
     try:
         number = Decimal(text)
     except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
         notes.config(value, f"{what} must be a number of seconds, not {describe(value)}")
         return None
-    if not 0 <= number <= _MOST_SECONDS:  # not a number compares as false
-        least = "a measured time is 0 or more" if not number.is_nan() and number < 0 else f"at most {_MOST_SECONDS}"
-        notes.config(value, f"{what} is {shorten(text, 24)} seconds", hint=least)
+    if not 0 <= number <= _MOST_SECONDS:
+        hint = "a measured time is 0 or more" if number < 0 else f"it may be at most {_MOST_SECONDS}"
+        notes.config(value, f"{what} is {shorten(text, 24)} seconds", hint=hint)
         return None
     return int((number * NANOSECONDS).to_integral_value())
 
@@ -153,8 +156,6 @@ PROFILE_FIELDS = Table(
 
 def spread_of(timing: Timing) -> float:
     """Return the standard deviation of the logarithm of a time that is given by its median and p90."""
-    import math
-
     return math.log(timing.p90 / timing.median) / _P90 if timing.p90 else 0.0
 
 

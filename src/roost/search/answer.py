@@ -12,7 +12,7 @@ from typing import Any
 from roost.search.find import Found, find_best, shared_devices, sharing
 from roost.search.graph import StepGraph, counts_of
 from roost.search.layout import lay_out, placement_text
-from roost.search.problem import Family, Problem, device_sets, seconds
+from roost.search.problem import WEIGHTS, Family, Problem, device_sets, seconds
 from roost.search.setup import Setup, explain_clash
 from roost.text import join_words
 
@@ -170,7 +170,7 @@ def search(setup: Setup, top: int = 5) -> Answer:
     """Find the best placement and the alternatives to it; PlacementError if no placement is legal."""
     found = find_best(setup.problem, top)
     if not found:
-        raise explain_clash(setup.problem)
+        raise explain_clash(setup)
     best, *others = (_option(setup, one) for one in found)
     return Answer(setup=setup, best=best, others=tuple(others))
 

@@ -1,7 +1,7 @@
 """From the times that runs recorded to a profile.
 
-A run's times are a list of `CallTime`, whatever they were read from; `trace_times` reads a trace. A call of a step lasts
-as long as its slowest rank. The first call of a run is left out where there are more: it warms up.
+A run's times are a list of `CallTime`, whatever they were read from; `trace_times` reads a trace. A call of a step
+lasts as long as its slowest rank. The first call of a run is left out where there are more: it warms up.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from roost.config.flow import FlowConfig, role_of
 from roost.config.profile import CallProfile, Profile, Timing
 from roost.config.reading import Notes, known_hint
 from roost.config.topology import Topology
-from roost.errors import PlacementError
+from roost.errors import PlacementError, Where
 from roost.search.find import in_order
 from roost.search.problem import Call, Problem, Role, WeightUpdate
 from roost.text import join_words, plural, size_text
@@ -28,6 +28,8 @@ class Setup:
     timings: Mapping[str, Mapping[int, Timing]]
     interpolated: frozenset[tuple[str, int]]
     """Calls with device counts."""
+    places: Mapping[str, Where]
+    """Where the profile names each role first."""
 
 
 def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interpolate: bool = False) -> Setup:
@@ -71,7 +73,8 @@ def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interp
         for call in flow.order
     )
     problem = Problem(roles=tuple(roles), calls=calls_in_order, edges=flow.edges, weights=weights, nodes=nodes)
-    return Setup(problem=problem, timings=timings, interpolated=frozenset(guessed))
+    places = {role_of(name): call.key.where() for name, call in reversed(profile.calls.items())}
+    return Setup(problem=problem, timings=timings, interpolated=frozenset(guessed), places=places)
 
 
 def _check_names(flow: FlowConfig, profile: Profile, notes: Notes) -> None:
@@ -154,8 +157,9 @@ def _between(call: CallProfile, unit: int, node: int, wanted: Sequence[int]) -> 
     return found
 
 
-def explain_clash(problem: Problem) -> PlacementError:
+def explain_clash(setup: Setup) -> PlacementError:
     """Return the error for a problem without a legal placement: the fewest roles that cannot all be placed."""
+    problem = setup.problem
     subsets = (roles for size in range(1, len(problem.roles) + 1) for roles in combinations(problem.roles, size))
     clashing = next(roles for roles in subsets if not any(in_order(_only(problem, roles))))
     sizes = join_words([plural(size, "device") for size in dict.fromkeys(problem.nodes)], last="or")
@@ -164,6 +168,7 @@ def explain_clash(problem: Problem) -> PlacementError:
         + join_words([_wish(role) for role in clashing]),
         hint="sets of devices are equal, nested or disjoint, and a worker's devices lie on one node: measure other "
         "device counts, or use other nodes",
+        where=setup.places[clashing[0].name],
     )
 
 

@@ -33,5 +33,6 @@ def check_proof(
     except ConfigError as error:
         raise ConfigError(f"{proof}: {error}") from None
     step = seconds(Fraction(*data["step_time"]))
-    said = f"the proof holds: no placement takes less than {step:.4g} s a step ({plural(refuted, 'branch', 'branches')} refuted)"
+    branches = plural(refuted, "branch", "branches")
+    said = f"the proof holds: no placement takes less than {step:.4g} s a step ({branches} refuted)"
     print_answer(form, {"holds": True, "step_seconds": step, "refuted": refuted}, lambda: Text(said))
