@@ -67,13 +67,15 @@ _COMMANDS = {
 
 
 class _WithoutFlagTypes:
-    """A command whose help shows no type for flags."""
+    """A command whose help shows no type for flags, and that of one value for an argument that takes several."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            elif param.nargs == -1:
+                param.display_type = lambda _: "<str>"
         return params
 
 
@@ -81,7 +83,7 @@ class _Command(_WithoutFlagTypes, TyperCommand):
     """A command whose usage names the arguments as users type them."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
 class _LazyGroup(_WithoutFlagTypes, TyperGroup):

@@ -22,7 +22,7 @@ _PARTS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The problem, what is known of its times, and which of them nobody measured."""
+    """The problem, what is known of its times, and which of them were not measured."""
 
     problem: Problem
     timings: Mapping[str, Mapping[int, Timing]]

@@ -25,7 +25,7 @@ _TRACE_FILE = "trace.json"
 def profile(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN…", help="Their ids, their folders, or latest.", autocompletion=complete_run),
+        typer.Argument(metavar="RUN", help="Ids or folders of runs, or latest.", autocompletion=complete_run),
     ],
     out: Out = None,
 ) -> None:

@@ -35,7 +35,8 @@ def answer_text(answer: Answer, simulated: Sequence[Simulated], width: int) -> T
     """Explain the best placement, and list the others."""
     best = answer.best
     lines = [Text.assemble((f"{seconds(best.step_time):.4g} s a step", "bold"), ", and no legal placement is quicker")]
-    lines.append(Text(f"{best.critical_cycle} sets the pace{_idle(best)}"))
+    lines.append(Text(f"{best.critical_cycle} sets the pace"))
+    lines += [Text(idle)] if (idle := _idle(best)) else []
     lines += [Text(""), draw_bars(bars_of(best), width=width), Text("")]
     lines.append(Text("component_placement:", style="bold"))
     lines += [Text(f"  {name}: {ranks}") for name, ranks in best.component_placement.items()]
@@ -70,11 +71,11 @@ def doubts_text(doubts: Sequence[Doubt]) -> Text:
 
 def _idle(option: Option) -> str:
     idle = [f"{name} idles {share.idle * 100:.0f} %" for name, share in option.shares().items() if round(share.idle, 2)]
-    return f"; {join_words(idle)}" if idle else ""
+    return join_words(idle)
 
 
 def _interpolated(option: Option) -> list[Text]:
     if not option.interpolated:
         return []
-    text = f"this rests on times that nobody measured; measure {join_words(option.interpolated)} to decide"
+    text = f"this rests on times that were not measured; measure {join_words(option.interpolated)} to decide"
     return [Text(text, style="yellow"), Text("")]
