@@ -1,13 +1,15 @@
 """The search: the most promising branch first, so that the first placement it completes is the best one.
 
 Branches wait in a queue by a lower bound of what placements are ranked by. The bound of a branch is first that of the
-one it grew from and of the work that its devices share; its slowest cycle is looked for when its turn comes.
+one it grew from and of the work that its devices share. When its turn comes, its slowest cycle is looked for, and
+when it comes again, the room that its other roles need.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from enum import Enum, auto
 from fractions import Fraction
 from itertools import combinations, count
 from typing import NamedTuple
@@ -46,37 +48,44 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
     roles = len(problem.roles)
     smallest = [role.counts[0] for role in problem.roles]
     number = count()
-    root = tree.root()
-    queue: list[tuple[tuple[int, int, int, list[int], tuple[int, ...]], int, Branch, Cycle, bool]] = []
+    queue: list[tuple[int, int, int, list[int], tuple[int, ...], int, _Stage, Branch]] = []
 
-    def push(branch: Branch, cycle: Cycle, is_final: bool) -> None:
-        ratio = max(cycle.ratio, -(-branch.work // problem.devices))
+    def push(branch: Branch, ratio: int, stage: _Stage) -> None:
         counts = list(smallest)
         for group in branch.family:
             for role in group.roles:
                 counts[role] = group.devices
-        busy = -(-branch.work // ratio) if ratio else 0
+        used = max(branch.used, -(-branch.work // ratio) if ratio else 0)
         shared = shared_devices(branch.family, branch.free)
-        last = (1, *sharing(branch.family, roles)) if is_final and not branch.left else (0,)
-        heapq.heappush(
-            queue, ((ratio, max(branch.used, busy), shared, counts, last), next(number), branch, cycle, is_final)
-        )
+        last = sharing(branch.family, roles) if stage is _Stage.COMPLETE else ()
+        heapq.heappush(queue, (ratio, used, shared, counts, last, next(number), stage, branch))
 
-    push(root, Cycle(0), False)
+    push(tree.root(), 0, _Stage.NEW)
     while queue:
-        (ratio, *_), _, branch, cycle, is_final = heapq.heappop(queue)
+        ratio, _, _, _, _, _, stage, branch = heapq.heappop(queue)
         if below is not None and Fraction(ratio, tree.graph.scale) >= below:
             return
-        if not is_final:
-            least = -(-branch.work // problem.devices)
-            bound = tree.bound(branch, cycle if cycle.ratio >= least else Cycle(least))
-            if bound is not None:
-                push(branch, bound, True)
-        elif branch.left:
+        if stage is _Stage.NEW:
+            slowest = tree.slowest_cycle(branch, Cycle(ratio)).ratio
+            push(branch, slowest, _Stage.HAS_CYCLE if branch.left else _Stage.COMPLETE)
+        elif stage is _Stage.HAS_CYCLE:
+            room = tree.least_room(branch, ratio)
+            if room is not None:
+                push(branch, room, _Stage.HAS_ROOM)
+        elif stage is _Stage.HAS_ROOM:
             for child in tree.children(branch):
-                push(child, cycle, False)
+                push(child, max(ratio, -(-child.work // problem.devices)), _Stage.NEW)
         elif packs(problem, branch.family):
-            yield Found(branch.family, Fraction(cycle.ratio, tree.graph.scale))
+            yield Found(branch.family, Fraction(ratio, tree.graph.scale))
+
+
+class _Stage(Enum):
+    """What the bound of a branch in the queue has in it."""
+
+    NEW = auto()
+    HAS_CYCLE = auto()
+    HAS_ROOM = auto()
+    COMPLETE = auto()
 
 
 def shared_devices(family: Family, free: Sequence[int] | None = None) -> int:

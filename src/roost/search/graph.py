@@ -174,7 +174,7 @@ def slowest_cycle(times: Sequence[int], edges: Sequence[Edge], least: Cycle) -> 
 
     Edges are in the order of their first events; those that span no step lead to later events.
     """
-    while (cycle := _slower_cycle(times, edges, least.ratio)) is not None:
+    while (cycle := slower_cycle(times, edges, least.ratio)) is not None:
         least = cycle
     return least
 
@@ -188,7 +188,7 @@ def earliest_starts(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> 
     return starts
 
 
-def _slower_cycle(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> Cycle | None:
+def slower_cycle(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> Cycle | None:
     """Return a cycle with a larger ratio, if there is one: follow what delays what until nothing changes."""
     weighted = [(u, v, times[u] + extra - steps * ratio) for u, v, extra, steps in edges]
     starts = [0] * len(times)

@@ -37,8 +37,8 @@ def _refuted(tree: Tree, branch: Branch, goal: int) -> list[list[Any]]:
 
 
 def _why(tree: Tree, branch: Branch, goal: int) -> Any:
-    cycle = tree.slowest_cycle(branch, Cycle(0))
-    if cycle.events and cycle.ratio >= goal:
+    cycle = tree.slowest_cycle(branch, Cycle(goal - 1), any_slower=True)
+    if cycle.events:
         return [tree.graph.names[event] for event in cycle.events]
     room = tree.least_room(branch, 0)
     if room is None or room >= goal:

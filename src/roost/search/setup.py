@@ -73,7 +73,7 @@ def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interp
         for call in flow.order
     )
     problem = Problem(roles=tuple(roles), calls=calls_in_order, edges=flow.edges, weights=weights, nodes=nodes)
-    places = {role_of(name): call.key.where() for name, call in reversed(profile.calls.items())}
+    places = {role_of(name): profile.calls[name].key.where() for name in reversed(list(profile.calls))}
     return Setup(problem=problem, timings=timings, interpolated=frozenset(guessed), places=places)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from roost.search.graph import Cycle, Edge, StepGraph, slowest_cycle
+from roost.search.graph import Cycle, Edge, StepGraph, slower_cycle, slowest_cycle
 from roost.search.problem import Family, Group, Problem, ancestors
 
 
@@ -112,17 +112,11 @@ class Tree:
         counts += [self.problem.roles[role].counts[0] for role in left if role in updated]
         return self.graph.fixed[self.graph.update] * max(counts)
 
-    def bound(self, branch: Branch, least: Cycle) -> Cycle | None:
-        """Return the slowest cycle that every placement below has, or `least` if that is slower; None if there is none.
+    def slowest_cycle(self, branch: Branch, least: Cycle, *, any_slower: bool = False) -> Cycle:
+        """Return the slowest cycle of the roles that have joined, or `least` if that is slower.
 
-        A cycle without events stands for devices: the step takes at least so long for the roles to find room on them.
+        With `any_slower`, any cycle will do that is slower than `least`.
         """
-        cycle = self.slowest_cycle(branch, least)
-        ratio = self.least_room(branch, cycle.ratio)
-        return None if ratio is None else Cycle(ratio) if ratio > cycle.ratio else cycle
-
-    def slowest_cycle(self, branch: Branch, least: Cycle) -> Cycle:
-        """Return the slowest cycle of the roles that have joined, or `least` if that is slower."""
         edges = list(self.graph.always)
         for roles, _, is_new in self._devices(branch):
             if is_new:
@@ -130,7 +124,8 @@ class Tree:
         for role in branch.left:
             edges += self._singles[role]
         edges.sort()
-        return slowest_cycle(self._times_of(branch), edges, least)
+        times = self._times_of(branch)
+        return (slower_cycle(times, edges, least.ratio) or least) if any_slower else slowest_cycle(times, edges, least)
 
     def _times_of(self, branch: Branch) -> list[int]:
         """Return the least time of each event."""
