@@ -22,7 +22,7 @@ class Branch(NamedTuple):
     left: tuple[int, ...]
     free: tuple[int, ...]
     """How many devices of each group have no other group on them; the last number is of no group."""
-    least: tuple[int | None, ...]
+    most: tuple[int, ...]
     """For each role that has yet to join, the most devices that it may have."""
     work: int
     """At least so much time do all devices work in a step, taken together."""
@@ -64,36 +64,36 @@ class Tree:
     def root(self) -> Branch:
         """Return the branch in which no role has joined yet."""
         left = tuple(self.roles)
-        least = tuple(role.counts[-1] for role in self.problem.roles)
-        work = sum(self._least_work[role][least[role]] for role in left)
-        return Branch((), left, (self.problem.devices,), least, work + self._update_work((), left), 0)
+        most = tuple(role.counts[-1] for role in self.problem.roles)
+        work = sum(self._least_work[role][most[role]] for role in left)
+        return Branch((), left, (self.problem.devices,), most, work + self._update_work((), left), 0)
 
     def children(self, branch: Branch) -> Iterator[Branch]:
         """Yield the branches in which one more role has joined."""
-        for role, most in zip(branch.left, branch.least, strict=True):
+        for role, own in zip(branch.left, branch.most, strict=True):
             others = tuple(one for one in branch.left if one != role)
             for count in self.problem.roles[role].counts:
-                if most is None or count > most:
+                if count > own:
                     break
-                least = tuple((self._upto if one > role else self._below)[one][count] for one in others)
-                if None not in least:
-                    yield from self._places(branch, role, count, others, least)
+                most = tuple((self._upto if one > role else self._below)[one][count] for one in others)
+                if all(most):
+                    yield from self._places(branch, role, count, others, most)
 
     def _places(
-        self, branch: Branch, role: int, count: int, others: tuple[int, ...], least: tuple[int | None, ...]
+        self, branch: Branch, role: int, count: int, others: tuple[int, ...], most: tuple[int, ...]
     ) -> Iterator[Branch]:
         family, free = branch.family, branch.free
         work = self._work[role][count]
         for group in family:
             for one in group.roles:
                 work += self._work[one][group.devices]
-        for one, most in zip(others, least, strict=True):
-            work += self._least_work[one][most or 0]
+        for one, upto in zip(others, most, strict=True):
+            work += self._least_work[one][upto]
         for at, group in enumerate(family):
             if group.devices == count:
                 joined = Group((*group.roles, role), count, group.parent)
                 grown = (*family[:at], joined, *family[at + 1 :])
-                yield Branch(grown, others, free, least, work + self._update_work(grown, others), branch.used)
+                yield Branch(grown, others, free, most, work + self._update_work(grown, others), branch.used)
         for at, room in enumerate(free):
             parent = at if at < len(family) else None
             if room >= count and (parent is None or family[at].devices > count):
@@ -101,7 +101,7 @@ class Tree:
                 rest = [*free[:-1], count, free[-1]]
                 rest[-1 if parent is None else at] -= count
                 used = branch.used + (count if parent is None else 0)
-                yield Branch(grown, others, tuple(rest), least, work + self._update_work(grown, others), used)
+                yield Branch(grown, others, tuple(rest), most, work + self._update_work(grown, others), used)
 
     def _update_work(self, family: Family, left: tuple[int, ...]) -> int:
         """Return the least time of the weight update, summed over its devices."""
@@ -134,8 +134,8 @@ class Tree:
             for role in group.roles:
                 for event, known in self.graph.calls_of[role]:
                     times[event] = known[group.devices]
-        for role, most in zip(branch.left, branch.least, strict=True):
-            for event, time in self._times[role][most or 0]:
+        for role, most in zip(branch.left, branch.most, strict=True):
+            for event, time in self._times[role][most]:
                 times[event] = time
         return times
 
@@ -169,11 +169,11 @@ class Tree:
         room += [(branch.free[-1], 0)] if branch.free[-1] else []
         options = []
         opens: list[list[int]] = [[] for _ in room]
-        for role, most in zip(branch.left, branch.least, strict=True):
+        for role, most in zip(branch.left, branch.most, strict=True):
             switch = self._switches[role]
             found = []
             for count, work in self._work[role].items():
-                if most is None or count > most:
+                if count > most:
                     break
                 # A role that shares its devices switches once in each step at least.
                 ends = [
@@ -201,5 +201,6 @@ class Tree:
             ratio = min(reached, *later) if later else reached
 
 
-def _largest(counts: tuple[int, ...], most: int) -> int | None:
-    return max((count for count in counts if count <= most), default=None)
+def _largest(counts: tuple[int, ...], most: int) -> int:
+    """Return the largest count that is not too large, or 0."""
+    return max((count for count in counts if count <= most), default=0)

@@ -62,6 +62,7 @@ def search(
     ] = "text",
     out: Out = None,
 ) -> None:
+    job = Path("/dev/stdin") if str(job) == "-" else job
     text = load_text(job, limit=JOB_FILE_LIMIT)
     draft = read_job_text(text, name=str(job))
     draft.notes.raise_if_any()
