@@ -10,6 +10,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from fractions import Fraction
 from itertools import islice
 from typing import Any
 
@@ -119,6 +120,42 @@ def test_a_false_proof_is_refused_even_if_its_digest_fits(seed, lie):
         return
     with pytest.raises(ConfigError, match="does not hold"):
         check_proof(false)
+
+
+@given(SEEDS, st.data())
+@settings(max_examples=200)
+def test_a_proof_that_is_accepted_is_true_whatever_was_changed_in_it(seed, data):
+    proof = proof_of(legal_problem(seed))
+    *path, last = data.draw(st.sampled_from(places_in(proof)))
+    holder: Any = proof
+    for key in path:
+        holder = holder[key]
+    holder[last] = data.draw(
+        st.sampled_from([0, 1, 2, 7, 100, "room", "nodes", "+", "=0", "<0", [], ["role0.a"], None])
+    )
+    proof["digest"] = digest(proof)
+    try:
+        check_proof(proof)
+    except ConfigError:
+        return
+    problem = Problem.from_dict(proof["problem"])
+    assert find_best(problem)[0].step_time == Fraction(*proof["step_time"])
+
+
+def places_in(proof: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the path of every value of a proof outside its problem, and of the times in that."""
+
+    def inside(value: Any, path: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        return [path, *(found for key, item in items for found in inside(item, (*path, key)))]
+
+    times = [
+        ("problem", "calls", at, "times", count)
+        for at, call in enumerate(proof["problem"]["calls"])
+        for count in call["times"]
+    ]
+    parts = [path for key in ("step_time", "ranks", "schedule", "tree") for path in inside(proof[key], (key,))]
+    return times + parts
 
 
 def _is_bound(problem: Problem, name: str) -> bool:

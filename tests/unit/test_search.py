@@ -290,6 +290,28 @@ def test_a_trace_tells_calls_by_component_and_name():
         trace_times({"events": []})
 
 
+def test_nodes_may_differ_in_size_and_sets_are_consecutive_where_that_is_possible():
+    calls = {"rollout.generate": {"seconds": {8: 6.0}, "devices_per_worker": 4}, "actor.train": {"seconds": {6: 6.0}}}
+    assert answer_of(TWO, calls, "1x6:H100,1x8:H100").best.component_placement == {
+        "rollout": "6-13:0-1",
+        "actor": "0-5",
+    }
+    calls["actor.train"]["seconds"] = {4: 6.0}
+    assert answer_of(TWO, calls, "2x6").best.component_placement == {"rollout": "0-3:0,6-9:1", "actor": "4-5,10-11"}
+
+
+def test_every_picture_marks_interpolated_times(roost, tmp_path):
+    calls = {name: {"seconds": {8: 16.0, 32: 4.0}} for name in ("rollout.generate", "actor.train")}
+    job, profile = tmp_path / "job.yaml", tmp_path / "p.yaml"
+    job.write_text(
+        f"cluster:\n  component_placement:\n    rollout: 0\n    actor: 1\nflow:\n  step: {TWO}\n{ASYNCHRONOUS}"
+    )
+    profile.write_text(json.dumps({"version": 1, "calls": calls}))
+    for form in ("svg", "html", "json", "text"):
+        out = roost("search", str(job), "-c", "4x8", "-p", str(profile), "--interpolate", "-f", form)[1]
+        assert "actor.train with 16 devices" in out, form
+
+
 def test_a_job_without_a_flow_and_two_clusters_are_refused(roost, tmp_path):
     job = tmp_path / "job.yaml"
     job.write_text("cluster: {component_placement: {actor: 0}}\n")

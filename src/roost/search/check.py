@@ -20,11 +20,10 @@ from roost.search.problem import WEIGHTS, Problem, digest
 
 Edge = tuple[str, str, int, int]
 Groups = Sequence[tuple[tuple[int, ...], int, int | None]]
-"""The roles of each group, its number of devices, and the group that it is nested in."""
 
 
 class Branch(NamedTuple):
-    """The groups of the roles that have joined, the roles that are left, and the one that joined last."""
+    """Groups (roles, number of devices, the group around them) that have joined, roles that are left, and the last."""
 
     groups: Groups
     left: tuple[int, ...]
@@ -39,7 +38,9 @@ def check_proof(proof: Mapping[str, Any]) -> int:
         checker = _Checker(Problem.from_dict(proof["problem"]), *proof["step_time"])
         checker.check_schedule([set(proof["ranks"][role.name]) for role in checker.roles], proof["schedule"])
         return checker.check_tree(proof["tree"], Branch((), tuple(range(len(checker.roles)))))
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         raise ConfigError(f"the proof does not hold: {type(error).__name__}: {error}") from None
 
 
@@ -67,8 +68,11 @@ class _Checker:
             first = [call for call in targets if not any(call in self.after(other) for other in targets)]
             self.always += [(call, WEIGHTS, 0, 0) for call in sources]
             self.always += [(WEIGHTS, call, 0, 1 + weights.staleness) for call in first]
+        place = {event: at for at, event in enumerate(self.events)}
+        is_ordered = all(place[one] < place[other] for one, other, _, steps in self.always if not steps)
+        _require(is_ordered and scale > 0, "its calls are not in flow order, or its time is not a number")
         self.always += [(event, event, 0, 1) for event in self.events]
-        self.ring = cache(self._ring)
+        self.ring, self.lacks_nodes = cache(self._ring), cache(self._lacks_nodes)
 
     def after(self, call: str) -> set[str]:
         found = {other for one, other in self.arrows if one == call}
@@ -82,10 +86,9 @@ class _Checker:
             is_legal = sum(parts) == len(own) in role.counts and not any(n % role.devices_per_worker for n in parts)
             is_apart = all(own <= other or other <= own or not own & other for other in sets)
             _require(is_legal and is_apart, f"the devices of {role.name} are not legal")
-        holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])}
         took = self.least(Branch([((at,), len(own), None) for at, own in enumerate(sets)], ()))
-        rings = [edge for roles in holders for edge in self.ring(roles, False)]
-        for one, other, extra, steps in {*self.always, *rings}:
+        holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])}
+        for one, other, extra, steps in self.always + [edge for roles in holders for edge in self.ring(roles, False)]:
             ready = starts[one] + took[one] + extra - steps * self.goal
             _require(starts[other] >= ready, f"{other} begins before {one} allows it")
 
@@ -96,11 +99,9 @@ class _Checker:
         turns = [event for event in self.events if own[event] & set(holders)]
         found: list[Edge] = []
         for one, other in zip(turns, turns[1:] + turns[:1], strict=True):
-            extra = 0
-            if not own[one] & own[other] and not (is_open and WEIGHTS in (one, other)):
-                extra += max(self.roles[role].sleep for role in own[one]) * self.scale
-                extra += max(self.roles[role].wake for role in own[other]) * self.scale
-            found.append((one, other, extra, int(other == turns[0])))
+            is_free = own[one] & own[other] or (is_open and WEIGHTS in (one, other))
+            extra = max(self.roles[r].sleep for r in own[one]) + max(self.roles[r].wake for r in own[other])
+            found.append((one, other, 0 if is_free else extra * self.scale, int(other == turns[0])))
         if self.is_stale and own[WEIGHTS] and not self.source & set(holders):
             (one, _, before, back), (_, other, after, on) = found[(at := turns.index(WEIGHTS)) - 1], found[at]
             found = [edge for edge in found if WEIGHTS not in edge[:2]]
@@ -112,12 +113,11 @@ class _Checker:
         told = {(role, count, place): why for role, count, place, why in ways}
         possible = {way: Branch(*joined) for way, *joined in self.ways(branch)}
         _require(told.keys() == possible.keys(), "it does not list every way in which a role can join")
-        reasons = {"room": self.lacks_room, "nodes": self.lacks_nodes}
         grown = {way: why for way, why in told.items() if isinstance(why[0], list)}
         for way in told.keys() - grown.keys():
-            why = told[way]
-            holds = reasons[why](possible[way]) if isinstance(why, str) else self.is_slow(possible[way], why)
-            _require(holds, f"nothing speaks against {way} joining {branch.groups}")
+            new, why = possible[way], told[way]
+            holds = self.lacks_nodes(new) if why == "nodes" else why == "room" and self.lacks_room(new)
+            _require(holds or self.is_slow(new, why), f"nothing speaks against {way} joining {branch.groups}")
         return len(told) - len(grown) + sum(self.check_tree(why, possible[way]) for way, why in grown.items())
 
     def ways(self, branch: Branch) -> Iterator[tuple[Any, ...]]:
@@ -186,15 +186,15 @@ class _Checker:
             needed += min(works)
         return needed >= sum(room[at][0] * (self.goal - room[at][1]) for at in usable)
 
-    def lacks_nodes(self, branch: Branch, node: int = 0) -> bool:
+    def _lacks_nodes(self, branch: Branch, node: int = 0) -> bool:
         """Tell whether groups do not find their devices on the nodes, on each a multiple of what their workers need."""
-        groups = branch.groups
-        if node == len(self.nodes) or not any(size for _, size, _ in groups):
-            return any(size for _, size, _ in groups)
-        units = [math.lcm(*(self.roles[role].devices_per_worker for role in roles)) for roles, _, _ in groups]
-        for given in product(*(range(0, size + 1, unit) for (_, size, _), unit in zip(groups, units, strict=True))):
-            here = [(roles, n, up) for (roles, _, up), n in zip(groups, given, strict=True)]
-            rest = [(roles, size - n, up) for (roles, size, up), n in zip(groups, given, strict=True)]
+        sizes = [size for _, size, _ in branch.groups]
+        if node == len(self.nodes) or not any(sizes):
+            return any(sizes)
+        units = [math.lcm(*(self.roles[r].devices_per_worker for r in roles)) for roles, _, _ in branch.groups]
+        for given in product(*(range(0, min(n, self.nodes[node]) + 1, u) for n, u in zip(sizes, units, strict=True))):
+            here = [(roles, n, up) for (roles, _, up), n in zip(branch.groups, given, strict=True)]
+            rest = tuple((roles, size - n, up) for (roles, size, up), n in zip(branch.groups, given, strict=True))
             if min(self.free(here, self.nodes[node])) >= 0 and not self.lacks_nodes(Branch(rest, ()), node + 1):
                 return False
         return True

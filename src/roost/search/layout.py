@@ -82,7 +82,9 @@ def _consecutive(
         low = starts[group.parent]
         high = low + family[group.parent].devices
     beside = [(starts[one], starts[one] + family[one].devices) for one in starts if family[one].parent == group.parent]
-    for edge in sorted({low, *(end for _, end in beside)}):
+    edges = {low, *(end for _, end in beside)}
+    nodes = {next((begin for begin in accumulate(problem.nodes) if begin > edge), high) for edge in edges}
+    for edge in sorted(edges | nodes):
         start = _next_start(problem.nodes, edge, group.devices, units[at])
         if start + group.devices <= high and all(
             start >= end or start + group.devices <= begin for begin, end in beside

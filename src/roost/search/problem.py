@@ -104,7 +104,8 @@ class Problem:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Problem:
-        """Read what `to_dict` wrote."""
+        """Read what `to_dict` wrote; ValueError for a number that is not whole or is negative."""
+        _check_numbers(data)
         return cls(
             roles=tuple(Role(**{**role, "counts": tuple(role["counts"])}) for role in data["roles"]),
             calls=tuple(
@@ -157,6 +158,18 @@ def device_sets(family: Sequence[Group]) -> list[tuple[frozenset[int], int]]:
         for index, free in enumerate(free_devices(family))
     ]
     return [(roles, free) for roles, free in found if free]
+
+
+def _check_numbers(value: object, is_number: bool = False) -> None:
+    """Check everything below a value of a problem in which all but the named texts are whole numbers."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_numbers(item, key not in ("name", "role", "source", "target", "edges", "weights"))
+    elif isinstance(value, list):
+        for item in value:
+            _check_numbers(item, is_number)
+    elif is_number and (type(value) is not int or value < 0):
+        raise ValueError(f"{value!r} is not a whole number")
 
 
 def digest(content: Mapping[str, Any]) -> str:

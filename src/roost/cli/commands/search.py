@@ -120,7 +120,9 @@ def _print(answer: Answer, topology: Topology, job: Path, seed: int, out: Path |
         simulated = [simulate(setup.problem, one.family, setup.timings, seed=seed) for one in options]
     width = 120 if out is not None else shutil.get_terminal_size().columns
     told = answer_text(answer, simulated, width)
-    if len(setup.problem.roles) <= MOST_ROLES:
+    if len(setup.problem.roles) > MOST_ROLES:
+        told.append(f"\n\nwith more than {MOST_ROLES} roles, which measurements decide is not looked for")
+    else:
         best = Found(answer.best.family, answer.best.step_time)
         told.append("\n\n").append_text(doubts_text(list(deciding(setup.problem, best))))
     if out is None and answer.best.ranks:
@@ -130,9 +132,11 @@ def _print(answer: Answer, topology: Topology, job: Path, seed: int, out: Path |
 
 
 def _title(job: Path, best: Option) -> str:
-    return f"{job.name}: {best.critical_cycle} sets the pace"
+    rests_on = f" (interpolated: {', '.join(best.interpolated)})" if best.interpolated else ""
+    return f"{job.name}: {best.critical_cycle} sets the pace{rests_on}"
 
 
 def _item(answer: Answer, other: Option) -> str:
     placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
-    return f"{seconds(other.step_time):.4g} s: {escape(answer.loss(other))} <code>{escape(placed)}</code>"
+    mark = " (interpolated)" if other.interpolated else ""
+    return f"{seconds(other.step_time):.4g} s{mark}: {escape(answer.loss(other))} <code>{escape(placed)}</code>"
