@@ -300,6 +300,17 @@ def test_nodes_may_differ_in_size_and_sets_are_consecutive_where_that_is_possibl
     assert answer_of(TWO, calls, "2x6").best.component_placement == {"rollout": "0-3:0,6-9:1", "actor": "4-5,10-11"}
 
 
+def test_roles_without_devices_alone_have_a_step_time_and_no_map(roost, tmp_path):
+    job, profile, proof = tmp_path / "job.yaml", tmp_path / "p.yaml", tmp_path / "proof.json"
+    job.write_text("cluster:\n  component_placement:\n    a: 0\n    b: 0\n    c: 0\nflow:\n  step: a.x -> b.y\n")
+    profile.write_text("version: 1\ncalls:\n  a.x: {seconds: {0: 2}}\n  b.y: {seconds: {0: 3}}\n")
+    code, out, err = roost("search", str(job), "-c", "1x2", "-p", str(profile), "--prove", str(proof))
+    assert (code, out.splitlines()[0]) == (0, "3 s a step, and no legal placement is quicker")
+    assert "c is not in the flow" in err
+    assert roost("check-proof", str(proof))[0] == 0
+    assert "there is no map" in roost("search", str(job), "-c", "1x2", "-p", str(profile), "-f", "html")[2]
+
+
 def test_every_picture_marks_interpolated_times(roost, tmp_path):
     calls = {name: {"seconds": {8: 16.0, 32: 4.0}} for name in ("rollout.generate", "actor.train")}
     job, profile = tmp_path / "job.yaml", tmp_path / "p.yaml"

@@ -24,7 +24,7 @@ def any_order_packs(nodes: Sequence[int], units: Sequence[int]) -> bool:
 
     They do where units divide one another and all nodes: smaller units always fill up what larger ones leave.
     """
-    sizes = sorted(set(units))
+    sizes = sorted({1, *units})
     return all(large % small == 0 for small, large in pairwise(sizes)) and all(node % sizes[-1] == 0 for node in nodes)
 
 

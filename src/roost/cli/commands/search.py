@@ -71,7 +71,8 @@ def search(
         raise ConfigError("the job has no section 'flow'", hint=hint, where=draft.job.document.where())
     outside = [name for name in draft.names if name not in draft.flow.roles]
     if outside:
-        tell(f"note: {join_words(outside)} is not in the flow, so nothing is known of its devices")
+        verb = "is" if len(outside) == 1 else "are"
+        tell(f"note: {join_words(outside)} {verb} not in the flow; what runs there is not searched")
     topology = _topology(draft, cluster, inventory)
     setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
     answer = find(setup, top)
@@ -84,6 +85,8 @@ def search(
         write_text(as_json(answer.to_dict()), out)
     elif form == "svg":
         write_text(draw_bars_svg(bars_of(answer.best), _title(job, answer.best)), out)
+    elif form == "html" and not answer.best.ranks:
+        raise ConfigError("no role of the flow takes devices, so there is no map", hint="leave out --format html")
     elif form == "html":
         below = ["<h2>A step</h2>", draw_bars_svg(bars_of(answer.best), _title(job, answer.best))]
         below += [
