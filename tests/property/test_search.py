@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brute_force import ranked, step_time
-from roost import ConfigError
+from roost import ConfigError, Topology, make_plan
 from roost.search.check import check_proof
 from roost.search.find import find_best, in_order, shared_devices, sharing
 from roost.search.graph import counts_of
-from roost.search.layout import lay_out
+from roost.search.layout import lay_out, placement_text
 from roost.search.problem import Problem, digest
 from roost.search.proof import make_proof
 from search_problems import random_problem
@@ -216,3 +216,17 @@ def test_ranks_are_consecutive_on_every_node_and_as_many_as_the_role_has(seed):
     for own in ranks.values():
         assert list(own) == sorted(set(own))
         assert own[-1] < problem.devices
+
+
+@given(SEEDS)
+@settings(max_examples=100)
+def test_the_answer_plans_as_it_was_found(seed):
+    problem = legal_problem(seed)
+    ranks = lay_out(problem, find_best(problem)[0].family)
+    placed = {name: placement_text(problem, name, own) for name, own in ranks.items()}
+    topology = Topology.from_shorthand(",".join(f"1x{size}" for size in problem.nodes))
+    plan = make_plan({"cluster": {"component_placement": placed}}, topology)
+    for role in problem.roles:
+        component = plan.component(role.name)
+        assert component.hardware_ranks == ranks[role.name]
+        assert {len(one.local_hardware_ranks) for one in component.placements} == {role.devices_per_worker}
