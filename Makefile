@@ -2,6 +2,7 @@
 #   make test    all tests            make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
+#   make soak-search   the search against brute force on 100,000 random problems
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
 #   make demo-llm   watch a language model being post-trained with vLLM; make test-engines   the tests with vLLM
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
@@ -16,6 +17,7 @@ BIN     = $(VENV)/bin
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
+SEARCH_INSTANCES ?= 100000
 # How many rounds of random faults are part of `make test`: half a minute each, next to other tests.
 SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
@@ -39,7 +41,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo demo-llm test-engines test check lint tests ray clusters soak test-ray-floor golden bench format clean docs docs-serve types-public
+.PHONY: demo demo-llm test-engines test check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -94,11 +96,16 @@ soak: $(VENV)/.installed-dev
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray
 
+soak-search: $(VENV)/.installed-dev
+	@echo "== the search against brute force"
+	@SEARCH_INSTANCES=$(SEARCH_INSTANCES) $(BIN)/pytest -n 2 -k brute_force tests/property/test_search.py
+
 golden: $(VENV)/.installed-dev
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py
+	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/cluster.py
 	@$(BIN)/python bench/groups.py

@@ -14,8 +14,9 @@ from jsonschema import Draft7Validator
 from roost import RoostError
 from roost.config.inventory import read_inventory, read_inventory_file
 from roost.config.job import read_job_draft
+from roost.config.profile import read_profile
 from roost.config.run import read_run_config
-from roost.config.schema import inventory_schema, job_schema
+from roost.config.schema import inventory_schema, job_schema, profile_schema
 from roost.config.yaml_file import parse_text
 
 GROUPS: list[dict[str, Any]] = [
@@ -59,7 +60,22 @@ JOB = {
         "reward": {"class": "a.b.C"},
     },
     "entry": "job.main",
+    "flow": {
+        "step": ["rollout.go -> actor.train", "reward.score -> actor.train"],
+        "weights": "actor -> rollout",
+        "staleness": 1,
+    },
     "seed": 1,
+}
+PROFILE = {
+    "version": 1,
+    "calls": {
+        "rollout.go": {"seconds": {"8": 120.0, "16": {"p50": 61, "p90": "70.5"}}, "devices_per_worker": 4},
+        "actor.train": {"seconds": {"8": [80, 81.5], "16": "42"}, "memory": "60GiB"},
+        "reward.score": {"seconds": {"0": 3}},
+    },
+    "switch": {"rollout": {"wake": 2.0, "sleep": 1}, "actor": {}},
+    "weights": {"seconds": 1.5},
 }
 INVENTORY = {
     "nodes": [
@@ -137,6 +153,11 @@ def run_dict(document: Any) -> None:
 
 
 JOBS, INVENTORIES = Draft7Validator(job_schema()), Draft7Validator(inventory_schema())
+PROFILES = Draft7Validator(profile_schema())
+
+
+def profile_file(document: Any) -> None:
+    read_profile(parse_text(json.dumps(document), name="profile.yaml"))
 
 
 def test_the_documents_are_legal_before_they_are_changed():
@@ -144,6 +165,9 @@ def test_the_documents_are_legal_before_they_are_changed():
     run_dict(JOB)
     assert JOBS.is_valid(JOB)
     assert INVENTORIES.is_valid(INVENTORY)
+    profile_file(PROFILE)
+    read_profile(PROFILE)
+    assert PROFILES.is_valid(PROFILE)
 
 
 @given(changed(JOB))
@@ -158,3 +182,9 @@ def test_an_inventory_that_the_schema_refuses_is_refused(tmp_path_factory, docum
     path = tmp_path_factory.getbasetemp() / "inventory.yaml"
     path.write_text(json.dumps(document), encoding="utf-8")
     check(INVENTORIES, document, read_inventory, lambda _: read_inventory_file(path))
+
+
+@given(changed(PROFILE))
+@settings(max_examples=300)
+def test_a_profile_that_the_schema_refuses_is_refused(document):
+    check(PROFILES, document, profile_file, read_profile)

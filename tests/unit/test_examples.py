@@ -15,6 +15,7 @@ HARDWARE = {
     "disaggregated": "2x8",
     "heterogeneous": "heterogeneous-inventory.yaml",
     "weights": "2x8",
+    "search": "4x8:H100",
 }
 
 
@@ -23,7 +24,7 @@ def topology(said: str) -> Topology:
 
 
 def test_every_job_is_known_here():
-    jobs = {path.stem for path in EXAMPLES.glob("*.yaml")} - {"heterogeneous-inventory", "broken"}
+    jobs = {path.stem for path in EXAMPLES.glob("*.yaml")} - {"heterogeneous-inventory", "search-profile", "broken"}
     assert jobs == set(HARDWARE)
 
 

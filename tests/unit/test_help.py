@@ -77,7 +77,7 @@ def test_an_example_of_the_help_names_its_own_command_and_real_options(help_of):
 
 def test_every_file_of_a_command_is_in_the_table():
     files = (ROOT / "src" / "roost" / "cli" / "commands").glob("[!_]*.py")
-    assert sorted(COMMANDS) == sorted(path.stem for path in files)
+    assert sorted(COMMANDS) == sorted(path.stem.replace("_", "-") for path in files)
 
 
 @pytest.mark.parametrize(("words", "loaded"), [([], []), (["plan"], ["plan"]), (["run"], ["plan", "run"])])

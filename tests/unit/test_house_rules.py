@@ -22,6 +22,7 @@ LAYERS = {
     "redact": set(),
     "config": {"errors", "text"},
     "placement": PURE,
+    "search": {"placement", *PURE},
     "render": {"placement", *PURE},
     "machine": PURE,
     "runtime": {"machine", "placement", *PURE},
@@ -41,6 +42,7 @@ LAYERS = {
         "runtime",
         "machine",
         "render",
+        "search",
         "placement",
         *PURE,
         "",
@@ -59,7 +61,7 @@ OUTSIDE = {
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
     "demo": {"gymnasium", "numpy", "rich", "torch"},
-    "cli": {"rich", "typer"},
+    "cli": {"rich", "typer", "yaml"},
     "": {"lazy_loader"},
 }
 # The rooms of `runtime`, each of which imports only those before it.

@@ -12,12 +12,17 @@ from jsonschema import Draft7Validator
 
 import yaml12
 from docs.blocks import PAGES, blocks_of
-from roost.config.schema import cluster_schema, inventory_schema, job_schema
+from roost.config.schema import cluster_schema, inventory_schema, job_schema, profile_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "errors" / "cases"
 VECTORS = ROOT / "tests" / "conformance" / "vectors"
-SCHEMAS = {"job": job_schema(), "cluster": cluster_schema(), "inventory": inventory_schema()}
+SCHEMAS = {
+    "job": job_schema(),
+    "cluster": cluster_schema(),
+    "inventory": inventory_schema(),
+    "profile": profile_schema(),
+}
 # Interpolations and the sizes of a model-parallel job can be anything; circular aliases do not make a tree.
 NOT_SHAPE = re.compile(r"interpolation|-size-|recompute|itself|alias|holds")
 SHAPE = re.compile(r" has no key | lacks '|must be a (mapping|list|single value)|has no value|must be true or false")
@@ -65,16 +70,17 @@ def test_every_legal_file_of_the_docs_and_examples_passes():
     for path in (ROOT / "examples").rglob("*.yaml"):
         if path.name != "broken.yaml":
             texts[path.name] = path.read_text(encoding="utf-8")
-    tried = {"job": 0, "inventory": 0}
+    tried = {"job": 0, "inventory": 0, "profile": 0}
     for name, text in texts.items():
         value = yaml12.read(text)
-        kind = "inventory" if "nodes" in value else "job"
+        kind = "inventory" if "nodes" in value else "profile" if "calls" in value else "job"
         assert mistakes(value, kind) == [], name
         if kind == "job":
             assert mistakes(value["cluster"], "cluster") == [], name
         tried[kind] += 1
     assert tried["job"] > 40
     assert tried["inventory"] > 2
+    assert tried["profile"] > 0
 
 
 @pytest.mark.parametrize("name", ["placement", "model_parallel"])

@@ -38,6 +38,11 @@ _COMMANDS = {
         "where": ("Show where a worker sits and which environment it gets.", "job.yaml actor:3 --cluster 2x8"),
         "who": ("Show which workers sit on a piece of hardware.", "job.yaml 1:4 --cluster 2x8"),
         "weights": ("Show which bytes of the weights go from which worker to which.", "job.yaml --cluster 2x8"),
+        "search": (
+            "Find the best placement of a job from measured times, and prove it.",
+            "job.yaml --cluster 8x8:H100 --profile profile.yaml",
+        ),
+        "check-proof": ("Check a proof that `roost search --prove` wrote, with code of its own.", "proof.json"),
         "lint": ("Warn about what is valid in a plan but may be a mistake.", "job.yaml --cluster 2x8 --strict"),
     },
     "Run": {
@@ -45,6 +50,7 @@ _COMMANDS = {
         "logs": ("Show what the workers of a run printed, or list the logs.", "actor:3 --follow"),
         "runs": ("List your runs on this machine, newest first.", ""),
         "show": ("Show all that is known about a run: what ran where and how it ended.", "20261115-2242"),
+        "profile": ("Make a profile for `roost search` from the times that runs recorded.", "latest --out p.yaml"),
         "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),
     },
     "Inspect the cluster": {
@@ -61,13 +67,15 @@ _COMMANDS = {
 
 
 class _WithoutFlagTypes:
-    """A command whose help shows no type for flags."""
+    """A command whose help shows no type for flags, and that of one value for an argument that takes several."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if getattr(param, "is_flag", False):
                 param.metavar = ""
+            elif param.nargs == -1:
+                param.display_type = lambda _: "<str>"
         return params
 
 
@@ -75,7 +83,7 @@ class _Command(_WithoutFlagTypes, TyperCommand):
     """A command whose usage names the arguments as users type them."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.removeprefix("{").removesuffix("}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
 class _LazyGroup(_WithoutFlagTypes, TyperGroup):
@@ -104,7 +112,8 @@ def load_command(name: str) -> Any:
     summary, example = next(entries[name] for entries in _COMMANDS.values() if name in entries)
     alone = typer.Typer(add_completion=False)
     epilog = f"For example: roost {name} {example}" if example else None
-    function = getattr(import_module(f"roost.cli.commands.{name}"), name)
+    module = name.replace("-", "_")
+    function = getattr(import_module(f"roost.cli.commands.{module}"), module)
     alone.command(name, cls=_Command, help=summary, epilog=epilog)(function)
     return typer.main.get_command(alone)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.cli.options import TIMEOUT_SECONDS, Cluster, Inventory, Live, LiveTimeout, Rules, Shared
 from roost.cli.out import tell
+from roost.config.flow import FlowConfig
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
@@ -75,11 +76,16 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
     """Plan a job, or read a saved plan; with --live also return the cluster that the job is planned on."""
+    return load_job(path, flags)[:2]
+
+
+def load_job(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None, FlowConfig | None]:
+    """Load a plan as `load_plan` does, and the flow of the job if it has one."""
     path, text, saved = _read(path)
     if saved is None:
         return _plan_job(path, text, flags, None)
     flags.refuse(f"{path} is a saved plan, which includes its hardware")
-    return saved, None
+    return saved, None, None
 
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
@@ -134,7 +140,9 @@ def _parse_plan(path: Path, text: str) -> Plan:
         raise ConfigError(problems) from None
 
 
-def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) -> tuple[Plan, LiveHardware | None]:
+def _plan_job(
+    path: Path, text: str, flags: Flags, hardware: Topology | None
+) -> tuple[Plan, LiveHardware | None, FlowConfig | None]:
     check_size(str(path), len(text), JOB_FILE_LIMIT)
     draft = read_job_text(text, name=str(path))
     num_nodes = draft.job.cluster.num_nodes
@@ -157,4 +165,5 @@ def _plan_job(path: Path, text: str, flags: Flags, hardware: Topology | None) ->
         assumed = f"{num_nodes or 1}x8"
         tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
         hardware = Topology.from_shorthand(assumed)
-    return make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate), live
+    plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+    return plan, live, draft.flow

@@ -41,11 +41,12 @@ def print_text(text: Text, out: Path | None = None) -> None:
         write_text(text.plain + "\n", out)
 
 
-def draw_map(grid: Grid, out: Path | None = None) -> None:
-    """Draw a map as wide as the terminal, or 120 columns wide into a file."""
+def draw_map(grid: Grid, out: Path | None = None, below: str = "") -> None:
+    """Draw a map as wide as the terminal, or 120 columns wide into a file, and lines below it."""
     width = 120 if out is not None else shutil.get_terminal_size().columns
     has_16_colours = _is_coloured() and _console().color_system == "standard"
-    print_text(draw_terminal(grid, width=width, basic_colours=has_16_colours), out)
+    drawn = draw_terminal(grid, width=width, basic_colours=has_16_colours)
+    print_text(drawn.append(f"\n{below}") if below else drawn, out)
 
 
 def _console() -> Console:

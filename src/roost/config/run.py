@@ -1,4 +1,4 @@
-"""The sections of a job that say what runs: `workers`, a class for each component, and `entry`, a function."""
+"""The sections of a job that say what runs: `workers`, a class for each component, `entry`, a function, and `flow`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from roost.config.document import Value
 from roost.config.fields import Field, Table
+from roost.config.flow import FLOW_FIELDS, FlowConfig, read_flow
 from roost.config.job import JobDraft, read_job_draft
 from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.reading import Notes, known_hint, read_fields
@@ -35,6 +36,7 @@ RUN_FIELDS = Table(
         "The function that `roost run` calls when all workers are ready, as module.name.",
         examples=("my_job.main",),
     ),
+    Field("flow", FLOW_FIELDS),
     is_open=True,
     naming="{name}",
 )
@@ -71,10 +73,11 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDraft(JobDraft):
-    """A job read in full: as a draft, and with it the workers and the entry as far as they can be read."""
+    """A job read in full: as a draft, and with it the other sections as far as they can be read."""
 
     workers: dict[str, WorkerConfig]
     entry: str | None
+    flow: FlowConfig | None = None
 
 
 def read_job_text(text: str, *, name: str) -> RunDraft:
@@ -83,18 +86,19 @@ def read_job_text(text: str, *, name: str) -> RunDraft:
 
 
 def read_run_draft(config: object) -> RunDraft:
-    """Read all sections of any config, as `read_job_draft` does; `workers` and `entry` may be left out."""
+    """Read all sections of any config, as `read_job_draft` does; `workers`, `entry` and `flow` may be left out."""
     if isinstance(config, RunDraft):
         return config
     draft = read_job_draft(config)
     notes = draft.notes.copy()
-    section, entry = (_section(draft.job.document, name, notes) for name in RUN_FIELDS.fields)
+    section, entry, flow = (_section(draft.job.document, name, notes) for name in RUN_FIELDS.fields)
     return RunDraft(
         job=draft.job,
         notes=notes,
         names=draft.names,
         workers={} if section is None else _read_workers(section, draft.names, notes),
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
+        flow=None if flow is None else read_flow(flow, draft.names, notes),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from roost.config.inventory import INVENTORY_FIELDS
 from roost.config.job import CLUSTER_FIELDS, PARALLEL_SIZES, RECOMPUTE_LOGPROBS
+from roost.config.profile import PROFILE_FIELDS
 from roost.config.run import RUN_FIELDS
 from roost.config.values import Schema
 from roost.config.weight_sync import WEIGHT_SYNC_FIELDS
@@ -42,6 +43,11 @@ def cluster_schema() -> Schema:
 def inventory_schema() -> Schema:
     """Return the schema of an inventory: the hardware, described in a file."""
     return {"$schema": _DRAFT, "title": "An inventory of Roost", **INVENTORY_FIELDS.schema()}
+
+
+def profile_schema() -> Schema:
+    """Return the schema of a profile: how long the calls of a step take."""
+    return {"$schema": _DRAFT, "title": "A profile of Roost", **PROFILE_FIELDS.schema()}
 
 
 def _sizes() -> Schema:

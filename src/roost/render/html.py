@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from roost.placement.environment import worker_interpreter
@@ -46,8 +46,8 @@ for(const block of document.querySelectorAll('.block')){
 """
 
 
-def draw_html(plan: Plan, grid: Grid) -> str:
-    """Return the whole HTML page: the grid's picture, with findings and workers from the plan."""
+def draw_html(plan: Plan, grid: Grid, below: Iterable[str] = ()) -> str:
+    """Return the whole HTML page: the grid's picture, what belongs below it, then findings and workers of the plan."""
     heading = grid.title or "Placement map"
     shown = {entry.name for entry in grid.legend if entry.shown}
     parts = [
@@ -57,6 +57,7 @@ def draw_html(plan: Plan, grid: Grid) -> str:
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>{escape(heading)}</h1>",
         f'<div class="map">{draw_svg(plan, replace(grid, title=""))}</div>',
+        *below,
         *_findings(plan),
         "<h2>Workers</h2>",
         *(line for item in plan.components if item.name in shown for line in _table(plan, item)),

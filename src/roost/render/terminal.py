@@ -24,7 +24,7 @@ _NODE_CELL_WIDTH = 32
 _BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", "bright_black")
 _DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
 _ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o", "↑": "^", "↓": "v"}
-_ASCII |= {"░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
+_ASCII |= {"→": ">", "░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
 """Replacements on a terminal that has only ASCII; the last are Braille patterns, which draw curves."""
 
 

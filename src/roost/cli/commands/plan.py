@@ -9,10 +9,11 @@ import typer
 from roost.cli.completion import complete_component
 from roost.cli.options import Job, Out
 from roost.cli.out import tell, write_text
-from roost.cli.plans import Flags, load_plan, with_flags
+from roost.cli.plans import Flags, load_job, with_flags
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.plans import plan_table, start_text
 from roost.placement.lint import lint
+from roost.render.flow import flow_html, flow_lines
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
@@ -38,7 +39,7 @@ def plan(
     ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
 ) -> None:
-    found, hardware = load_plan(job, flags)
+    found, hardware, flow = load_job(job, flags)
     names = component or found.names
     if form == "json":
         write_text(found.to_json(only=component) + "\n", out)
@@ -50,9 +51,9 @@ def plan(
         if form == "svg":
             write_text(draw_svg(found, grid), out)
         elif form == "html":
-            write_text(draw_html(found, grid), out)
+            write_text(draw_html(found, grid, flow_html(flow) if flow else ()), out)
         else:
-            draw_map(grid, out)
+            draw_map(grid, out, "" if flow is None else "\n" + "\n".join(flow_lines(flow)))
             if hardware is not None and out is None:
                 print_text(start_text(found, hardware))
             warnings = [str(item) for item in lint(found) if item.level == "warning"]

@@ -1,0 +1,145 @@
+"""`roost search`: the best placement of a job, found from measured times and proven."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from roost.cli.apply import with_placement
+from roost.cli.options import Cluster, Inventory, Out
+from roost.cli.out import as_json, tell, write_text
+from roost.cli.terminal import draw_map, print_text
+from roost.cli.text.search import answer_text, bars_of, doubts_text
+from roost.config.profile import read_profile
+from roost.config.run import RunDraft, read_job_text
+from roost.config.topology import Topology
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
+from roost.errors import ConfigError
+from roost.placement.plan import Plan
+from roost.placement.planner import make_plan
+from roost.render.bars import draw_bars_svg
+from roost.render.flow import flow_html
+from roost.render.grid import make_grid
+from roost.render.html import draw_html
+from roost.render.svg import escape
+from roost.search.answer import Answer, Option
+from roost.search.answer import search as find
+from roost.search.find import Found
+from roost.search.problem import seconds
+from roost.search.proof import make_proof
+from roost.search.sensitivity import MOST_ROLES, deciding
+from roost.search.setup import make_setup
+from roost.search.simulate import has_spread, simulate
+from roost.text import join_words
+
+
+def search(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config, with a flow.")],
+    profile: Annotated[Path, typer.Option("--profile", "-p", metavar="FILE", help="Measured times of the calls.")],
+    cluster: Cluster = None,
+    inventory: Inventory = None,
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=1, max=100, help="Show so many placements, the best first.")
+    ] = 5,
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="Also use device counts between those that were measured.")
+    ] = False,
+    apply: Annotated[
+        Path | None, typer.Option("--apply", metavar="FILE", help="Write the job with the best placement to this file.")
+    ] = None,
+    prove: Annotated[
+        Path | None, typer.Option("--prove", metavar="FILE", help="Write a proof, which roost check-proof checks.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="The seed of the simulation.")] = 0,
+    form: Annotated[
+        Literal["text", "json", "svg", "html"],
+        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: text, json, svg or html."),
+    ] = "text",
+    out: Out = None,
+) -> None:
+    job = Path("/dev/stdin") if str(job) == "-" else job
+    text = load_text(job, limit=JOB_FILE_LIMIT)
+    draft = read_job_text(text, name=str(job))
+    draft.notes.raise_if_any()
+    if draft.flow is None:
+        hint = "say what feeds what: flow: {step: rollout.generate -> actor.train}"
+        raise ConfigError("the job has no section 'flow'", hint=hint, where=draft.job.document.where())
+    outside = [name for name in draft.names if name not in draft.flow.roles]
+    if outside:
+        verb = "is" if len(outside) == 1 else "are"
+        tell(f"note: {join_words(outside)} {verb} not in the flow; what runs there is not searched")
+    topology = _topology(draft, cluster, inventory)
+    setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
+    answer = find(setup, top)
+    if prove is not None:
+        proof = make_proof(setup.problem, answer.best.family, answer.best.ranks)
+        write_text(json.dumps(proof, separators=(",", ":")) + "\n", prove)
+    if apply is not None:
+        write_text(with_placement(text, str(job), answer.best.component_placement), apply)
+    if form == "json":
+        write_text(as_json(answer.to_dict()), out)
+    elif form == "svg":
+        write_text(draw_bars_svg(bars_of(answer.best), _title(job, answer.best)), out)
+    elif form == "html" and not answer.best.ranks:
+        raise ConfigError("no role of the flow takes devices, so there is no map", hint="leave out --format html")
+    elif form == "html":
+        below = ["<h2>A step</h2>", draw_bars_svg(bars_of(answer.best), _title(job, answer.best))]
+        below += [
+            "<h2>Alternatives</h2><ul>",
+            *(f"<li>{_item(answer, other)}</li>" for other in answer.others),
+            "</ul>",
+        ]
+        plan = _plan(answer.best, topology)
+        write_text(draw_html(plan, make_grid(plan, title=job.name), [*below, *flow_html(draft.flow)]), out)
+    else:
+        _print(answer, topology, job, seed, out)
+
+
+def _topology(draft: RunDraft, cluster: str | None, inventory: Path | None) -> Topology:
+    if cluster is not None and inventory is not None:
+        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
+    if inventory is not None:
+        return Topology.from_file(inventory)
+    if cluster is None:
+        cluster = f"{draft.job.cluster.num_nodes or 1}x8"
+        tell(f"note: no --cluster or --inventory given: assuming {cluster}")
+    return Topology.from_shorthand(cluster)
+
+
+def _plan(option: Option, topology: Topology) -> Plan:
+    cluster = {"num_nodes": topology.num_nodes, "component_placement": option.component_placement}
+    return make_plan({"cluster": cluster}, topology, placement="hybrid")
+
+
+def _print(answer: Answer, topology: Topology, job: Path, seed: int, out: Path | None) -> None:
+    setup, options = answer.setup, (answer.best, *answer.others)
+    simulated = []
+    if has_spread(setup.timings):
+        simulated = [simulate(setup.problem, one.family, setup.timings, seed=seed) for one in options]
+    width = 120 if out is not None else shutil.get_terminal_size().columns
+    told = answer_text(answer, simulated, width)
+    if len(setup.problem.roles) > MOST_ROLES:
+        told.append(f"\n\nwith more than {MOST_ROLES} roles, which measurements decide is not looked for")
+    else:
+        best = Found(answer.best.family, answer.best.step_time)
+        told.append("\n\n").append_text(doubts_text(list(deciding(setup.problem, best))))
+    if out is None and answer.best.ranks:
+        draw_map(make_grid(_plan(answer.best, topology), title=job.name))
+        print_text(Text(""))
+    print_text(told, out)
+
+
+def _title(job: Path, best: Option) -> str:
+    rests_on = f" (interpolated: {', '.join(best.interpolated)})" if best.interpolated else ""
+    return f"{job.name}: {best.critical_cycle} sets the pace{rests_on}"
+
+
+def _item(answer: Answer, other: Option) -> str:
+    placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
+    mark = " (interpolated)" if other.interpolated else ""
+    return f"{seconds(other.step_time):.4g} s{mark}: {escape(answer.loss(other))} <code>{escape(placed)}</code>"

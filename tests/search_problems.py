@@ -1,0 +1,41 @@
+"""Random small problems for the tests of the search, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+
+from roost.search.problem import Call, Problem, Role, WeightUpdate
+
+NODES = [(8,), (4, 4), (6,), (3, 3), (2, 2, 2), (4,), (5,), (4, 2), (7,), (1, 3)]
+
+
+def random_problem(seed: int) -> Problem:
+    """Make a step of up to 4 roles on up to 8 devices; times are small numbers, so that ties are common."""
+    dice = random.Random(seed)  # noqa: S311 - luck, not secrets
+    nodes = dice.choice(NODES)
+    devices = sum(nodes)
+    roles, calls = [], []
+    number = dice.choice([1, 2, 2, 3, 3, 3, 4] if devices > 6 else [1, 2, 3, 3, 4, 4])
+    without = dice.random() < 0.3
+    for at in range(number):
+        unit = dice.choice([1, 1, 1, 2, 2, 3, 4])
+        possible = [count for count in range(1, devices + 1) if count % unit == 0]
+        counts: tuple[int, ...] = ()
+        if not (without and at == number - 1 and number > 1) and possible:
+            counts = tuple(sorted(dice.sample(possible, min(len(possible), dice.randint(1, 3)))))
+            switch = {"wake": dice.choice([0, 0, 1, 5]), "sleep": dice.choice([0, 0, 1, 4])}
+            roles.append(Role(name=f"role{at}", counts=counts, devices_per_worker=unit, **switch))
+        for name in "ab"[: 1 if dice.random() < 0.75 else 2]:
+            work = dice.randint(1, 40)
+            times = {count: dice.choice([work // max(count, 1) + 1, dice.randint(0, 12)]) for count in counts or (0,)}
+            calls.append(Call(name=f"role{at}.{name}", role=f"role{at}", times=times))
+    dice.shuffle(calls)
+    edges = [
+        (one.name, other.name) for at, one in enumerate(calls) for other in calls[at + 1 :] if dice.random() < 0.45
+    ]
+    weights = None
+    if number > 1 and dice.random() < 0.75:
+        source, target = dice.sample(range(number), 2)
+        lag = dice.choice([0, 1, 2])
+        weights = WeightUpdate(source=f"role{source}", target=f"role{target}", time=dice.randint(0, 4), staleness=lag)
+    return Problem(roles=tuple(roles), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes)

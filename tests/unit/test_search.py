@@ -1,0 +1,333 @@
+"""The search by examples: flows, profiles, answers, proofs, pictures and the commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from roost import ConfigError, JobConfig, Topology
+from roost.cli.apply import with_placement
+from roost.config.flow import FlowConfig
+from roost.config.profile import Timing, read_profile
+from roost.config.run import read_job_text
+from roost.render.bars import Bar, draw_bars, draw_bars_svg
+from roost.render.flow import flow_lines
+from roost.search.answer import Answer, search
+from roost.search.find import Found, find_best
+from roost.search.layout import lay_out, placement_text
+from roost.search.measured import CallTime, Placed, make_profile, trace_times
+from roost.search.problem import SECOND, Call, Problem, Role
+from roost.search.sensitivity import deciding
+from roost.search.setup import make_setup
+from roost.search.simulate import draw, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ROOT / "examples" / "search.yaml"
+PROFILE = ROOT / "examples" / "search-profile.yaml"
+
+
+def read_flow(step: str, more: str = "") -> FlowConfig:
+    names = sorted({part.split(".")[0] for part in step.replace("[", " ").replace(",", " ").split() if "." in part})
+    placed = ", ".join(f"{name}: 0" for name in names)
+    draft = read_job_text(
+        f"cluster: {{component_placement: {{{placed}}}}}\nflow:\n  step: {step}\n{more}", name="j.yaml"
+    )
+    draft.notes.raise_if_any()
+    assert draft.flow is not None
+    return draft.flow
+
+
+def answer_of(step: str, calls: dict, cluster: str, more: str = "", interpolate: bool = False, **sections) -> Answer:
+    profile = read_profile({"version": 1, "calls": calls, **sections})
+    setup = make_setup(read_flow(step, more), profile, Topology.from_shorthand(cluster), interpolate=interpolate)
+    return search(setup)
+
+
+TWO = "rollout.generate -> actor.train"
+ASYNCHRONOUS = "  weights: actor -> rollout\n  staleness: 1\n"
+
+
+def test_flow_order_takes_the_call_that_is_written_first_of_those_that_are_ready():
+    flow = read_flow("[a.late -> d.end, b.one -> c.two, c.two -> a.late]")
+    assert flow.calls == ("a.late", "d.end", "b.one", "c.two")
+    assert flow.order == ("b.one", "c.two", "a.late", "d.end")
+
+
+def test_a_flow_is_drawn_as_chains_with_every_arrow_once():
+    flow = read_flow("[a.x -> b.y -> d.z, c.y -> d.z]", "  weights: d -> a\n  staleness: 2\n")
+    assert flow_lines(flow) == ["a.x → b.y → d.z", "c.y → d.z", "weights: d → a, at most 2 steps behind"]
+
+
+def test_a_single_call_is_a_flow():
+    assert flow_lines(read_flow("a.x")) == ["a.x"]
+
+
+def test_roles_that_cannot_overlap_share_all_devices():
+    calls = {name: {"seconds": {2: 10.0, 4: 6.0}} for name in ("rollout.generate", "actor.train")}
+    best = answer_of(TWO, calls, "1x4", "  weights: actor -> rollout\n").best
+    assert best.component_placement == {"rollout": "0-3", "actor": "0-3"}
+    assert best.step_time == 12 * SECOND
+    assert best.critical_cycle.events == ("rollout.generate", "actor.train", "weights")
+
+
+def test_with_stale_weights_the_roles_overlap_on_devices_of_their_own():
+    calls = {"rollout.generate": {"seconds": {2: 10.0, 4: 6.0}}, "actor.train": {"seconds": {2: 9.0, 4: 6.0}}}
+    answer = answer_of(TWO, calls, "1x4", ASYNCHRONOUS, weights={"seconds": 0.5})
+    assert answer.best.component_placement == {"rollout": "0-1", "actor": "2-3"}
+    assert answer.best.step_time == Fraction(21, 2) * SECOND
+    assert str(answer.best.critical_cycle) == "rollout.generate → weights → rollout.generate: 10.5 s"
+    assert [other.component_placement for other in answer.others] == [{"rollout": "0-3", "actor": "0-3"}]
+    assert answer.loss(answer.others[0]) == (
+        "loses 2 s (19 %) to rollout.generate → actor.train → weights; rollout with actor on the same devices"
+    )
+
+
+def test_switches_are_paid_between_roles_that_share_and_shown_for_each():
+    calls = {name: {"seconds": {4: 6.0}} for name in ("rollout.generate", "actor.train")}
+    switch = {"rollout": {"wake": 2.0, "sleep": 1.0}, "actor": {"wake": 4.0, "sleep": 3.0}}
+    best = answer_of(TWO, calls, "1x4", switch=switch).best
+    assert best.step_time == (6 + 1 + 4 + 6 + 3 + 2) * SECOND
+    shares = best.shares()
+    assert shares["rollout"].switching == pytest.approx(3 / 22)
+    assert shares["actor"].switching == pytest.approx(7 / 22)
+    assert shares["actor"].idle == pytest.approx(9 / 22)
+
+
+def test_ties_go_to_fewer_devices_then_to_fewer_shared_ones():
+    calls = {"rollout.generate": {"seconds": {2: 10.0}}, "actor.train": {"seconds": {1: 3.0, 2: 3.0}}}
+    best = answer_of(TWO, calls, "1x4").best
+    assert best.component_placement == {"rollout": "0-1", "actor": "2"}
+    tight = answer_of(TWO, calls, "1x2").best
+    assert tight.component_placement == {"rollout": "0-1", "actor": "0"}
+
+
+def test_a_role_without_devices_takes_its_time_and_has_no_placement():
+    calls = {"rollout.generate": {"seconds": {4: 6.0}}, "reward.score": {"seconds": {0: 9.0}}}
+    answer = answer_of("rollout.generate -> reward.score", calls, "1x4")
+    assert answer.best.component_placement == {"rollout": "0-3"}
+    assert answer.best.step_time == 9 * SECOND
+    assert answer.to_dict()["roles"]["reward"] == {"devices": 0, "busy": 1.0, "switching": 0.0, "idle": 0.0}
+
+
+def test_interpolated_times_are_marked_and_the_winner_says_which_to_measure(roost, tmp_path):
+    calls = {name: {"seconds": {8: 16.0, 32: 4.0}} for name in ("rollout.generate", "actor.train")}
+    measured = answer_of(TWO, calls, "4x8", ASYNCHRONOUS)
+    between = answer_of(TWO, calls, "4x8", ASYNCHRONOUS, interpolate=True)
+    assert not measured.best.interpolated
+    assert between.best.component_placement == {"rollout": "0-15", "actor": "16-31"}
+    assert between.best.step_time == 8 * SECOND
+    told = ("rollout.generate with 16 devices", "actor.train with 16 devices")
+    assert between.best.interpolated == told
+    assert between.to_dict()["interpolated"] == list(told)
+    job, profile = tmp_path / "job.yaml", tmp_path / "p.yaml"
+    job.write_text(
+        f"cluster:\n  component_placement:\n    rollout: 0\n    actor: 1\nflow:\n  step: {TWO}\n{ASYNCHRONOUS}"
+    )
+    profile.write_text(json.dumps({"version": 1, "calls": calls}))
+    code, out, _ = roost("search", str(job), "-c", "4x8", "-p", str(profile), "--interpolate")
+    assert code == 0
+    assert "measure rollout.generate with 16 devices and actor.train with 16 devices to decide" in out
+
+
+def test_sensitivity_names_the_measurements_that_decide():
+    calls = {"rollout.generate": {"seconds": {2: 10.0, 4: 5.4}}, "actor.train": {"seconds": {2: 10.0, 4: 5.4}}}
+    answer = answer_of(TWO, calls, "1x4", ASYNCHRONOUS)
+    found = deciding(answer.setup.problem, Found(answer.best.family, answer.best.step_time))
+    assert [(doubt.call, doubt.devices, doubt.factor > 1) for doubt in found] == [
+        ("rollout.generate", 2, True),
+        ("actor.train", 2, True),
+    ]
+
+
+def test_a_worker_s_devices_stay_on_one_node_even_if_that_leaves_gaps():
+    roles = (Role(name="a", counts=(2,)), Role(name="b", counts=(8,), devices_per_worker=4))
+    calls = tuple(Call(name=f"{role.name}.x", role=role.name, times={role.counts[0]: 1}) for role in roles)
+    problem = Problem(roles=roles, calls=calls, edges=(), weights=None, nodes=(6, 6))
+    best = find_best(problem)[0]
+    ranks = lay_out(problem, best.family)
+    assert {name: placement_text(problem, name, own) for name, own in ranks.items()} == {
+        "a": "0-1",
+        "b": "2-9:0-1",
+    }
+    third = replace(roles[0], name="c")
+    more = replace(problem, roles=(*roles, third), calls=(*calls, replace(calls[0], name="c.x", role="c")))
+    ranks = lay_out(more, find_best(more)[0].family)
+    assert placement_text(more, "b", ranks["b"]) in ("2-9:0-1", "2-5:0,6-9:1")
+
+
+def test_the_answer_as_json_has_the_keys_of_the_reference(roost):
+    code, out, _ = roost("search", str(JOB), "-c", "4x8:H100", "-p", str(PROFILE), "--format", "json")
+    answer = json.loads(out)
+    assert code == 0
+    assert list(answer) == [
+        "version", "step_seconds", "bound_seconds", "devices", "component_placement", "critical_cycle", "interpolated",
+        "roles", "alternatives",
+    ]  # fmt: skip
+    assert answer["component_placement"] == {"rollout": "0-15:0-3", "actor": "16-31"}
+    assert (answer["step_seconds"], answer["bound_seconds"], answer["devices"]) == (62.5, 62.5, 32)
+    assert answer["critical_cycle"] == ["rollout.generate", "weights"]
+    assert list(answer["alternatives"][0]) == ["component_placement", "step_seconds", "why"]
+
+
+def test_the_best_placement_is_written_into_the_job_and_the_rest_stays(roost, tmp_path):
+    best = tmp_path / "best.yaml"
+    code, _, _ = roost("search", str(JOB), "-c", "2x8", "-p", str(PROFILE), "--apply", str(best))
+    assert code == 0
+    before, after = JOB.read_text().splitlines(), best.read_text().splitlines()
+    assert [line for line in after if line not in before] == ["    actor: 0-15"]
+    assert [part.name for part in JobConfig.from_file(best).cluster.components] == ["rollout", "actor", "reward"]
+
+
+def test_a_shared_entry_is_split_and_components_outside_the_flow_keep_theirs():
+    env = "    env: {node_group: node, placement: 0}\n\nseed: 1\n"
+    text = f"cluster:\n  component_placement:\n    actor,rollout: 0-7\n{env}"
+    assert with_placement(text, "job.yaml", {"actor": "0-3", "rollout": "4-7"}) == (
+        f"cluster:\n  component_placement:\n    actor: 0-3\n    rollout: 4-7\n{env}"
+    )
+    with pytest.raises(ConfigError, match="on one line"):
+        with_placement("cluster: {component_placement: {actor: 0}}\n", "job.yaml", {"actor": "1"})
+
+
+def test_a_proof_is_written_and_holds_and_a_changed_one_does_not(roost, tmp_path):
+    proof = tmp_path / "proof.json"
+    assert roost("search", str(JOB), "-c", "4x8", "-p", str(PROFILE), "--prove", str(proof))[0] == 0
+    code, out, _ = roost("check-proof", str(proof))
+    assert (code, out.split(" (")[0]) == (0, "the proof holds: no placement takes less than 62.5 s a step")
+    proof.write_text(proof.read_text().replace("62500000000", "61500000000"))
+    code, _, err = roost("check-proof", str(proof))
+    assert (code, "the proof does not hold" in err) == (2, True)
+    proof.write_text("[]")
+    assert "a proof is a mapping" in roost("check-proof", str(proof))[2]
+
+
+def test_the_checker_has_at_most_200_lines_and_shares_only_values_with_the_search():
+    text = (ROOT / "src" / "roost" / "search" / "check.py").read_text()
+    assert len(text.splitlines()) <= 200
+    imported = [line for line in text.splitlines() if line.startswith("from roost")]
+    assert imported == [
+        "from roost.errors import ConfigError",
+        "from roost.search.problem import WEIGHTS, Problem, digest",
+    ]
+
+
+@pytest.mark.parametrize(("form", "mark"), [("svg", "<svg"), ("html", "<!doctype html>")])
+def test_pictures_show_a_bar_for_each_role(roost, form, mark):
+    code, out, _ = roost("search", str(JOB), "-c", "4x8", "-p", str(PROFILE), "--format", form)
+    assert code == 0
+    assert out.startswith(mark)
+    for name in ("rollout", "actor", "reward"):
+        assert f">{name}<" in out
+    assert "30 % idle" in out
+
+
+def test_bars_add_up_and_show_what_is_small():
+    bars = [Bar("a", "#000000", (0.5, 0.001, 0.499)), Bar("long", "#000000", (1.0, 0.0, 0.0), "8 devices")]
+    first, second = draw_bars(bars, width=60).plain.splitlines()
+    assert first.count("▒") == 1
+    assert first.count("█") + first.count("▒") + first.count("░") == second.count("█")
+    assert "fill-opacity" in draw_bars_svg(bars, "bars")
+
+
+def test_the_plan_shows_the_flow_under_the_map(roost):
+    code, out, _ = roost("plan", str(JOB), "-c", "4x8")
+    assert code == 0
+    assert "rollout.generate → reward.score → actor.train\nweights: actor → rollout, at most 1 step behind" in out
+    assert "<h2>Flow</h2>" in roost("plan", str(JOB), "-c", "4x8", "--format", "html")[1]
+
+
+def test_the_simulation_without_spread_is_the_step_time_and_long_tails_cost():
+    calls = {"rollout.generate": {"seconds": {2: 10.0}}, "actor.train": {"seconds": {2: 9.0}}}
+    flat = answer_of(TWO, calls, "1x4", ASYNCHRONOUS)
+    found = simulate(flat.setup.problem, flat.best.family, flat.setup.timings)
+    assert (found.mean, found.p90) == (pytest.approx(10.0), pytest.approx(10.0))
+    calls["rollout.generate"]["seconds"][2] = {"p50": 10.0, "p90": 20.0}
+    tailed = answer_of(TWO, calls, "1x4", ASYNCHRONOUS)
+    assert tailed.best.step_time == flat.best.step_time
+    one, again = (simulate(tailed.setup.problem, tailed.best.family, tailed.setup.timings, seed=7) for _ in range(2))
+    assert one == again
+    assert one.mean > 11
+    assert one.p90 > 18
+    assert one != simulate(tailed.setup.problem, tailed.best.family, tailed.setup.timings, seed=8)
+
+
+def test_draws_are_quantiles_of_what_was_measured():
+    assert [draw(Timing(median=2, samples=(3 * SECOND, SECOND)), luck) for luck in (0.1, 0.9)] == [1.0, 3.0]
+    spread = Timing(median=10 * SECOND, p90=20 * SECOND)
+    assert draw(spread, 0.5) == pytest.approx(10.0)
+    assert draw(spread, 0.9) == pytest.approx(20.0)
+    assert draw(Timing(median=SECOND), 0.9) == 1.0
+
+
+def test_a_profile_from_runs_takes_the_slowest_rank_and_leaves_the_first_call_out():
+    def run(devices: int, seconds: list[list[float]]):
+        times = [
+            CallTime("actor.train", str(rank), float(at), took)
+            for rank, own in enumerate(seconds)
+            for at, took in enumerate(own)
+        ]
+        return {"actor": Placed(devices, 2)}, times
+
+    found = make_profile([run(4, [[9.0, 4.0, 4.2], [9.5, 4.1, 4.0]]), run(8, [[2.5]])])
+    assert found == {
+        "version": 1,
+        "calls": {"actor.train": {"seconds": {4: [4.1, 4.2], 8: 2.5}, "devices_per_worker": 2}},
+    }
+    assert read_profile(found).calls["actor.train"].timings[4].median == round(4.15 * SECOND)
+    with pytest.raises(ConfigError, match="no call of a component"):
+        make_profile([({}, [CallTime("actor.train", "0", 0.0, 1.0)])])
+
+
+def test_a_trace_tells_calls_by_component_and_name():
+    span = {"ph": "X", "name": "learn", "cat": "actor", "pid": 0, "tid": 3, "ts": 2_000_000, "dur": 500_000}
+    merged = {**span, "args": {"calls": 5, "busy": 0.5}}
+    times = trace_times({"traceEvents": [{"ph": "M"}, span, merged]})
+    assert times == [CallTime("actor.learn", "0/3", 2.0, 0.5), CallTime("actor.learn", "0/3", 2.0, 0.05)]
+    with pytest.raises(ConfigError, match="not a trace"):
+        trace_times({"events": []})
+
+
+def test_nodes_may_differ_in_size_and_sets_are_consecutive_where_that_is_possible():
+    calls = {"rollout.generate": {"seconds": {8: 6.0}, "devices_per_worker": 4}, "actor.train": {"seconds": {6: 6.0}}}
+    assert answer_of(TWO, calls, "1x6:H100,1x8:H100").best.component_placement == {
+        "rollout": "6-13:0-1",
+        "actor": "0-5",
+    }
+    calls["actor.train"]["seconds"] = {4: 6.0}
+    assert answer_of(TWO, calls, "2x6").best.component_placement == {"rollout": "0-3:0,6-9:1", "actor": "4-5,10-11"}
+
+
+def test_roles_without_devices_alone_have_a_step_time_and_no_map(roost, tmp_path):
+    job, profile, proof = tmp_path / "job.yaml", tmp_path / "p.yaml", tmp_path / "proof.json"
+    job.write_text("cluster:\n  component_placement:\n    a: 0\n    b: 0\n    c: 0\nflow:\n  step: a.x -> b.y\n")
+    profile.write_text("version: 1\ncalls:\n  a.x: {seconds: {0: 2}}\n  b.y: {seconds: {0: 3}}\n")
+    code, out, err = roost("search", str(job), "-c", "1x2", "-p", str(profile), "--prove", str(proof))
+    assert (code, out.splitlines()[0]) == (0, "3 s a step, and no legal placement is quicker")
+    assert "c is not in the flow" in err
+    assert roost("check-proof", str(proof))[0] == 0
+    assert "there is no map" in roost("search", str(job), "-c", "1x2", "-p", str(profile), "-f", "html")[2]
+
+
+def test_every_picture_marks_interpolated_times(roost, tmp_path):
+    calls = {name: {"seconds": {8: 16.0, 32: 4.0}} for name in ("rollout.generate", "actor.train")}
+    job, profile = tmp_path / "job.yaml", tmp_path / "p.yaml"
+    job.write_text(
+        f"cluster:\n  component_placement:\n    rollout: 0\n    actor: 1\nflow:\n  step: {TWO}\n{ASYNCHRONOUS}"
+    )
+    profile.write_text(json.dumps({"version": 1, "calls": calls}))
+    for form in ("svg", "html", "json", "text"):
+        out = roost("search", str(job), "-c", "4x8", "-p", str(profile), "--interpolate", "-f", form)[1]
+        assert "actor.train with 16 devices" in out, form
+
+
+def test_a_job_without_a_flow_and_two_clusters_are_refused(roost, tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("cluster: {component_placement: {actor: 0}}\n")
+    code, _, err = roost("search", str(job), "-p", str(PROFILE), "-c", "1x8")
+    assert (code, "the job has no section 'flow'" in err) == (2, True)
+    code, _, err = roost("search", str(JOB), "-p", str(PROFILE), "-c", "1x8", "-i", "x.yaml")
+    assert (code, "both describe the hardware" in err) == (2, True)
+    assert "no such" in roost("search", str(JOB), "-p", str(tmp_path / "none.yaml"), "-c", "1x8")[2].lower()
