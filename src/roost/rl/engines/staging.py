@@ -1,4 +1,7 @@
-"""Weights for a server in another process: a safetensors file in shared memory, which a link fills and it reads."""
+"""Weights for a server in another process: a safetensors file in shared memory, which a link fills and it reads.
+
+The file has a folder of its own, because some servers load folders.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roost.errors import ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.weights.adapters import DictWeights
 from roost.weights.arrays import copy
 from roost.weights.specs import create_safetensors, map_safetensors, read_safetensors
@@ -26,8 +29,12 @@ class StagedWeights(DictWeights):
         specs = read_safetensors(model)
         if any(spec.dtype in _TYPES_OF_TORCH for spec in specs.values()):
             _load_torch()
-        self.path = _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}.safetensors"
+        self.path = _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}" / "model.safetensors"
         self._use = use
+        try:
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ClusterError(f"{self.path.parent} cannot be made: {error.strerror}") from None
         super().__init__(create_safetensors(self.path, specs))
 
     def fill(self, weights: Any) -> None:
@@ -50,6 +57,7 @@ class StagedWeights(DictWeights):
         """Remove the file; whoever has it mapped keeps it."""
         with contextlib.suppress(OSError):
             self.path.unlink()
+            self.path.parent.rmdir()
 
 
 def _load_torch() -> None:
