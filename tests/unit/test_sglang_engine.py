@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -224,6 +227,27 @@ def test_the_secret_is_not_on_a_command_line(start):
     words = [word for one in processes(engine) for word in one.cmdline()]
     assert "roost_sglang_serve" in words
     assert SPEC.secret not in words
+
+
+KILLED = """
+import sys, time
+import test_sglang_engine as tests
+engine = tests.SglangEngine(sys.argv[1], environment={"PYTHONPATH": tests.PATHS})
+engine.start(tests.replace(tests.SPEC, port=tests.free_port(), secret=sys.argv[1]))
+print(engine.accept().path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_is_killed_leaves_no_weights_in_shared_memory(model):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    words = [sys.executable, "-c", KILLED, str(model)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as worker:
+        assert worker.stdout is not None
+        path = Path(worker.stdout.readline().strip())
+        assert path.exists()
+        worker.kill()
+    wait_until(lambda: not path.parent.exists(), "they are gone")
 
 
 def words_of(spec: EngineSpec, **options: object) -> str:

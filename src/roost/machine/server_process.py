@@ -2,7 +2,7 @@
 
 Between the caller and the server there is a small process that outlives neither. It adopts what the server leaves
 behind when it dies, and when its caller is gone, however that ended, it ends the server and removes the shared memory
-of processes that were killed.
+of processes that were killed, and what the caller had there for the server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,8 +34,18 @@ _KILL_SECONDS = 5.0
 class ServerProcess:
     """A server that runs. Its output goes where that of this process goes."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, patience: float = 10.0) -> None:
-        """Start a program with an environment; at its end it has `patience` seconds after SIGTERM."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        patience: float = 10.0,
+        scratch: Path | None = None,
+    ) -> None:
+        """Start a program with an environment; at its end it has `patience` seconds after SIGTERM.
+
+        `scratch` is a folder to remove then, whoever made it.
+        """
         self._patience = patience
         try:
             # -P: a file in the current folder must not replace a module.
@@ -47,7 +58,12 @@ class ServerProcess:
             )
             self._pipe = cast(IO[bytes], self._process.stdin)
             # Not on the command line, which every user of the machine can read.
-            task = {"command": list(command), "environment": dict(environment), "patience": patience}
+            task = {
+                "command": list(command),
+                "environment": dict(environment),
+                "patience": patience,
+                "scratch": None if scratch is None else str(scratch),
+            }
             self._pipe.write(json.dumps(task).encode() + b"\n")
             self._pipe.flush()
         except OSError as error:
@@ -119,6 +135,8 @@ def main() -> int:
     for path in memory - _shared_memory(list(psutil.process_iter())):
         with contextlib.suppress(OSError):
             path.unlink()
+    if task["scratch"] is not None:
+        shutil.rmtree(task["scratch"], ignore_errors=True)
     return -signal.SIGKILL if code is None else code
 
 

@@ -20,7 +20,7 @@ from roost.rl.ask import ask
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
 from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample
-from roost.rl.engines.staging import StagedWeights
+from roost.rl.engines.staging import StagedWeights, staging_folder
 
 _INSIDE = Path(__file__).with_name("inside")
 _CALL_SECONDS = 60.0
@@ -129,7 +129,8 @@ class ServerEngine(ABC):
         on_gpu = bool(nvidia_devices()[0])
         variables = self._all_variables(spec, on_gpu=on_gpu)
         check_installed(self.package, self._python, variables)
-        self._server = ServerProcess(self._command(self._all_options(spec, on_gpu=on_gpu)), variables)
+        command = self._command(self._all_options(spec, on_gpu=on_gpu))
+        self._server = ServerProcess(command, variables, scratch=_staging_folder(spec))
 
     def health(self) -> bool:
         """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
@@ -162,9 +163,7 @@ class ServerEngine(ABC):
         spec, _ = self._running()
         with self._lock:
             if self._staged is None:
-                # The same name on all nodes of the engine, and no other engine's.
-                name = hashlib.sha256(f"{spec.secret} {spec.dist_init_addr}".encode()).hexdigest()[:16]
-                self._staged = StagedWeights(self._model, name, self._use)
+                self._staged = StagedWeights(self._model, _staging_folder(spec), self._use)
             return self._staged
 
     def update_weights(self, weights: Any, version: int) -> None:
@@ -216,6 +215,11 @@ class ServerEngine(ABC):
         own = {name: value for name, value in os.environ.items() if not name.startswith(self.not_inherited)}
         every = {"PYTHONPATH": str(_INSIDE), "ROOST_ENGINE_SECRET": spec.secret, "HF_HUB_OFFLINE": "1"}
         return own | every | self._variables(spec, on_gpu=on_gpu) | self._environment
+
+
+def _staging_folder(spec: EngineSpec) -> Path:
+    # The same name on all nodes of the engine, and no other engine's.
+    return staging_folder(hashlib.sha256(f"{spec.secret} {spec.dist_init_addr}".encode()).hexdigest()[:16])
 
 
 def to_flags(options: Mapping[str, Any], *, off: str = "") -> list[str]:
