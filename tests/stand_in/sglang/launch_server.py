@@ -102,12 +102,12 @@ class Server:
         if mode == "abort":
             while self.active:
                 await asyncio.sleep(0.005)
-        return web.json_response({"message": "Generation paused successfully.", "status": "ok"})
+        return web.json_response({"message": "paused", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:
         await request.json()
         self.pause_mode = ""
-        return web.json_response({"message": "Generation continued successfully.", "status": "ok"})
+        return web.json_response({"message": "continued", "status": "ok"})
 
     async def update(self, request: web.Request) -> web.Response:
         asked = await request.json()
@@ -116,12 +116,12 @@ class Server:
         if MODE == "hang-in-update":
             await asyncio.sleep(600)
         if MODE == "refuse-once" and asked["weight_version"] == "1":
-            return self.updated("Failed to update weights: no such layer.", is_done=False)
+            return self.updated("no such layer", is_done=False)
         self.weights = read(Path(asked["model_path"]))
         self.version = "7777" if MODE == "wrong-version" else asked["weight_version"]
         if asked["flush_cache"] and self.pause_mode != "retract":
-            return self.updated("Weights were updated, but the cache was not flushed.", is_done=False)
-        return self.updated("Succeeded to update model weights.", is_done=True)
+            return self.updated("the cache was not flushed", is_done=False)
+        return self.updated("updated", is_done=True)
 
     def updated(self, message: str, *, is_done: bool) -> web.Response:
         content = {"success": is_done, "message": message, "num_paused_requests": 0}
@@ -129,7 +129,7 @@ class Server:
 
     async def free(self, request: web.Request) -> web.Response:
         await request.json()
-        assert self.pause_mode == "retract", "release_memory_occupation should be called only when server is idle."
+        assert self.pause_mode == "retract", "a step may still run"
         self.is_freed = True
         return web.json_response(None)
 

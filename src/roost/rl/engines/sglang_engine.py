@@ -73,7 +73,9 @@ class SglangEngine(ServerEngine):
                 f"top_p is {prompt.top_p}, and SGLang's log probabilities are those before it", hint="leave it at 1"
             )
         if prompt.seed is not None and prompt.n > 1:
-            raise ConfigError(f"the {prompt.n} samples would be alike: SGLang gives each the same seed", hint="ask n=1")
+            raise ConfigError(
+                f"the {prompt.n} samples would be alike: SGLang gives each the same seed", hint="ask for one at a time"
+            )
         sampling = {
             "n": prompt.n,
             "max_new_tokens": prompt.max_tokens,
