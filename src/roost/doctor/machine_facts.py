@@ -32,7 +32,7 @@ from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
 
 JOB_VARIABLE = "ROOST_JOB"  # as in `managers`, which loads Ray
-_PACKAGES = ("roost", "ray", "numpy", "torch", "transformers", "vllm", "sglang")
+_PACKAGES = ("roost", "ray", "numpy", "torch", *(name for names in facts.ENGINES.values() for name in names))
 # Longer than the kernel waits before it tries a busy head a second time.
 _ANSWER_SECONDS = 3.0
 _SEE_SECONDS = 5.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roost.config.hardware import accelerator_types
-from roost.doctor.facts import PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
+from roost.doctor.facts import ENGINES, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
 from roost.doctor.findings import Finding, Findings, Rule, judge, note, ok, problem, warning
 from roost.errors import ClusterError
 from roost.machine.devices import Device, Devices
@@ -49,6 +49,7 @@ def judge_machine(facts: MachineFacts, *, hosts: Sequence[str] = ()) -> list[Fin
         ("python", facts.software, judge_python),
         ("ray", facts.software, judge_ray),
         ("packages", facts.software, lambda found: judge_packages(found, devices)),
+        ("engines", facts.software, judge_engines),
         ("accelerators", facts.devices, judge_devices),
         ("visible devices", facts.environment, lambda found: judge_visible_devices(found, devices)),
         ("memory", facts.memory, judge_memory),
@@ -98,8 +99,18 @@ def judge_packages(found: Software, devices: Devices) -> Finding:
     if devices.nvidia and torch.endswith("+cpu"):
         seen = f"torch {torch} is a build for CPUs, and this machine has {_devices_text(devices.nvidia)}"
         return warning("packages", seen, "install a build of torch for CUDA")
-    others = [f"{name} {version}" for name, version in found.packages.items() if name != "ray"]
+    elsewhere = {"ray", *(name for names in ENGINES.values() for name in names)}
+    others = [f"{name} {version}" for name, version in found.packages.items() if name not in elsewhere]
     return ok("packages", ", ".join(others) or "none")
+
+
+def judge_engines(found: Software) -> Finding:
+    """Which engines are there: it depends on the job whether one is missing, and an engine may have its own Python."""
+    names = [name for engine in ENGINES.values() for name in engine if name in found.packages]
+    missing = [package for package, engine in ENGINES.items() if not {*engine} & {*names}]
+    texts = [f"{name} {found.packages[name]}" for name in names]
+    texts += [f"no {join_words(missing, last='or')}"] if missing else []
+    return ok("engines", ", ".join(texts))
 
 
 def judge_devices(found: Devices) -> Findings:

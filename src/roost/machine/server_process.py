@@ -2,7 +2,7 @@
 
 Between the caller and the server there is a small process that outlives neither. It adopts what the server leaves
 behind when it dies, and when its caller is gone, however that ended, it ends the server and removes the shared memory
-of processes that were killed.
+of processes that were killed, and what the caller had there for the server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,9 +40,12 @@ class ServerProcess:
         environment: Mapping[str, str],
         *,
         patience: float = 10.0,
-        remove: Sequence[Path] = (),
+        scratch: Path | None = None,
     ) -> None:
-        """Start a program; it has `patience` seconds after SIGTERM, and at its end these files are removed."""
+        """Start a program with an environment; at its end it has `patience` seconds after SIGTERM.
+
+        `scratch` is a folder to remove then, whoever made it.
+        """
         self._patience = patience
         try:
             # -P: a file in the current folder must not replace a module.
@@ -58,7 +62,7 @@ class ServerProcess:
                 "command": list(command),
                 "environment": dict(environment),
                 "patience": patience,
-                "remove": list(map(str, remove)),
+                "scratch": None if scratch is None else str(scratch),
             }
             self._pipe.write(json.dumps(task).encode() + b"\n")
             self._pipe.flush()
@@ -128,10 +132,11 @@ def main() -> int:
         server.poll()
     code = server.poll()
     reap()
-    left_over = memory - _shared_memory(list(psutil.process_iter())) | {Path(name) for name in task["remove"]}
-    for path in left_over:
+    for path in memory - _shared_memory(list(psutil.process_iter())):
         with contextlib.suppress(OSError):
             path.unlink()
+    if task["scratch"] is not None:
+        shutil.rmtree(task["scratch"], ignore_errors=True)
     return -signal.SIGKILL if code is None else code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
@@ -12,10 +13,10 @@ PauseMode = Literal["keep", "wait", "abort"]
 """What becomes of requests that run when weights change."""
 
 
-def check_pause_mode(mode: str) -> PauseMode:
-    """Return a pause mode, if it is one."""
-    if mode not in get_args(PauseMode):
-        raise ConfigError(f"pause_mode is {mode!r}: it is {join_words(get_args(PauseMode), last='or')}")
+def check_pause_mode(mode: str, modes: Sequence[str] = get_args(PauseMode)) -> PauseMode:
+    """Return a pause mode, if it is one of those that an engine can do."""
+    if mode not in modes:
+        raise ConfigError(f"pause_mode is {mode!r}: it is {join_words(modes, last='or')}")
     return cast(PauseMode, mode)
 
 

@@ -1,4 +1,7 @@
-"""Weights for a server in another process: a safetensors file in shared memory, which a link fills and it reads."""
+"""Weights for a server in another process: a safetensors file in shared memory, which a link fills and it reads.
+
+The file has a folder of its own, because some servers load folders.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roost.errors import ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.weights.adapters import DictWeights
 from roost.weights.arrays import copy
 from roost.weights.specs import create_safetensors, map_safetensors, read_safetensors
@@ -18,16 +21,25 @@ _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
 _TYPES_OF_TORCH = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 
 
+def staging_folder(name: str) -> Path:
+    """Return the folder of this user and name in shared memory."""
+    return _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}"
+
+
 class StagedWeights(DictWeights):
     """Memory for the whole model, as its checkpoint has it; a version is used when it is committed."""
 
-    def __init__(self, model: Path, name: str, use: Callable[[Path, int], None]) -> None:
-        """Make room for the tensors of a model; `use` takes a complete version into the server."""
+    def __init__(self, model: Path, folder: Path, use: Callable[[Path, int], None]) -> None:
+        """Make room for the tensors of a model in a folder; `use` takes a complete version into the server."""
         specs = read_safetensors(model)
         if any(spec.dtype in _TYPES_OF_TORCH for spec in specs.values()):
             _load_torch()
-        self.path = _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}.safetensors"
+        self.path = folder / "model.safetensors"
         self._use = use
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ClusterError(f"{folder} cannot be made: {error.strerror}") from None
         super().__init__(create_safetensors(self.path, specs))
 
     def fill(self, weights: Any) -> None:
@@ -50,6 +62,7 @@ class StagedWeights(DictWeights):
         """Remove the file; whoever has it mapped keeps it."""
         with contextlib.suppress(OSError):
             self.path.unlink()
+            self.path.parent.rmdir()
 
 
 def _load_torch() -> None:

@@ -1,0 +1,244 @@
+"""`ServerEngine`: what engines have in common whose server is a program of its own."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, get_args
+
+from roost.errors import ClusterError, ConfigError, EngineFailed
+from roost.machine.devices import nvidia_devices
+from roost.machine.ports import taken_ports
+from roost.machine.server_process import ServerProcess
+from roost.rl.ask import ask
+from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
+from roost.rl.engines.installed import check_installed
+from roost.rl.engines.samples import Prompt, Sample
+from roost.rl.engines.staging import StagedWeights, staging_folder
+
+_INSIDE = Path(__file__).with_name("inside")
+_CALL_SECONDS = 60.0
+_GENERATE_SECONDS = 600.0
+
+
+class ServerEngine(ABC):
+    """A server in a child process, on exactly the devices of its worker, with shared memory for its next weights.
+
+    A subclass says how its server is started, and what it is asked:
+
+    - `model`: the folder of the model, on every node. Its safetensors files say what a link of weights writes.
+    - `python`: the interpreter that the server is installed in; it needs no Roost.
+    - `options`: further options of the server, which override those of Roost.
+    - `environment`: further variables of the server.
+    - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
+    - `pause_mode`: what becomes of requests that run when weights change.
+    - `can_sleep`: whether `offload` frees the memory of a GPU, which the server has to be started for.
+    """
+
+    name: ClassVar[str]
+    """What messages call the server."""
+    package: ClassVar[str]
+    """The Python package that the server is in."""
+    path: ClassVar[str]
+    """Where its server takes prompts."""
+    pause_modes: ClassVar[tuple[PauseMode, ...]] = get_args(PauseMode)
+    """Those that the server can do."""
+    not_inherited: ClassVar[tuple[str, ...]] = ("RAY_", "PYTHON")
+    """How the variables of this process begin that its server must not have."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        python: str = sys.executable,
+        options: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        pipeline_parallel: int = 1,
+        pause_mode: PauseMode = "keep",
+        can_sleep: bool = False,
+    ) -> None:
+        self._model = Path(model)
+        self._python = python
+        self._options = dict(options or {})
+        self._environment = dict(environment or {})
+        self._pipeline = pipeline_parallel
+        self._pause_mode = check_pause_mode(pause_mode, self.pause_modes)
+        self._can_sleep = can_sleep
+        self._lock = threading.Lock()
+        self._server: ServerProcess | None = None
+        self._spec: EngineSpec | None = None
+        self._staged: StagedWeights | None = None
+        self._is_warm = False
+
+    @staticmethod
+    @abstractmethod
+    def to_request(prompt: Prompt) -> dict[str, Any]:
+        """Return what its server takes for a prompt."""
+
+    @staticmethod
+    @abstractmethod
+    def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
+        """Return the samples of an answer of its server."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Let the server free its memory."""
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Let the server take its memory back."""
+
+    @abstractmethod
+    def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
+        """Return the options of the server, those of the user last."""
+
+    @abstractmethod
+    def _command(self, options: Mapping[str, Any]) -> list[str]:
+        """Return the command line of the server."""
+
+    @abstractmethod
+    def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
+        """Return the variables that this kind of server needs."""
+
+    @abstractmethod
+    def _warm_up(self) -> None:
+        """Ask the server, which has just come up, for its first tokens: they take longer than those of requests."""
+
+    @abstractmethod
+    def _load(self, path: Path, version: int) -> None:
+        """Let the server load a file on all nodes of the engine, and serve it as this version."""
+
+    def start(self, spec: EngineSpec) -> None:
+        """Start the server; it becomes healthy later."""
+        if not self._model.is_dir():
+            raise ConfigError(
+                f"there is no folder {self._model} on {spec.address}", hint="it is the folder of the model"
+            )
+        if self._server is not None:
+            raise ClusterError(f"engine {spec.engine_rank} is running already", hint="stop it first")
+        if taken_ports([(spec.port, 1)]):
+            # The server would say so after it has loaded the model.
+            raise OSError(errno.EADDRINUSE, f"port {spec.port} is in use")
+        self._spec, self._is_warm = spec, False
+        on_gpu = bool(nvidia_devices()[0])
+        variables = self._all_variables(spec, on_gpu=on_gpu)
+        check_installed(self.package, self._python, variables)
+        command = self._command(self._all_options(spec, on_gpu=on_gpu))
+        self._server = ServerProcess(command, variables, scratch=_staging_folder(spec))
+
+    def health(self) -> bool:
+        """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
+        spec, server = self._running()
+        if (code := server.exit_code()) is not None:
+            raise EngineFailed(f"the {self.name} of engine {spec.engine_rank} on {spec.address} ended with code {code}")
+        if spec.node_rank:
+            return True
+        try:
+            self._ask("/health")
+            if not self._is_warm:
+                self._warm_up()
+                self._is_warm = True
+        except EngineFailed:
+            raise
+        except ClusterError:
+            return False
+        return True
+
+    def generate(self, request: Any) -> dict[str, Any]:
+        """Answer a prompt, which is a `Prompt` as JSON, with samples."""
+        spec, _ = self._running()
+        prompt = Prompt.from_json(dict(request))
+        answer = self._ask(self.path, self.to_request(prompt), timeout=_GENERATE_SECONDS)
+        samples = self.from_answer(prompt, answer)
+        return {"samples": [one.to_json() for one in samples], "engine": spec.engine_rank}
+
+    def accept(self) -> StagedWeights:
+        """Return where a link writes a version, which the server reads when all of it is there."""
+        spec, _ = self._running()
+        with self._lock:
+            if self._staged is None:
+                self._staged = StagedWeights(self._model, _staging_folder(spec), self._use)
+            return self._staged
+
+    def update_weights(self, weights: Any, version: int) -> None:
+        """Take weights that do not come from a link: arrays by name, or a path of safetensors files."""
+        staged = self.accept()
+        staged.fill(weights)
+        staged.commit(version)
+
+    def stop(self) -> None:
+        """End the server and all its processes. Safe to call again."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        with self._lock:
+            staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.close()
+
+    def _use(self, path: Path, version: int) -> None:
+        """Let the server use a version; the engine's node 0 does so for all its nodes."""
+        if self._serves():
+            self._load(path, version)
+
+    def _serves(self) -> bool:
+        """Return whether this is the process that is asked: on the engine's other nodes there is nothing to ask."""
+        return self._running()[0].node_rank == 0
+
+    def _check_version(self, served: str, version: int) -> None:
+        if served != str(version):
+            rank = self._running()[0].engine_rank
+            raise EngineFailed(f"engine {rank} serves version {served} after an update to {version}")
+
+    def _running(self) -> tuple[EngineSpec, ServerProcess]:
+        if self._server is None or self._spec is None:
+            raise ClusterError("the engine does not run")
+        return self._spec, self._server
+
+    def _ask(self, path: str, body: Any = None, timeout: float = _CALL_SECONDS) -> Any:
+        spec, _ = self._running()
+        who = f"the {self.name} of engine {spec.engine_rank}"
+        return ask(spec.url, path, body, secret=spec.secret, timeout=timeout, who=who)
+
+    def _tensor_parallel(self, spec: EngineSpec) -> int:
+        """Return how many devices each stage has."""
+        return max(1, spec.num_devices // self._pipeline)
+
+    def _all_variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
+        """Return the environment of the server: this worker's, which has its devices, without what is for Ray alone."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(self.not_inherited)}
+        every = {"PYTHONPATH": str(_INSIDE), "ROOST_ENGINE_SECRET": spec.secret, "HF_HUB_OFFLINE": "1"}
+        return own | every | self._variables(spec, on_gpu=on_gpu) | self._environment
+
+
+def _staging_folder(spec: EngineSpec) -> Path:
+    # The same name on all nodes of the engine, and no other engine's.
+    return staging_folder(hashlib.sha256(f"{spec.secret} {spec.dist_init_addr}".encode()).hexdigest()[:16])
+
+
+def to_flags(options: Mapping[str, Any], *, off: str = "") -> list[str]:
+    """Write options as flags. `off` begins those that are False; without it they are left out, as those with None are.
+
+    >>> to_flags({"max_len": 64, "eager": True, "lora": False, "loras": ["a", "b"], "x": None}, off="--no-")
+    ['--max-len', '64', '--eager', '--no-lora', '--loras', 'a', 'b']
+    >>> to_flags({"lora": False})
+    []
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if value is True:
+            words.append(f"--{flag}")
+        elif value is False:
+            words += [f"{off}{flag}"] if off else []
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [f"--{flag}", *map(str, value)]
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -1,0 +1,205 @@
+"""`SglangEngine`: SGLang's own server as a rollout engine, on one node or several.
+
+Written from SGLang's documentation and the source of its version 0.5.23, and tested with a stand-in that takes and
+gives what they describe. It has not run with SGLang itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from roost.errors import ClusterError, ConfigError, EngineFailed
+from roost.rl.engine import EngineSpec, PauseMode
+from roost.rl.engines.samples import Prompt, Sample, VersionSpan
+from roost.rl.engines.server_engine import ServerEngine, to_flags
+
+_UPDATE_SECONDS = 600.0
+_STEP_SECONDS = 60
+# After "abort" a last step may still run, and the cache of prefixes is not cleared while one does: "retract" ends it.
+_PAUSES: Mapping[PauseMode, tuple[str, ...]] = {"keep": ("retract",), "abort": ("abort", "retract")}
+
+
+class SglangEngine(ServerEngine):
+    """An SGLang server in a child process, on exactly the devices of its worker. It has not run with SGLang itself.
+
+    - `model`: the folder of the model, on every node. Its safetensors files say what a link of weights writes.
+    - `python`: the interpreter that SGLang is installed in; it needs no Roost.
+    - `options`: further options of `sglang.launch_server`, such as `{"context_length": 4096}`; they override those of
+      Roost. With `log_level` set to `info`, SGLang writes the engine's secret to the log.
+    - `environment`: further variables of the server.
+    - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
+    - `pause_mode`: what becomes of requests that run when weights change. `"keep"`: they freeze, and go on with the new
+      weights, after their keys and values have been computed again. `"abort"`: they are answered with what they have so
+      far. SGLang has no `"wait"`.
+    - `can_sleep`: whether `offload` frees the memory of a GPU, which SGLang has to be started for.
+
+    Its prompts have no `allowed_token_ids` and no `top_p` below 1. A `seed` is for one sample, and has an effect with
+    the option `enable_deterministic_inference`.
+
+    After an update that fails, the weights are in doubt: requests wait, and the engine is not healthy, until an update
+    succeeds or the engine is restarted. After an `offload` or `onload` that fails, restart it.
+    """
+
+    name: ClassVar[str] = "SGLang"
+    package: ClassVar[str] = "sglang"
+    path: ClassVar[str] = "/generate"
+    pause_modes: ClassVar[tuple[PauseMode, ...]] = tuple(_PAUSES)
+    # SGLang can free no memory that expandable segments are in, which a trainer likes to have.
+    not_inherited: ClassVar[tuple[str, ...]] = (
+        *ServerEngine.not_inherited,
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    )
+
+    _is_sound = True
+    """Whether the last change of its weights or its memory succeeded."""
+    _is_offloaded = False
+
+    def health(self) -> bool:
+        """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
+        return super().health() and self._is_sound
+
+    @staticmethod
+    def to_request(prompt: Prompt) -> dict[str, Any]:
+        """Return what its server takes for a prompt; ConfigError if it could not be asked that."""
+        if prompt.allowed_token_ids:
+            raise ConfigError("SGLang cannot be told which tokens are allowed", hint="leave out allowed_token_ids")
+        if prompt.top_p < 1:
+            raise ConfigError(
+                f"top_p is {prompt.top_p}, and SGLang's log probabilities are those before it", hint="leave it at 1"
+            )
+        if prompt.seed is not None and prompt.n > 1:
+            raise ConfigError(
+                f"the {prompt.n} samples would be alike: SGLang gives each the same seed", hint="ask for one at a time"
+            )
+        sampling = {
+            "n": prompt.n,
+            "max_new_tokens": prompt.max_tokens,
+            "temperature": prompt.temperature,
+            "stop_token_ids": list(prompt.stop_token_ids),
+            "ignore_eos": prompt.ignore_eos,
+        }
+        if prompt.seed is not None:
+            sampling["sampling_seed"] = prompt.seed
+        return {"input_ids": list(prompt.tokens), "sampling_params": sampling, "return_logprob": True}
+
+    @staticmethod
+    def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
+        """Return the samples of an answer of its server."""
+        try:
+            # A list if there are several.
+            return [_sample(prompt, one["meta_info"]) for one in (answer if isinstance(answer, list) else [answer])]
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(
+                f"SGLang's answer lacks {error}: {json.dumps(answer)[:500]}",
+                hint="versions before 0.5.23 may not say which weights made which token",
+            ) from None
+
+    def offload(self) -> None:
+        """Let the server free its memory; requests wait, or are aborted, as `pause_mode` says."""
+        if self._serves() and not self._is_offloaded:
+            with self._changing():
+                self._pause()
+                self._ask("/release_memory_occupation", {}, timeout=_UPDATE_SECONDS)
+            self._is_offloaded = True
+
+    def onload(self) -> None:
+        """Let the server take its memory back, and go on."""
+        if self._serves() and self._is_offloaded:
+            with self._changing():
+                self._ask("/resume_memory_occupation", {}, timeout=_UPDATE_SECONDS)
+                self._ask("/continue_generation", {})
+            self._is_offloaded = False
+
+    def _warm_up(self) -> None:
+        self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
+        self._is_sound, self._is_offloaded = True, False
+
+    def _load(self, path: Path, version: int) -> None:
+        if self._is_offloaded:
+            raise ClusterError("the engine is offloaded, and cannot take weights", hint="onload it first")
+        update = {
+            "model_path": str(path.parent),
+            # Also if it was started with random weights.
+            "load_format": "auto",
+            "weight_version": str(version),
+            # What was computed with the old weights.
+            "flush_cache": True,
+        }
+        with self._changing():
+            self._pause()
+            self._ask("/update_weights_from_disk", update, timeout=_UPDATE_SECONDS)
+            self._ask("/continue_generation", {})
+            # It answers before all copies are made; a step of the model, of whatever request, comes after them.
+            self._ask("/health_generate", timeout=2.0 * _STEP_SECONDS)
+            self._check_version(self._ask("/model_info")["weight_version"], version)
+        self._is_sound = True
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._is_sound = False
+            raise
+
+    def _pause(self) -> None:
+        for mode in _PAUSES[self._pause_mode]:
+            self._ask("/pause_generation", {"mode": mode}, timeout=_UPDATE_SECONDS)
+
+    def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
+        """Return the options of the server, those of the user last."""
+        options: dict[str, Any] = {
+            # Also on other nodes than the first, where it only says that it is up.
+            "host": spec.address,
+            "port": spec.port,
+            "nccl_port": spec.nccl_port,
+            "tp_size": self._tensor_parallel(spec),
+            "pp_size": self._pipeline,
+            "weight_version": 0,
+            "log_level": "warning",
+        }
+        if spec.num_nodes > 1:
+            options |= {"nnodes": spec.num_nodes, "node_rank": spec.node_rank, "dist_init_addr": spec.dist_init_addr}
+        if on_gpu and self._can_sleep:
+            options |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+        return options | self._options
+
+    def _command(self, options: Mapping[str, Any]) -> list[str]:
+        return make_command(self._python, self._model, options)
+
+    def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
+        del spec, on_gpu
+        return {
+            # /health asks for a token, which a server without its memory cannot make.
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+            "SGLANG_HEALTH_CHECK_TIMEOUT": str(_STEP_SECONDS),
+            # The router keeps connections for longer than a server usually does.
+            "SGLANG_TIMEOUT_KEEP_ALIVE": "600",
+        }
+
+
+def make_command(python: str, model: Path, options: Mapping[str, Any]) -> list[str]:
+    """Return the command line of SGLang's server, to which the key is added in its process.
+
+    >>> make_command("python", Path("/m"), {"tp_size": 2, "enable_mixed_chunk": True, "disable_radix_cache": False})
+    ['python', '-m', 'roost_sglang_serve', '--model-path', '/m', '--tp-size', '2', '--enable-mixed-chunk']
+    """
+    return [python, "-m", "roost_sglang_serve", "--model-path", str(model), *to_flags(options)]
+
+
+def _sample(prompt: Prompt, found: Mapping[str, Any]) -> Sample:
+    made = found["output_token_logprobs"]
+    # A request that was aborted before it began has no versions.
+    spans = found["weight_versions"] if made else ()
+    return Sample(
+        prompt=prompt.tokens,
+        tokens=tuple(token for _, token, _ in made),
+        logprobs=tuple(logprob for logprob, _, _ in made),
+        spans=tuple(VersionSpan(int(one["version"]), one["start"], one["end"]) for one in spans),
+        finish=found["finish_reason"]["type"],
+    )
