@@ -36,6 +36,7 @@ from roost.weights import (
     read_safetensors,
     save_safetensors,
 )
+from roost.weights.specs import create_safetensors
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "weights.yaml"
 
@@ -190,6 +191,27 @@ def test_files_that_are_no_models_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"has no \.safetensors file"):
         read_safetensors(tmp_path / "empty")
+
+
+def test_a_file_for_weights_is_made_only_where_there_is_room_for_all_of_it(tmp_path):
+    specs = {"a": TensorSpec((1 << 20,), "float32")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(ClusterError, match=r"a\.safetensors cannot be made with 4 MiB: File too large"):
+            create_safetensors(tmp_path / "a.safetensors", specs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    create_safetensors(tmp_path / "b.safetensors", specs)["a"][:] = 7
+    assert map_safetensors(tmp_path / "b.safetensors")["a"].sum() == 7 << 20
+    assert (tmp_path / "b.safetensors").stat().st_mode & 0o077 == 0
+    (tmp_path / "c.safetensors").symlink_to(tmp_path / "b.safetensors")
+    with pytest.raises(ClusterError, match=r"c\.safetensors cannot be made"):
+        create_safetensors(tmp_path / "c.safetensors", specs)
+    (tmp_path / "d.safetensors").write_text("mine")
+    with pytest.raises(ClusterError, match=r"d\.safetensors is there, and is another file"):
+        create_safetensors(tmp_path / "d.safetensors", specs)
+    assert (tmp_path / "d.safetensors").read_text() == "mine"
 
 
 @pytest.fixture

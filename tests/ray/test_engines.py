@@ -1,0 +1,121 @@
+"""Engines with servers of their own under a rollout manager: prompts, weights from a link, kills; with a stand-in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from roost import ClusterError, ConfigError, EngineFailed, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost.rl import RolloutManager, create_placement_groups
+from roost.rl.engines import Prompt, Sample, VllmEngine
+from roost.testing import NumpyEngine
+from roost.weights.link import WeightLink
+from roost.weights.specs import save_safetensors
+from stored_weights import Holder
+from waiting import is_gone, wait_until
+
+STAND_IN = Path(__file__).parents[1] / "stand_in"
+SECONDS = 120.0
+FLAGS = {"rollout_num_gpus": 2, "debug_rollout_only": True}
+
+
+def weights(value: float) -> dict[str, np.ndarray]:
+    return {"embed": np.full((40, 30), value, np.float32), "scale": np.array(value, np.float32)}
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    save_safetensors(tmp_path / "model.safetensors", weights(0))
+    return tmp_path
+
+
+def manage(groups, model: Path, mode: str = "", **options: object) -> RolloutManager:
+    environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": mode, "STAND_IN_SECONDS": "0.02"}
+    return RolloutManager(
+        FLAGS,
+        VllmEngine,
+        groups["rollout"],
+        engine_args=(str(model),),
+        engine_kwargs={"environment": environment, **options},
+        health_timeout=SECONDS,
+    )
+
+
+@pytest.fixture
+def groups(shared_cluster) -> Iterator[object]:
+    with create_placement_groups(FLAGS, shared_cluster) as made:
+        yield made
+
+
+@pytest.fixture
+def trainer(shared_cluster) -> Iterator[WorkerGroup]:
+    with Holder.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="actor") as group:
+        yield group
+
+
+def generate(manager: RolloutManager, count: int, tokens: int) -> tuple[threading.Thread, list[tuple[int, Sample]]]:
+    """Let engines answer prompts, next to the test."""
+    finished: list[tuple[int, Sample]] = []
+    prompts = [Prompt(tokens=(1, place), n=2, max_tokens=tokens) for place in range(count)]
+    thread = threading.Thread(target=lambda: finished.extend(manager.generate(prompts, SECONDS)))
+    thread.start()
+    return thread, finished
+
+
+def test_prompts_are_answered_once_through_updates_and_the_death_of_an_engine(groups, trainer, model, shared_cluster):
+    with manage(groups, model, pause_mode="abort") as manager:
+        link = WeightLink.between(trainer, manager.engines.group)
+        trainer.set(3.0).wait(SECONDS)
+        manager.update_weights(link, 1)
+        assert manager.engine_versions() == [1, 1]
+        thread, finished = generate(manager, 40, 30)
+        record = shared_cluster.worker_manager.get_workers(["rollout:1"])[0]
+        children = psutil.Process(record.pid).children(recursive=True)
+        assert len(children) >= 2, "its server, and what watches over it"
+        os.kill(record.pid, signal.SIGKILL)
+        trainer.set(5.0).wait(SECONDS)
+        with pytest.raises((WorkerDied, ClusterError), match="rollout:1"):
+            manager.update_weights(link, 2, 30)
+        link.without("rollout:1")
+        manager.update_weights(link, 3)
+        thread.join(SECONDS)
+        assert sorted(place for place, _ in finished) == sorted([*range(40)] * 2)
+        for _, sample in finished:
+            assert (len(sample.tokens), sample.finish) == (30, "length")
+            made = {1: 3, 3: 5}
+            assert sample.tokens == tuple(made[version] for version in sample.versions)
+        for child in children:
+            wait_until(lambda child=child: is_gone(child.pid), "its server has ended with it")
+        manager.restart_engine(1, weights=link, timeout=SECONDS)
+        assert manager.engine_versions() == [3, 3]
+        (answer,) = manager.engines.generate(Prompt(tokens=(1,), max_tokens=2).to_json(), 1).wait(SECONDS)
+        assert Sample.from_json(answer["samples"][0]).tokens == (5, 5)
+        link.close()
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("roost-")]  # noqa: S108 - only looks
+
+
+def test_an_engine_that_cannot_start_is_said_at_once_with_its_last_words(groups, model):
+    with pytest.raises(EngineFailed, match=r"ended with code 3[\s\S]*not enough memory for the cache"):
+        manage(groups, model, "exit")
+
+
+def test_engines_without_tokens_take_no_prompts_and_links_in_place_are_refused(groups, trainer, model):
+    with manage(groups, model) as manager:
+        with pytest.raises(ConfigError, match="timeout is 0"):
+            manager.generate([Prompt(tokens=(1,))], timeout=0)
+        assert list(manager.generate([])) == []
+        # Its weights are memory beside those in use: in place is the same.
+        WeightLink.between(trainer, manager.engines.group, in_place=True).update(1)
+        assert manager.engine_versions() == [1, 1]
+    with RolloutManager(FLAGS, NumpyEngine, groups["rollout"]) as manager:
+        with pytest.raises(ConfigError, match="the engines take no prompts"):
+            manager.generate([Prompt(tokens=(1,))])
+        with pytest.raises(ConfigError, match="NumpyEngine has no method accept"):
+            WeightLink.between(trainer, manager.engines.group)
