@@ -29,6 +29,7 @@ from roost import (
 from roost.cli.main import app
 from roost.cli.terminal import speak_ascii
 from roost.demo import learning
+from roost.demo.advice import advise
 from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
@@ -194,7 +195,7 @@ def tell(display: Display) -> None:
     for number, mean in enumerate([20.0, 90.0, 150.0], start=1):
         display.busy("env")
         seconds = {"play": 0.5, "learn": 0.02}
-        done = Round(number=number, mean_return=mean, episodes=9, seconds=seconds, behind=0)
+        done = Round(number=number, mean_return=mean, episodes=9, made_in=0.5, seconds=seconds, behind=0)
         display.round_ended(done, make_example())
 
 
@@ -251,7 +252,7 @@ def test_the_picture_can_be_drawn_on_a_narrow_terminal(columns, monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
     display = Display(console, CARTPOLE, 300, {})
     for number in (1, 2):
-        done = Round(number=number, mean_return=20.0, episodes=9, seconds={}, behind=0)
+        done = Round(number=number, mean_return=20.0, episodes=9, made_in=0.5, seconds={}, behind=0)
         display.round_ended(done, make_example())
         console.print(display._picture())
     assert "┤" in console.file.getvalue() or columns < 6
@@ -302,7 +303,7 @@ def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 200])
 def test_the_summary_fits_on_the_terminal(columns):
-    done = Round(number=1, mean_return=20.0, episodes=9, seconds={"play": 2.0}, behind=0)
+    done = Round(number=1, mean_return=20.0, episodes=9, made_in=0.5, seconds={"play": 2.0}, behind=0)
     trained = Trained(mode=Mode.DISAGG, rounds=(done,), seconds={}, timeline=make_example(), restarts=())
     lines = _summary(CARTPOLE, trained, columns).plain.splitlines()
     drawn = [line for line in lines if line.endswith("│")]
@@ -393,3 +394,20 @@ def test_a_missing_gymnasium_is_reported_with_the_command_to_install_it(tmp_path
     assert done.returncode == 2
     assert "hint: pip install 'roost[demo]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_says_which_placement_its_times_would_make_the_best():
+    def trained(mode: Mode, made: float, learn: float) -> Trained:
+        seconds = {"play": made, "learn": learn, "weights": 0.1}
+        rounds = tuple(
+            Round(number=number, mean_return=1.0, episodes=9, seconds=seconds, made_in=made, behind=0)
+            for number in (1, 2, 3)
+        )
+        return Trained(mode=mode, rounds=rounds, seconds={}, timeline=make_example(), restarts=())
+
+    # Twice the accelerators gain nothing here, so that both at the same time is best.
+    same = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0)])
+    assert same == "by these times the best placement is rollout on 0-3, actor on 4-7: 1.10 s a step"
+    # Here they are four times as quick.
+    quick = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 4.0, 4.0)])
+    assert quick == "by these times the best placement is rollout on 0-7, actor on 0-7: 2.10 s a step"

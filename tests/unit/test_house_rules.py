@@ -31,7 +31,7 @@ LAYERS = {
     "rl": {"weights", "comm", "runtime", "machine", "placement", *PURE},
     "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", *PURE},
     "doctor": {"runtime", "machine", "placement", *PURE},
-    "demo": {"testing", "rl", "weights", "render", ""},
+    "demo": {"testing", "rl", "weights", "search", "config", "render", ""},
     "cli": {
         "demo",
         "doctor",

@@ -27,6 +27,8 @@ class Round:
     """Over the most recent episodes that ended."""
     episodes: int
     seconds: dict[str, float]
+    made_in: float
+    """How long it took to make what the round learned from, whatever else went on meanwhile."""
     behind: int
     """How many versions the oldest actions were behind the weights that learned from them."""
 

@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from roost import Cluster, ConfigError, make_plan
+from roost.demo.advice import advise
 from roost.demo.display import Display, WithoutRemarks
 from roost.demo.jobs import Mode
 from roost.demo.pictures import curve_svg, timeline_svg, timeline_text
@@ -64,6 +65,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     say("\n[bold]The cluster is stopped; the results[/]")
     for trained in done:
         console.print(_summary(task, trained, console.width), soft_wrap=True)
+    console.print(advise(task, done), soft_wrap=True)
     _say_files(folders, console)
     say(f"\n{time.monotonic() - began:.0f} s in all")
     return all(trained.after >= _RISE * trained.before for trained in done)

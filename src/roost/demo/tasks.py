@@ -26,6 +26,8 @@ class Task:
     digits: int
     """How many digits of it after the point are shown."""
     hardware: str
+    call: str
+    """What the rollout does in a step."""
     goal: Goal
     killed_in: Mode
     """The mode in which a worker is killed."""
@@ -69,6 +71,7 @@ CARTPOLE = Task(
     top=500.0,
     digits=0,
     hardware=HARDWARE,
+    call="rollout.play",
     goal=Goal(mean_return=300.0, seconds=60.0, least_rounds=16),
     killed_in=Mode.COLOCATE,
     needs={"gymnasium": "pip install 'roost[demo]'"},
@@ -81,6 +84,7 @@ LANGUAGE_MODEL = Task(
     top=1.0,
     digits=2,
     hardware="1x4:H100",
+    call="rollout.generate",
     goal=Goal(mean_return=0.9, seconds=90.0, least_rounds=12),
     killed_in=Mode.DISAGG,
     needs={

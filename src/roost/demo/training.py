@@ -173,11 +173,13 @@ class _Run:
         self._add(self._rollout, [item.answers for item in played])
         self._returns += [value for item in played for value in item.returns]
         recent = self._returns[-_RECENT:]
+        spans_played = [span for item in played for span in item.spans]
         done = Round(
             number=len(self.rounds) + 1,
             mean_return=fmean(recent) if recent else 0.0,
             episodes=sum(len(item.returns) for item in played),
             seconds=seconds,
+            made_in=max(span.end for span in spans_played) - min(span.start for span in spans_played),
             behind=self._version - 1 - min(item.oldest for item in played),
         )
         self.rounds += (done,)

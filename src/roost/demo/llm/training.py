@@ -295,6 +295,7 @@ class _Run:
             mean_return=made.reward,
             episodes=made.count,
             seconds=seconds,
+            made_in=made.seconds,
             behind=behind,
         )
         self.rounds += (done,)
