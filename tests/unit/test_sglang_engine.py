@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -40,7 +41,8 @@ SPEC = EngineSpec(
     nccl_port=20301,
     dist_init_addr="127.0.0.1:20302",
     dp_attention_ports=(),
-    secret="a-secret",  # noqa: S106 - of a test
+    # Others run these tests at the same time.
+    secret=secrets.token_hex(8),
 )
 
 
