@@ -89,6 +89,24 @@ def test_a_server_ends_with_a_caller_that_is_killed(tmp_path):
     wait_until(lambda: not memory.exists() and not mine.exists(), "its shared memory is gone")
 
 
+def test_semaphores_of_a_server_that_is_killed_are_removed(tmp_path):
+    code = """
+import multiprocessing, os, sys, time
+lock = multiprocessing.get_context("spawn").Lock()
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {os.getpid()} sem.{lock._semlock.name.strip('/')}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+    server = ServerProcess([sys.executable, "-c", code, str(tmp_path / "pids")], dict(os.environ))
+    pid, _, semaphore = read_pids(tmp_path / "pids")
+    assert semaphore.exists()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: server.exit_code() is not None, "its death is noticed")
+    assert not semaphore.exists()
+    server.stop()
+
+
 def test_a_server_that_does_not_listen_to_sigterm_is_killed(tmp_path):
     code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SERVER}"
     server = ServerProcess([sys.executable, "-c", code, str(tmp_path / "pids")], dict(os.environ), patience=0.2)

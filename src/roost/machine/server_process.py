@@ -29,6 +29,7 @@ _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where shared memory lies
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 _KILL_SECONDS = 5.0
+_TIDY_SECONDS = 2.0
 
 
 class ServerProcess:
@@ -123,11 +124,14 @@ def main() -> int:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(server.pid, signal.SIGTERM)
             server.wait(task["patience"])
-    deadline = time.monotonic() + _KILL_SECONDS
-    while (left := _descendants(me)) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while (left := _descendants(me)) and time.monotonic() < began + _KILL_SECONDS:
+        is_late = time.monotonic() > began + _TIDY_SECONDS
         for process in left:
             with contextlib.suppress(psutil.Error):
-                process.kill()
+                # Python's own, which removes semaphores and shared memory when the others have ended.
+                if is_late or "resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
         time.sleep(0.02)
         server.poll()
     code = server.poll()
