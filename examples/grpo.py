@@ -39,7 +39,8 @@ class Trainer(WeightWorker):
 
         torch.set_num_threads(1)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
+        # With a long memory for the size of gradients, steps grow too large once nearly all answers are right.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
 
     def init(self) -> None:
         self.peers = self.collective(self.group_name, timeout=SECONDS)
@@ -49,6 +50,7 @@ class Trainer(WeightWorker):
 
     def train(self, samples: Channel, count: int) -> float:
         """Take a step on some samples of the channel."""
+        import torch
         import torch.distributed as dist
 
         self.optimizer.zero_grad()
@@ -57,6 +59,7 @@ class Trainer(WeightWorker):
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad, group=self.peers)
             parameter.grad /= self.world_size
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         return change
 
@@ -108,7 +111,7 @@ def main() -> None:
         write_model(Path(model), args.seed)
         engine = {"engine_args": (model,), "engine_kwargs": {"options": OPTIONS}}
         with (
-            RayTrainGroup(flags, Trainer, groups["actor"], actor_args=(model, 2e-3)) as actor,
+            RayTrainGroup(flags, Trainer, groups["actor"], actor_args=(model, 1e-3)) as actor,
             RolloutManager(flags, VllmEngine, groups["rollout"], **engine) as manager,
             Channel.create("samples") as samples,
             WeightLink.between(actor.group, manager.engines.group) as link,

@@ -27,7 +27,7 @@ from roost.weights import WeightLink, WeightWorker
 
 _PROMPTS, _SAMPLES = 32, 16
 _RANKS, _ENGINES = 2, 2
-_RATE = 2e-3
+_RATE = 1e-3
 _STALENESS = 1
 _SECONDS = 180.0
 _LOOK_SECONDS = 0.05
@@ -49,7 +49,8 @@ class Trainer(WeightWorker):
         transformers: Any = importlib.import_module("transformers")
         torch.set_num_threads(1)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_RATE, weight_decay=0.0)
+        # With a long memory for the size of gradients, steps grow too large once nearly all answers are right.
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0)
         self._recorder = SpanRecorder()
 
     def init(self) -> None:
@@ -63,6 +64,7 @@ class Trainer(WeightWorker):
 
     def train(self, count: int) -> tuple[list[Span], float]:
         """Take a step; returns when it worked, and the largest change of a log probability since it was sampled."""
+        import torch
         import torch.distributed as dist
 
         batch = self._samples.get_many(count, timeout=_SECONDS)
@@ -73,6 +75,7 @@ class Trainer(WeightWorker):
             for parameter in self._model.parameters():
                 dist.all_reduce(parameter.grad, group=self._peers)
                 parameter.grad /= self.world_size
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
             self._optimizer.step()
         return self._recorder.take(), change
 
