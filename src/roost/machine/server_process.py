@@ -45,7 +45,7 @@ class ServerProcess:
     ) -> None:
         """Start a program with an environment; at its end it has `patience` seconds after SIGTERM.
 
-        `scratch` is a folder to remove then, whoever made it.
+        `scratch` is a folder that is removed then, also if the caller was killed.
         """
         self._patience = patience
         try:

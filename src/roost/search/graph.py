@@ -208,7 +208,7 @@ def slower_cycle(times: Sequence[int], edges: Sequence[Edge], ratio: int) -> Cyc
             path.append(changed)
             changed = edges[via[changed]][0]
         if changed in path:
-            # The path goes backwards; the cycle is told forwards, from its earliest event.
+            # The path runs backwards. The cycle runs forwards and starts at its earliest event.
             path = path[path.index(changed) :][::-1]
             own = [edges[via[event]] for event in path]
             first = path.index(min(path))

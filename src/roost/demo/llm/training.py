@@ -163,6 +163,8 @@ class _Run:
         self._tokens = 0
         self._generating = 0.0
         self._mending: threading.Thread | None = None
+        self._failure: Exception | None = None
+        """Why an engine that was killed did not come back."""
         self._back = 0
         """How many rounds were over when an engine that was killed was back."""
         self._began = time.monotonic()
@@ -225,6 +227,8 @@ class _Run:
                 self._mending.join(_SECONDS)
 
     def _is_over(self, goal: Goal) -> bool:
+        if self._failure is not None:
+            raise self._failure
         if time.monotonic() - self._began > goal.seconds:
             return bool(self.rounds)
         if self._mending is not None and (self._mending.is_alive() or len(self.rounds) < self._back + _ROUNDS_AFTER):
@@ -251,11 +255,17 @@ class _Run:
         self._marks.append(Mark(name=f"{worker} killed", at=time.time()))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        self._mending = threading.Thread(target=self._mend, args=(worker, len(self.rounds)), daemon=True)
+        self._mending = threading.Thread(target=self._try_to_mend, args=(worker, len(self.rounds)), daemon=True)
         self._mending.start()
 
     def _pid_of(self, worker: str) -> int:
         return self._cluster.worker_manager.get_workers([worker])[0].pid or 0
+
+    def _try_to_mend(self, worker: str, after_round: int) -> None:
+        try:
+            self._mend(worker, after_round)
+        except Exception as error:
+            self._failure = error
 
     def _mend(self, worker: str, after_round: int) -> None:
         """Go on without an engine that died, restart it in its place, and bring it to the present version."""

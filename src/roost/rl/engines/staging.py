@@ -59,7 +59,7 @@ class StagedWeights(DictWeights):
         self._use(self.path, version)
 
     def close(self) -> None:
-        """Remove the file; whoever has it mapped keeps it."""
+        """Remove the file. A process that has mapped it can still read it."""
         with contextlib.suppress(OSError):
             self.path.unlink()
             self.path.parent.rmdir()
