@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 import sys
 import threading
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
+from engine_parts import SPEC, STAND_IN, sample, weights
 from roost.errors import CallTimedOut, ClusterError, ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec
 from roost.rl.engines import Prompt, Sample, SglangEngine, VersionSpan
@@ -25,29 +24,8 @@ from roost.weights.specs import save_safetensors
 from sockets import free_port
 from waiting import is_gone, wait_until
 
-STAND_IN = Path(__file__).parents[1] / "stand_in"
 # The real start of the server, which finds the stand-in under SGLang's name.
 PATHS = f"{Path(module.__file__).with_name('inside')}:{STAND_IN}"
-SPEC = EngineSpec(
-    engine_rank=0,
-    num_engines=1,
-    node_rank=0,
-    num_nodes=1,
-    cluster_node_rank=0,
-    address="127.0.0.1",
-    devices=("0",),
-    num_devices=1,
-    port=20300,
-    nccl_port=20301,
-    dist_init_addr="127.0.0.1:20302",
-    dp_attention_ports=(),
-    # Others run these tests at the same time.
-    secret=secrets.token_hex(8),
-)
-
-
-def weights(value: float) -> dict[str, np.ndarray]:
-    return {"embed": np.full((4, 3), value, np.float32), "scale": np.array(value, np.float32)}
 
 
 @pytest.fixture
@@ -75,11 +53,6 @@ def start(model) -> Iterator[Callable[..., SglangEngine]]:
     yield make
     for engine in engines:
         engine.stop()
-
-
-def sample(engine: SglangEngine, **options: object) -> Sample:
-    answer = engine.generate(Prompt(tokens=(5, 6), **{"max_tokens": 3, **options}).to_json())
-    return Sample.from_json(answer["samples"][0])
 
 
 @contextlib.contextmanager
