@@ -39,15 +39,16 @@ def problem(roles: int, devices: int, seed: int) -> Problem:
         power, fixed = dice.uniform(0.7, 0.98), dice.uniform(0, 3)
         times = {count: round((work / count**power + fixed) * SECOND) for count in counts}
         switch = {"wake": dice.randrange(5) * SECOND, "sleep": dice.randrange(5) * SECOND}
-        made.append(Role(name=name, counts=tuple(counts), devices_per_worker=dice.choice((1, 2, 4, 8)), **switch))
-        calls.append(Call(name=f"{name}.call", role=name, times=times))
+        made.append(Role(name=name, counts=(tuple(counts),), devices_per_worker=dice.choice((1, 2, 4, 8)), **switch))
+        calls.append(Call(name=f"{name}.call", role=name, times=(times,)))
     # Every second seed has a chain of calls; in the others, all but the first and the last are side by side.
     edges = [(one.name, other.name) for one, other in pairwise(calls)]
     if seed % 2 and roles > 2:
         edges = [edge for one in calls[1:-1] for edge in ((calls[0].name, one.name), (one.name, calls[-1].name))]
     weights = WeightUpdate(source=made[-1].name, target="role0", time=2 * SECOND, staleness=seed // 2 % 2)
     nodes = (PER_NODE,) * (devices // PER_NODE)
-    return Problem(roles=tuple(made), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes)
+    kinds = (0,) * len(nodes)
+    return Problem(roles=tuple(made), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes, kinds=kinds)
 
 
 def measure(roles: int, devices: int) -> dict[str, float]:

@@ -31,7 +31,8 @@ def _extended(problem: Problem, node_of: tuple[int, ...], sets: Sets) -> Iterato
     for device, node in enumerate(node_of):
         alike.setdefault((node, *(at for at, own in enumerate(sets) if device in own)), []).append(device)
     for taken in product(*(range(len(devices) + 1) for devices in alike.values())):
-        if sum(taken) not in role.counts:
+        kinds = {problem.kinds[place[0]] for place, number in zip(alike, taken, strict=True) if number}
+        if len(kinds) != 1 or sum(taken) not in role.counts[kinds.pop()]:
             continue
         own = frozenset(one for devices, number in zip(alike.values(), taken, strict=True) for one in devices[:number])
         per_node = Counter(node_of[device] for device in own)
@@ -41,8 +42,19 @@ def _extended(problem: Problem, node_of: tuple[int, ...], sets: Sets) -> Iterato
             yield from _extended(problem, node_of, (*sets, own))
 
 
-def kind_of(sets: Sets) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return what makes two choices of sets alike: which roles have how many devices in common."""
+def shape_of(problem: Problem, sets: Sets) -> tuple[object, ...]:
+    """Return what makes two choices of sets alike: which kinds roles have, and how many devices in common."""
+    return tuple(device_kind(problem, own) for own in sets), *in_common(sets)
+
+
+def device_kind(problem: Problem, own: frozenset[int]) -> int:
+    """Return the kind of a set's devices."""
+    kinds = [kind for size, kind in zip(problem.nodes, problem.kinds, strict=True) for _ in range(size)]
+    return kinds[min(own)]
+
+
+def in_common(sets: Sets) -> tuple[tuple[tuple[int, ...], int], ...]:
+    """Return which roles have how many devices in common."""
     devices: dict[int, list[int]] = {}
     for role, own in enumerate(sets):
         for device in own:
@@ -63,7 +75,11 @@ def step_time(problem: Problem, sets: Sets) -> Fraction:
         order.append(call.name)
         if [call.name] == last:
             order.append("weights")
-    took = {c.name: c.times[len(sets[index[c.role]]) if c.role in index else 0] for c in problem.calls}
+    took = {c.name: c.times[0][0] for c in problem.calls if c.role not in index}
+    for call in problem.calls:
+        if call.role in index:
+            own = sets[index[call.role]]
+            took[call.name] = call.times[device_kind(problem, own)][len(own)]
     edges: dict[tuple[str, str, int], int] = {}
 
     def add(one: str, other: str, steps: int, extra: int = 0) -> None:
@@ -89,7 +105,7 @@ def step_time(problem: Problem, sets: Sets) -> Fraction:
             if not any((other, name) in reached for other in target):
                 add("weights", name, 1 + weights.staleness)
     role_of = {call.name: call.role for call in problem.calls}
-    for device in range(problem.devices):
+    for device in range(sum(problem.nodes)):
         held = {role.name for role, own in zip(problem.roles, sets, strict=True) if device in own}
         both = {weights.source, weights.target} & held if weights else set()
         own_roles = {name: {role_of[name]} if name != "weights" else both for name in order}
@@ -133,11 +149,12 @@ def ranked(problem: Problem) -> list[tuple[tuple[object, ...], Sets]]:
     """Return every kind of placement with what it is ranked by, the best first."""
     found = {}
     for sets in all_placements(problem):
-        kind = kind_of(sets)
-        if kind not in found:
-            used = sum(count for _, count in kind)
-            shared = sum(count for roles, count in kind if len(roles) > 1)
+        shape = shape_of(problem, sets)
+        if shape not in found:
+            kinds, *common = shape
+            used = sum(count for _, count in common)
+            shared = sum(count for roles, count in common if len(roles) > 1)
             apart = tuple(int(not one & other) for one, other in combinations(sets, 2))
-            key = (step_time(problem, sets), used, shared, tuple(map(len, sets)), apart)
-            found[kind] = (key, sets)
+            key = (step_time(problem, sets), used, shared, tuple(map(len, sets)), kinds, apart)
+            found[shape] = (key, sets)
     return sorted(found.values(), key=lambda item: item[0])

@@ -7,27 +7,32 @@ import random
 from roost.search.problem import Call, Problem, Role, WeightUpdate
 
 NODES = [(8,), (4, 4), (6,), (3, 3), (2, 2, 2), (4,), (5,), (4, 2), (7,), (1, 3)]
+KINDS = [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 2), (0, 0, 1)]
 
 
 def random_problem(seed: int) -> Problem:
-    """Make a step of up to 4 roles on up to 8 devices; times are small numbers, so that ties are common."""
+    """Make a step of up to 4 roles on up to 8 devices of up to 3 kinds; times are small, so that ties are common."""
     dice = random.Random(seed)  # noqa: S311 - luck, not secrets
     nodes = dice.choice(NODES)
-    devices = sum(nodes)
+    kinds = dice.choice(KINDS)[: len(nodes)]
+    devices = [sum(size for size, of in zip(nodes, kinds, strict=True) if of == kind) for kind in sorted(set(kinds))]
     roles, calls = [], []
-    number = dice.choice([1, 2, 2, 3, 3, 3, 4] if devices > 6 else [1, 2, 3, 3, 4, 4])
+    number = dice.choice([1, 2, 2, 3, 3, 3, 4] if sum(devices) > 6 else [1, 2, 3, 3, 4, 4])
     without = dice.random() < 0.3
     for at in range(number):
         unit = dice.choice([1, 1, 1, 2, 2, 3, 4])
-        possible = [count for count in range(1, devices + 1) if count % unit == 0]
-        counts: tuple[int, ...] = ()
-        if not (without and at == number - 1 and number > 1) and possible:
-            counts = tuple(sorted(dice.sample(possible, min(len(possible), dice.randint(1, 3)))))
+        counts: tuple[tuple[int, ...], ...] = ()
+        if not (without and at == number - 1 and number > 1):
+            counts = tuple(random_counts(dice, unit, most) for most in devices)
+        if any(counts):
             switch = {"wake": dice.choice([0, 0, 1, 5]), "sleep": dice.choice([0, 0, 1, 4])}
             roles.append(Role(name=f"role{at}", counts=counts, devices_per_worker=unit, **switch))
         for name in "ab"[: 1 if dice.random() < 0.75 else 2]:
             work = dice.randint(1, 40)
-            times = {count: dice.choice([work // max(count, 1) + 1, dice.randint(0, 12)]) for count in counts or (0,)}
+            times = tuple(
+                {count: dice.choice([work // max(count, 1) + 1, dice.randint(0, 12)]) for count in own}
+                for own in (counts if any(counts) else ((0,),))
+            )
             calls.append(Call(name=f"role{at}.{name}", role=f"role{at}", times=times))
     dice.shuffle(calls)
     edges = [
@@ -38,4 +43,14 @@ def random_problem(seed: int) -> Problem:
         source, target = dice.sample(range(number), 2)
         lag = dice.choice([0, 1, 2])
         weights = WeightUpdate(source=f"role{source}", target=f"role{target}", time=dice.randint(0, 4), staleness=lag)
-    return Problem(roles=tuple(roles), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes)
+    return Problem(
+        roles=tuple(roles), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes, kinds=kinds
+    )
+
+
+def random_counts(dice: random.Random, unit: int, most: int) -> tuple[int, ...]:
+    """Choose up to 3 counts of one kind of device; none if the kind has too few, and now and then."""
+    possible = [count for count in range(1, most + 1) if count % unit == 0]
+    if dice.random() < 0.1:
+        return ()
+    return tuple(sorted(dice.sample(possible, min(len(possible), dice.randint(1, 3)))))

@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -21,10 +22,10 @@ from hypothesis import strategies as st
 from brute_force import ranked, step_time
 from roost import ConfigError, Topology, make_plan
 from roost.search.check import check_proof
-from roost.search.find import find_best, in_order, shared_devices, sharing
+from roost.search.find import find_best, in_order, kinds_of, shared_devices, sharing
 from roost.search.graph import counts_of
 from roost.search.layout import lay_out, placement_text
-from roost.search.problem import Problem, digest
+from roost.search.problem import Call, Problem, digest
 from roost.search.proof import make_proof
 from search_problems import random_problem
 
@@ -38,7 +39,7 @@ def key_of(problem, found):
     used = sum(group.devices for group in found.family if group.parent is None)
     counts = tuple(counts_of(found.family, len(problem.roles)))
     apart = sharing(found.family, len(problem.roles))
-    return found.step_time, used, shared_devices(found.family), counts, apart
+    return found.step_time, used, shared_devices(found.family), counts, kinds_of(found.family), apart
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -131,7 +132,7 @@ def test_a_proof_that_is_accepted_is_true_whatever_was_changed_in_it(seed, data)
     for key in path:
         holder = holder[key]
     holder[last] = data.draw(
-        st.sampled_from([0, 1, 2, 7, 100, "room", "nodes", "+", "=0", "<0", [], ["role0.a"], None])
+        st.sampled_from([0, 1, 2, 7, 100, "room", "nodes", "<1", "=0", "<0", [], ["role0.a"], None])
     )
     proof["digest"] = digest(proof)
     try:
@@ -150,9 +151,10 @@ def places_in(proof: dict[str, Any]) -> list[tuple[Any, ...]]:
         return [path, *(found for key, item in items for found in inside(item, (*path, key)))]
 
     times = [
-        ("problem", "calls", at, "times", count)
+        ("problem", "calls", at, "times", kind, count)
         for at, call in enumerate(proof["problem"]["calls"])
-        for count in call["times"]
+        for kind, times in enumerate(call["times"])
+        for count in times
     ]
     parts = [path for key in ("step_time", "ranks", "schedule", "tree") for path in inside(proof[key], (key,))]
     return times + parts
@@ -163,11 +165,15 @@ def _is_bound(problem: Problem, name: str) -> bool:
     return any(other == name for _, other in problem.edges) or name == "weights"
 
 
+def times_changed(call: Call, change: Callable[[int], int]) -> Call:
+    return replace(call, times=tuple({count: change(time) for count, time in own.items()} for own in call.times))
+
+
 @given(SEEDS)
 @settings(max_examples=100)
 def test_more_devices_are_never_worse(seed):
     problem = legal_problem(seed)
-    larger = replace(problem, nodes=(*problem.nodes, problem.nodes[0]))
+    larger = replace(problem, nodes=(*problem.nodes, problem.nodes[0]), kinds=(*problem.kinds, problem.kinds[0]))
     assert find_best(larger)[0].step_time <= find_best(problem)[0].step_time
 
 
@@ -179,9 +185,7 @@ def test_all_times_scaled_scale_the_answer_and_change_nothing_else(seed, factor)
     scaled = replace(
         problem,
         roles=tuple(replace(role, wake=role.wake * factor, sleep=role.sleep * factor) for role in problem.roles),
-        calls=tuple(
-            replace(call, times={count: time * factor for count, time in call.times.items()}) for call in problem.calls
-        ),
+        calls=tuple(times_changed(call, lambda time: time * factor) for call in problem.calls),
         weights=weights,
     )
     before, after = find_best(problem)[0], find_best(scaled)[0]
@@ -200,8 +204,7 @@ def test_renamed_roles_change_nothing(seed):
 @settings(max_examples=100)
 def test_a_quicker_call_is_never_worse(seed):
     problem = legal_problem(seed)
-    first = problem.calls[0]
-    halved = replace(first, times={count: time // 2 for count, time in first.times.items()})
+    halved = times_changed(problem.calls[0], lambda time: time // 2)
     quicker = replace(problem, calls=(halved, *problem.calls[1:]))
     assert find_best(quicker)[0].step_time <= find_best(problem)[0].step_time
 
@@ -215,7 +218,7 @@ def test_ranks_are_consecutive_on_every_node_and_as_many_as_the_role_has(seed):
     assert [len(ranks[role.name]) for role in problem.roles] == counts_of(best.family, len(problem.roles))
     for own in ranks.values():
         assert list(own) == sorted(set(own))
-        assert own[-1] < problem.devices
+        assert own[-1] < sum(problem.nodes)
 
 
 @given(SEEDS)
@@ -224,7 +227,9 @@ def test_the_answer_plans_as_it_was_found(seed):
     problem = legal_problem(seed)
     ranks = lay_out(problem, find_best(problem)[0].family)
     placed = {name: placement_text(problem, name, own) for name, own in ranks.items()}
-    topology = Topology.from_shorthand(",".join(f"1x{size}" for size in problem.nodes))
+    topology = Topology.from_shorthand(
+        ",".join(f"1x{n}:K{kind}" for n, kind in zip(problem.nodes, problem.kinds, strict=True))
+    )
     plan = make_plan({"cluster": {"component_placement": placed}}, topology)
     for role in problem.roles:
         component = plan.component(role.name)

@@ -8,16 +8,20 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from roost import Cluster, FlexiblePlacementStrategy, WorkerGroup
 from roost.config.profile import read_profile
 from roost.config.run import read_run_draft
 from roost.config.topology import Topology
+from roost.runtime.events.format import worker_file
 from roost.search.answer import Option, search
 from roost.search.setup import make_setup
 from soak.workers import SoakWorker
+from waiting import wait_until
 
 STEPS, WARM = 8, 2
 SECONDS = 120.0
@@ -140,6 +144,22 @@ def test_no_step_is_shorter_than_the_search_predicts(shared_cluster, kind, tmp_p
     (ratio,) = compare(shared_cluster, kind, iter([1]), tmp_path)
     # On a machine with much to do it takes longer.
     assert ratio > 0.99
+
+
+def test_any_run_leaves_the_times_of_its_calls_for_a_profile(small_cluster, roost, tmp_path):
+    folder = Path(small_cluster.run_dir)
+    group = SoakWorker.create_group(str(tmp_path), "profiled").launch(small_cluster, name="actor", share=0.4)
+    for _ in range(3):
+        group.nap(0.05).wait(SECONDS)
+    group.close()
+    events = folder / worker_file("actor:0")
+    wait_until(lambda: events.is_file() and events.read_text().count('"call":"nap"') == 3, "the last call")
+    code, out, err = roost("profile", str(folder))
+    assert code == 0, err
+    nap = read_profile(yaml.safe_load(out)).calls["actor.nap"]
+    assert list(nap.timings[""]) == [1]
+    assert len(nap.timings[""][1].samples) == 2
+    assert min(nap.timings[""][1].samples) >= 50_000_000
 
 
 @pytest.mark.soak

@@ -8,14 +8,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
 
-from roost import ConfigError, JobConfig, Topology
+from roost import ConfigError, JobConfig, Topology, make_plan
 from roost.cli.apply import with_placement
 from roost.config.flow import FlowConfig
 from roost.config.profile import Timing, read_profile
 from roost.config.run import read_job_text
 from roost.render.bars import Bar, draw_bars, draw_bars_svg
 from roost.render.flow import flow_lines
+from roost.runtime.events.format import header, line_of, worker_file
 from roost.search.answer import Answer, search
 from roost.search.find import Found, find_best
 from roost.search.layout import lay_out, placement_text
@@ -144,9 +146,9 @@ def test_sensitivity_names_the_measurements_that_decide():
 
 
 def test_a_worker_s_devices_stay_on_one_node_even_if_that_leaves_gaps():
-    roles = (Role(name="a", counts=(2,)), Role(name="b", counts=(8,), devices_per_worker=4))
-    calls = tuple(Call(name=f"{role.name}.x", role=role.name, times={role.counts[0]: 1}) for role in roles)
-    problem = Problem(roles=roles, calls=calls, edges=(), weights=None, nodes=(6, 6))
+    roles = (Role(name="a", counts=((2,),)), Role(name="b", counts=((8,),), devices_per_worker=4))
+    calls = tuple(Call(name=f"{role.name}.x", role=role.name, times=({role.counts[0][0]: 1},)) for role in roles)
+    problem = Problem(roles=roles, calls=calls, edges=(), weights=None, nodes=(6, 6), kinds=(0, 0))
     best = find_best(problem)[0]
     ranks = lay_out(problem, best.family)
     assert {name: placement_text(problem, name, own) for name, own in ranks.items()} == {
@@ -210,7 +212,7 @@ def test_the_checker_has_at_most_200_lines_and_shares_only_values_with_the_searc
     imported = [line for line in text.splitlines() if line.startswith("from roost")]
     assert imported == [
         "from roost.errors import ConfigError",
-        "from roost.search.problem import WEIGHTS, Problem, digest",
+        "from roost.search.problem import WEIGHTS, Group, Problem, digest",
     ]
 
 
@@ -276,9 +278,84 @@ def test_a_profile_from_runs_takes_the_slowest_rank_and_leaves_the_first_call_ou
         "version": 1,
         "calls": {"actor.train": {"seconds": {4: [4.1, 4.2], 8: 2.5}, "devices_per_worker": 2}},
     }
-    assert read_profile(found).calls["actor.train"].timings[4].median == round(4.15 * SECOND)
+    assert read_profile(found).calls["actor.train"].timings[""][4].median == round(4.15 * SECOND)
     with pytest.raises(ConfigError, match="no call of a component"):
         make_profile([({}, [CallTime("actor.train", "0", 0.0, 1.0)])])
+
+
+def test_a_call_that_failed_on_any_rank_does_not_count():
+    times = [
+        CallTime("actor.train", rank, at, 1.0 + at, is_ok=(rank, at) != ("1", 2.0))
+        for rank in "01"
+        for at in (0.0, 1.0, 2.0, 3.0)
+    ]
+    placed = {"actor": Placed(2, 1)}
+    assert make_profile([(placed, times)])["calls"] == {"actor.train": {"seconds": {2: [2.0, 4.0]}}}
+    with pytest.raises(ConfigError, match="no call of a component"):
+        make_profile([(placed, [CallTime("actor.train", "0", 0.0, 1.0, is_ok=False)])])
+
+
+def test_a_profile_names_the_kinds_if_the_runs_had_several():
+    def run(kind: str, seconds: float, per_worker: int = 1):
+        times = [CallTime("actor.train", "0", 0.0, seconds), CallTime("reward.score", "0", 0.0, 0.5)]
+        return {"actor": Placed(4, per_worker, kind), "reward": Placed(0, 1)}, times
+
+    assert make_profile([run("H100", 2.0), run("H100", 3.0)])["calls"] == {
+        "actor.train": {"seconds": {4: [2.0, 3.0]}},
+        "reward.score": {"seconds": {0: [0.5, 0.5]}},
+    }
+    both = make_profile([run("H100", 2.0), run("4090", 7.0)])
+    assert both["calls"] == {
+        "actor.train": {"kinds": {"4090": {4: 7.0}, "H100": {4: 2.0}}},
+        "reward.score": {"seconds": {0: [0.5, 0.5]}},
+    }
+    assert read_profile(both).calls["actor.train"].timings["4090"][4].median == 7 * SECOND
+    with pytest.raises(ConfigError, match="had 1 devices in one run, and 2 in another"):
+        make_profile([run("H100", 2.0), run("H100", 3.0, per_worker=2)])
+
+
+def test_a_long_run_leaves_a_hundred_samples_with_the_same_distribution():
+    times = [CallTime("actor.train", "0", float(at), float(at)) for at in range(1001)]
+    seconds = make_profile([({"actor": Placed(2, 1)}, times)])["calls"]["actor.train"]["seconds"][2]
+    assert len(seconds) == 100
+    assert (seconds[0], seconds[50], seconds[-1]) == (6.0, 506.0, 996.0)
+
+
+def folder_of_run(folder: Path, lines: dict[str, list[str]], cluster: str = "1x2") -> Path:
+    """A run folder with a plan of two workers, and events."""
+    job = {"cluster": {"component_placement": {"actor": "0-1"}}}
+    folder.mkdir()
+    (folder / "plan.json").write_text(make_plan(job, Topology.from_shorthand(cluster)).to_json())
+    for who, own in lines.items():
+        path = folder / worker_file(who)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([header(who, run="r", pid=1, host="h", wall=1e9, node=0), *own, ""]))
+    return folder
+
+
+def test_events_of_any_run_make_a_profile_also_where_calls_share_a_line(roost, tmp_path):
+    many = line_of("call", "train", t=2.0, d=9.0, n=3, busy=1.5)
+    lines = {
+        "actor:0": [line_of("call", "train", t=0.0, d=4.0), many, line_of("call", "save", t=20.0, d=1.0), "{half"],
+        "actor:1": [line_of("call", "train", t=0.0, d=5.0), *(line_of("call", "train", t=t, d=0.25) for t in (6, 7))],
+        "other:0": [line_of("call", "train", t=0.0, d=5.0)],
+    }
+    folder = folder_of_run(tmp_path / "run", lines)
+    code, out, _ = roost("profile", str(folder))
+    assert code == 0
+    every = {"actor.save": {"seconds": {2: 1.0}}, "actor.train": {"seconds": {2: [0.5, 0.5]}}}
+    assert yaml.safe_load(out) == {"version": 1, "calls": every}
+    (folder / "job.yaml").write_text("cluster:\n  component_placement:\n    actor: 0-1\nflow:\n  step: actor.train\n")
+    assert yaml.safe_load(roost("profile", str(folder))[1])["calls"] == {"actor.train": every["actor.train"]}
+
+
+def test_a_run_without_times_and_a_component_on_two_kinds_are_explained(roost, tmp_path):
+    silent = folder_of_run(tmp_path / "silent", {})
+    code, _, err = roost("profile", str(silent))
+    assert (code, "has no events: the run recorded no times" in err) == (2, True)
+    mixed = folder_of_run(tmp_path / "mixed", {"actor:0": [line_of("call", "train", t=0.0, d=4.0)]}, "1x1:A,1x1:B")
+    code, _, err = roost("profile", str(mixed))
+    assert (code, "actor ran on A and B" in err) == (2, True)
 
 
 def test_a_trace_tells_calls_by_component_and_name():
@@ -300,6 +377,43 @@ def test_nodes_may_differ_in_size_and_sets_are_consecutive_where_that_is_possibl
     assert answer_of(TWO, calls, "2x6").best.component_placement == {"rollout": "0-3:0,6-9:1", "actor": "4-5,10-11"}
 
 
+def test_a_role_takes_the_kind_of_device_on_which_the_step_is_shortest():
+    calls = {
+        "rollout.generate": {"kinds": {"H100": {4: 6.0}, "4090": {4: 8.0, 8: 5.0}}},
+        "actor.train": {"kinds": {"H100": {4: 7.0}, "4090": {4: 30.0}}},
+        "reward.score": {"seconds": {0: 1.0}},
+    }
+    step = "rollout.generate -> reward.score -> actor.train"
+    best = answer_of(step, calls, "1x4:H100,1x4:4090,1x4:4090").best
+    assert best.component_placement == {"rollout": "4-11", "actor": "0-3"}
+    assert best.step_time == 7 * SECOND
+    fewer = answer_of(step, calls, "1x4:4090,1x4:H100")
+    assert fewer.best.component_placement == {"rollout": "0-3", "actor": "4-7"}
+    assert fewer.best.step_time == 8 * SECOND
+    assert fewer.best.shares()["actor"].busy == pytest.approx(7 / 8)
+
+
+def test_kinds_between_which_a_role_chooses_are_named_where_one_decides():
+    calls = {
+        "rollout.generate": {"kinds": {"H100": {2: 4.0, 8: 1.0}, "4090": {2: 4.1, 8: 1.3}}},
+        "actor.train": {"kinds": {"H100": {2: 4.0, 8: 1.0}, "4090": {2: 9.0, 8: 9.0}}},
+    }
+    answer = answer_of(TWO, calls, "1x8:H100,1x8:4090", ASYNCHRONOUS, interpolate=True)
+    assert answer.best.component_placement == {"rollout": "8-15", "actor": "0-7"}
+    coarse = answer_of(TWO, calls, "1x6:H100,1x6:4090", ASYNCHRONOUS, interpolate=True)
+    assert "rollout.generate with 6 devices of 4090" in coarse.best.interpolated
+
+
+def test_a_call_goes_where_its_memory_fits():
+    calls = {"rollout.generate": {"kinds": {"H100": {4: 6.0}, "4090": {4: 1.0}}, "memory": "40GiB"}}
+    calls["actor.train"] = {"kinds": {"H100": {4: 1.0}, "4090": {4: 9.0}}}
+    nodes = [{"accelerators": {"count": 4, "model": m, "memory": s}} for m, s in (("4090", "24GiB"), ("H100", "80GiB"))]
+    profile = read_profile({"version": 1, "calls": calls})
+    best = search(make_setup(read_flow(TWO), profile, Topology.from_dict({"nodes": nodes}))).best
+    assert best.component_placement == {"rollout": "4-7", "actor": "4-7"}
+    assert best.step_time == 7 * SECOND
+
+
 def test_roles_without_devices_alone_have_a_step_time_and_no_map(roost, tmp_path):
     job, profile, proof = tmp_path / "job.yaml", tmp_path / "p.yaml", tmp_path / "proof.json"
     job.write_text("cluster:\n  component_placement:\n    a: 0\n    b: 0\n    c: 0\nflow:\n  step: a.x -> b.y\n")
@@ -308,7 +422,7 @@ def test_roles_without_devices_alone_have_a_step_time_and_no_map(roost, tmp_path
     assert (code, out.splitlines()[0]) == (0, "3 s a step, and no legal placement is quicker")
     assert "c is not in the flow" in err
     assert roost("check-proof", str(proof))[0] == 0
-    assert "there is no map" in roost("search", str(job), "-c", "1x2", "-p", str(profile), "-f", "html")[2]
+    assert "there is no map" in roost("search", str(job), "-c", "1x2", "-p", str(profile), "--format", "html")[2]
 
 
 def test_every_picture_marks_interpolated_times(roost, tmp_path):
@@ -319,7 +433,7 @@ def test_every_picture_marks_interpolated_times(roost, tmp_path):
     )
     profile.write_text(json.dumps({"version": 1, "calls": calls}))
     for form in ("svg", "html", "json", "text"):
-        out = roost("search", str(job), "-c", "4x8", "-p", str(profile), "--interpolate", "-f", form)[1]
+        out = roost("search", str(job), "-c", "4x8", "-p", str(profile), "--interpolate", "--format", form)[1]
         assert "actor.train with 16 devices" in out, form
 
 

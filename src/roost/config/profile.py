@@ -20,6 +20,7 @@ from roost.text import join_words, shorten
 PROFILE_VERSION = 1
 NANOSECONDS = 10**9
 _MOST_SECONDS = 10**7
+_NO_TIMES = "write seconds by device count: {8: 120.0}"
 _P90 = 1.2815515655446004
 """How many standard deviations the 90th percentile of a normal distribution is above its median."""
 
@@ -35,16 +36,17 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProfile:
-    """What is measured of one call: its times by device count."""
+    """What is measured of one call: its times by device count, for each kind of device."""
 
     name: str
-    timings: Mapping[int, Timing]
+    timings: Mapping[str, Mapping[int, Timing]]
+    """The kind is empty if the profile does not name it."""
     devices_per_worker: int | None = None
     memory: int | None = None
     """The bytes that it needs on each device."""
     key: Value = field(repr=False, compare=False)
-    counts: Mapping[int, Value] = field(default_factory=dict, repr=False, compare=False)
-    """Where each count is written."""
+    places: Mapping[int, Value] = field(default_factory=dict, repr=False, compare=False)
+    """Where each count is written first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +128,21 @@ SPREAD_FIELDS = Table(
     Field("p90", SECONDS, "What nine of ten stay below.", required=True),
 )
 TIMING = Kind(_read_timing, _timing_schema)
+BY_COUNT = Kind(read_fields, lambda: typed("object", "string", additionalProperties=TIMING.schema(), minProperties=1))
+BY_KIND = Kind(read_fields, lambda: typed("object", "string", additionalProperties=BY_COUNT.schema(), minProperties=1))
 CALL_FIELDS = Table(
     "What is measured of one call.",
     Field(
         "seconds",
-        Kind(read_fields, lambda: typed("object", "string", additionalProperties=TIMING.schema(), minProperties=1)),
+        BY_COUNT,
         "Seconds by device count: a number, a list of samples, or p50 and p90. The count 0 takes no devices.",
-        required=True,
         examples=({"8": 120.0, "16": 61.0},),
+    ),
+    Field(
+        "kinds",
+        BY_KIND,
+        "In place of `seconds`, where the cluster has several kinds of device: for each kind, seconds by device count.",
+        examples=({"H100": {"8": 120.0}, "4090": {"8": 290.0}},),
     ),
     Field("devices_per_worker", whole(1), "How many devices a worker has, all on one node.", examples=(4,)),
     Field("memory", MEMORY, "The memory that it needs on each device."),
@@ -189,32 +198,47 @@ def _read_call(name: str, key: Value, value: Value, notes: Notes) -> CallProfile
         notes.config(key, f"{shorten(name)!r} is not a call", hint="write component.method: rollout.generate")
     section = CALL_FIELDS.read(value, notes, name)
     unit = section.read("devices_per_worker")
-    timings: dict[int, Timing] = {}
     places: dict[int, Value] = {}
-    pairs = section.read("seconds", {})
-    for text, pair in pairs.items():
-        count = whole().read(pair.key, notes, f"{name}: a device count")
-        timing = _read_timing(pair.value, notes, f"{name} with {text} devices")
-        if count is not None and unit and count % unit:
-            hint = f"a worker has {unit} devices, so write a multiple of {unit}"
-            notes.config(pair.key, f"{name}: {count} devices do not make whole workers", hint=hint)
-        if count in timings:
-            notes.config(pair.key, f"{name}: {count} devices are there twice")
-        elif count is not None and timing is not None:
-            timings[count] = timing
-            places[count] = pair.key
-    if 0 in timings and len(timings) > 1:
-        others = join_words([str(count) for count in timings if count])
-        notes.config(places[0], f"{name} has times for 0 devices and for {others}", hint="0 says that it takes none")
-    if "seconds" in section and not pairs and len(notes.problems) == noted:
-        notes.config(section.value("seconds"), f"{name} has no times", hint="write seconds by device count: {8: 120.0}")
+    timings: dict[str, dict[int, Timing]] = {}
+    if "seconds" in section:
+        timings[""] = _read_counts(name, section.value("seconds"), unit, places, notes)
+    for kind, pair in section.read("kinds", {}).items():
+        what = f"{name} on {shorten(kind)}"
+        timings[kind] = _read_counts(what, pair.value, unit, places, notes)
+        if 0 in timings[kind]:
+            hint = "a call that takes no devices has no kind: write seconds: {0: 3.0}"
+            notes.config(places[0], f"{what} has times for 0 devices", hint=hint)
+    if "seconds" in section and "kinds" in section:
+        notes.config(key, f"{name} has both seconds and kinds", hint="if its times are of several kinds, write kinds")
+    elif not timings and len(notes.problems) == noted:
+        notes.config(value, f"{name} has no times", hint=_NO_TIMES)
     if len(notes.problems) > noted:
         return None
     return CallProfile(
-        name=name,
-        timings=dict(sorted(timings.items())),
-        devices_per_worker=unit,
-        memory=section.read("memory"),
-        key=key,
-        counts=places,
+        name=name, timings=timings, devices_per_worker=unit, memory=section.read("memory"), key=key, places=places
     )
+
+
+def _read_counts(
+    what: str, value: Value, unit: int | None, places: dict[int, Value], notes: Notes
+) -> dict[int, Timing]:
+    """Read seconds by device count, the smallest first, and note in `places` where each count is written."""
+    noted = len(notes.problems)
+    timings: dict[int, Timing] = {}
+    for text, pair in read_fields(value, notes, f"{what}: seconds").items():
+        count = whole().read(pair.key, notes, f"{what}: a device count")
+        timing = _read_timing(pair.value, notes, f"{what} with {text} devices")
+        if count is not None and unit and count % unit:
+            hint = f"a worker has {unit} devices, so write a multiple of {unit}"
+            notes.config(pair.key, f"{what}: {count} devices do not make whole workers", hint=hint)
+        if count in timings:
+            notes.config(pair.key, f"{what}: {count} devices are there twice")
+        elif count is not None and timing is not None:
+            timings[count] = timing
+            places.setdefault(count, pair.key)
+    if 0 in timings and len(timings) > 1:
+        others = join_words([str(count) for count in timings if count])
+        notes.config(places[0], f"{what} has times for 0 devices and for {others}", hint="0 says that it takes none")
+    if not timings and len(notes.problems) == noted:
+        notes.config(value, f"{what} has no times", hint=_NO_TIMES)
+    return dict(sorted(timings.items()))

@@ -9,8 +9,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from roost.search.find import Found, find_best, shared_devices, sharing
-from roost.search.graph import StepGraph, counts_of
+from roost.search.find import Found, find_best, kinds_of, shared_devices, sharing
+from roost.search.graph import StepGraph
 from roost.search.layout import lay_out, placement_text
 from roost.search.problem import WEIGHTS, Family, Problem, device_sets, seconds
 from roost.search.setup import Setup, explain_clash
@@ -77,7 +77,7 @@ class Option:
         """The cycle that sets the step time."""
         graph = StepGraph(self.problem)
         ratio, events = graph.slowest_cycle(self.family)
-        times = graph.times(counts_of(self.family, len(self.problem.roles)))
+        times = graph.times(self.family)
         edges = graph.edges(self.family)
         time = steps = 0
         names: list[str] = []
@@ -92,11 +92,12 @@ class Option:
         """Return what each role does in a step, in the order of the file; the weight update counts as busy."""
         weights = self.problem.weights
         counts = {name: len(own) for name, own in self.ranks.items()}
+        kinds = dict(zip(self.ranks, kinds_of(self.family), strict=True))
         step = self.step_time or Fraction(1)
         found = {}
         for name in dict.fromkeys((*self.ranks, *(call.role for call in self.problem.calls))):
             count = counts.get(name, 0)
-            busy = sum(call.times[count] for call in self.problem.calls if call.role == name)
+            busy = sum(call.times[kinds.get(name, 0)][count] for call in self.problem.calls if call.role == name)
             busy += weights.time if weights and name in (weights.source, weights.target) else 0
             switching = self._switching(name) if count else Fraction(0)
             found[name] = RoleShare(devices=count, busy=float(busy / step), switching=float(switching / step))
@@ -176,14 +177,10 @@ def search(setup: Setup, top: int = 5) -> Answer:
 
 
 def _option(setup: Setup, found: Found) -> Option:
-    counts = dict(
-        zip((r.name for r in setup.problem.roles), counts_of(found.family, len(setup.problem.roles)), strict=True)
-    )
-    rests_on = tuple(
-        f"{call.name} with {counts[call.role]} devices"
-        for call in setup.problem.calls
-        if (call.name, counts.get(call.role, 0)) in setup.interpolated
-    )
+    names = [role.name for role in setup.problem.roles]
+    shares = {names[role]: (group.kind, group.devices) for group in found.family for role in group.roles}
+    used = [(call.name, *shares.get(call.role, (0, 0))) for call in setup.problem.calls]
+    rests_on = tuple(setup.measurement(*time) for time in used if time in setup.interpolated)
     return Option(problem=setup.problem, family=found.family, step_time=found.step_time, interpolated=rests_on)
 
 

@@ -1,10 +1,10 @@
 """Check a proof that no placement is better. This file shares nothing with the search but the values that are searched.
 
 A proof has the problem, a placement, a schedule that keeps its step time, and a tree of all placements. In the tree,
-roles join from the largest count down, ties in the order of the file; a role joins with the devices of group i (`=i`),
-nested in group i (`<i`) or on devices of its own (`+`). Each way to join is listed with why nothing below it is better:
-the events of a cycle that takes as long; `room` if the roles that are left cannot find enough of it in less time;
-`nodes` if the groups do not fit on the nodes; or the ways in which the next role can join.
+roles join from the largest count down, ties in the order of the file. A role joins with the devices of group i (`=i`),
+or on some of them that no other has (`<i`); the first groups are all devices of each kind. Each way is listed with why
+nothing below it is better: the events of a cycle that takes as long; `room` if the roles that are left lack it in less
+time; `nodes` if the groups do not fit on the nodes; or the ways in which the next role can join.
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 from roost.errors import ConfigError
-from roost.search.problem import WEIGHTS, Problem, digest
+from roost.search.problem import WEIGHTS, Group, Problem, digest
 
 Edge = tuple[str, str, int, int]
-Groups = Sequence[tuple[tuple[int, ...], int, int | None]]
 
 
 class Branch(NamedTuple):
-    """Groups (roles, number of devices, the group around them) that have joined, roles that are left, and the last."""
+    """The groups that have joined, the roles that are left, and the last role's count and place."""
 
-    groups: Groups
+    groups: Sequence[Group]
     left: tuple[int, ...]
     last: tuple[float, int] = (-math.inf, -1)
 
@@ -37,7 +36,7 @@ def check_proof(proof: Mapping[str, Any]) -> int:
         _require(proof["digest"] == digest(proof), "its digest does not fit its content, so it was changed")
         checker = _Checker(Problem.from_dict(proof["problem"]), *proof["step_time"])
         checker.check_schedule([set(proof["ranks"][role.name]) for role in checker.roles], proof["schedule"])
-        return checker.check_tree(proof["tree"], Branch((), tuple(range(len(checker.roles)))))
+        return checker.check_tree(proof["tree"], Branch(checker.devices, tuple(range(len(checker.roles)))))
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -51,42 +50,46 @@ def _require(holds: bool, message: str) -> None:
 
 class _Checker:
     def __init__(self, problem: Problem, goal: int, scale: int) -> None:
-        self.goal, self.scale, self.nodes, self.arrows = goal, scale, problem.nodes, problem.edges
+        self.goal, self.scale, self.arrows = goal, scale, problem.edges
         self.roles, self.is_stale = problem.roles, bool(problem.weights and problem.weights.staleness)
+        self.nodes = list(zip(problem.nodes, problem.kinds, strict=True))
+        self.devices = [Group((), size, None, kind) for kind, size in enumerate(problem.devices)]
         self.events = [call.name for call in problem.calls]
         self.role_of = {call.name: problem.role_index.get(call.role, -1) for call in problem.calls} | {WEIGHTS: -1}
-        self.times = {call.name: {n: time * scale for n, time in call.times.items()} for call in problem.calls}
+        self.times = {c.name: [{n: t * scale for n, t in own.items()} for own in c.times] for c in problem.calls}
         self.always: list[Edge] = [(one, other, 0, 0) for one, other in problem.edges]
         self.both: set[int] = set()
         if weights := problem.weights:
             both = (weights.source, weights.target)
             sources, targets = ([call.name for call in problem.calls if call.role == role] for role in both)
             self.events.insert(self.events.index(sources[-1]) + 1, WEIGHTS)
-            self.times[WEIGHTS] = {0: weights.time * scale}
+            self.times[WEIGHTS] = [{0: weights.time * scale}]
             self.source = {self.role_of[sources[0]]} - {-1}
             self.both = self.source | {self.role_of[targets[0]]} - {-1}
             first = [call for call in targets if not any(call in self.after(other) for other in targets)]
             self.always += [(call, WEIGHTS, 0, 0) for call in sources]
             self.always += [(WEIGHTS, call, 0, 1 + weights.staleness) for call in first]
-        place = {event: at for at, event in enumerate(self.events)}
-        is_ordered = all(place[one] < place[other] for one, other, _, steps in self.always if not steps)
+        place = self.events.index
+        is_ordered = all(place(one) < place(other) for one, other, _, steps in self.always if not steps)
         _require(is_ordered and scale > 0, "its calls are not in flow order, or its time is not a number")
         self.always += [(event, event, 0, 1) for event in self.events]
         self.ring, self.lacks_nodes = cache(self._ring), cache(self._lacks_nodes)
 
     def after(self, call: str) -> set[str]:
         found = {other for one, other in self.arrows if one == call}
-        return found.union(*(self.after(other) for other in found))
+        return found.union(*map(self.after, found))
 
     def check_schedule(self, sets: Sequence[set[int]], starts: Mapping[str, int]) -> None:
         """Check that the placement is legal, and that the schedule keeps its step time."""
-        ends = [sum(self.nodes[:at]) for at in range(len(self.nodes) + 1)]
-        for role, own in zip(self.roles, sets, strict=True):
+        ends, groups = [0, *accumulate(size for size, _ in self.nodes)], []
+        for at, (role, own) in enumerate(zip(self.roles, sets, strict=True)):
             parts = [len(own & set(range(*node))) for node in pairwise(ends)]
-            is_legal = sum(parts) == len(own) in role.counts and not any(n % role.devices_per_worker for n in parts)
+            (kind,) = {kind for part, (_, kind) in zip(parts, self.nodes, strict=True) if part}
+            is_whole = sum(parts) == len(own) and not any(n % role.devices_per_worker for n in parts)
             is_apart = all(own <= other or other <= own or not own & other for other in sets)
-            _require(is_legal and is_apart, f"the devices of {role.name} are not legal")
-        took = self.least(Branch([((at,), len(own), None) for at, own in enumerate(sets)], ()))
+            _require(is_whole and is_apart and len(own) in role.counts[kind], f"{role.name} has illegal devices")
+            groups.append(Group((at,), len(own), None, kind))
+        took = self.least(Branch(groups, ()))
         holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])}
         for one, other, extra, steps in self.always + [edge for roles in holders for edge in self.ring(roles, False)]:
             ready = starts[one] + took[one] + extra - steps * self.goal
@@ -105,13 +108,13 @@ class _Checker:
         if self.is_stale and own[WEIGHTS] and not self.source & set(holders):
             (one, _, before, back), (_, other, after, on) = found[(at := turns.index(WEIGHTS)) - 1], found[at]
             found = [edge for edge in found if WEIGHTS not in edge[:2]]
-            found.append((one, other, before + self.times[WEIGHTS][0] + after, back + on))
+            found.append((one, other, before + self.times[WEIGHTS][0][0] + after, back + on))
         return found
 
     def check_tree(self, ways: Sequence[Any], branch: Branch) -> int:
         """Check that every way to join is there, and that nothing below it is better; return how many are refuted."""
         told = {(role, count, place): why for role, count, place, why in ways}
-        possible = {way: Branch(*joined) for way, *joined in self.ways(branch)}
+        possible = {way: Branch(*joined) for way, *joined in self.ways(*branch)}
         _require(told.keys() == possible.keys(), "it does not list every way in which a role can join")
         grown = {way: why for way, why in told.items() if isinstance(why[0], list)}
         for way in told.keys() - grown.keys():
@@ -120,48 +123,42 @@ class _Checker:
             _require(holds or self.is_slow(new, why), f"nothing speaks against {way} joining {branch.groups}")
         return len(told) - len(grown) + sum(self.check_tree(why, possible[way]) for way, why in grown.items())
 
-    def ways(self, branch: Branch) -> Iterator[tuple[Any, ...]]:
-        groups, left, last = branch
-        for role, count in ((one, count) for one in left for count in self.counts(one, last)):
+    def ways(self, groups: Sequence[Group], left: tuple[int, ...], last: tuple[float, int]) -> Iterator[Any]:
+        for role, (count, kind) in ((one, share) for one in left for share in self.shares(one, last)):
             name, others, now = self.roles[role].name, tuple(one for one in left if one != role), (-count, role)
-            if not all(self.counts(one, now) for one in others):
+            if not all(self.shares(one, now) for one in others):
                 continue
-            *rest, unused = self.free(groups, sum(self.nodes))
-            for at, ((roles, size, up), free) in enumerate(zip(groups, rest, strict=True)):
-                if size == count:
-                    joined = ((*roles, role), size, up)
+            for at, (group, free) in enumerate(zip(groups, self.free(groups), strict=True)):
+                if group.kind == kind and group.roles and group.devices == count:
+                    joined = group._replace(roles=(*group.roles, role))
                     yield (name, count, f"={at}"), (*groups[:at], joined, *groups[at + 1 :]), others, now
-                elif free >= count:
-                    yield (name, count, f"<{at}"), (*groups, ((role,), count, at)), others, now
-            if unused >= count:
-                yield (name, count, "+"), (*groups, ((role,), count, None)), others, now
+                elif group.kind == kind and free >= count:
+                    yield (name, count, f"<{at}"), (*groups, Group((role,), count, at, kind)), others, now
 
-    def counts(self, role: int, last: tuple[float, int]) -> list[int]:
-        return [count for count in self.roles[role].counts if (-count, role) > last]
+    def shares(self, role: int, last: tuple[float, int]) -> list[tuple[int, int]]:
+        return [(n, at) for at, own in enumerate(self.roles[role].counts) for n in own if (-n, role) > last]
 
-    def free(self, groups: Groups, devices: int) -> list[int]:
-        """Return how many devices of each group, and at last of none, no other group has."""
-        sizes: dict[int | None, int] = {**dict(enumerate(size for _, size, _ in groups)), None: devices}
-        return [size - sum(inner for _, inner, up in groups if up == at) for at, size in sizes.items()]
+    def free(self, groups: Sequence[Group]) -> list[int]:
+        return [one.devices - sum(n for _, n, up, _ in groups if up == at) for at, one in enumerate(groups)]
 
-    def rings(self, branch: Branch) -> Iterator[tuple[int, list[Edge]]]:
-        """Yield numbers of devices with what holds on them, whichever of the roles that are left join."""
-        for (roles, _, up), free in zip(branch.groups, self.free(branch.groups, 0), strict=False):
+    def rings(self, branch: Branch) -> Iterator[tuple[int, int, list[Edge]]]:
+        """Yield numbers and kinds of devices with what holds on them, whichever of the roles that are left join."""
+        for (roles, _, up, kind), free in zip(branch.groups, self.free(branch.groups), strict=True):
             while up is not None:
-                roles, up = (*roles, *branch.groups[up][0]), branch.groups[up][2]
+                roles, up = (*roles, *branch.groups[up].roles), branch.groups[up].parent
             if free:
-                yield free, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
+                yield free, kind, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
 
     def least(self, branch: Branch) -> dict[str, int]:
         """Return the least time of each event."""
-        counts = {role: [count] for roles, count, _ in branch.groups for role in roles} | {-1: [0]}
-        counts |= {role: self.counts(role, branch.last) for role in branch.left}
-        return {event: min(self.times[event][n] for n in counts[self.role_of[event]]) for event in self.events}
+        shares = {role: [(count, kind)] for roles, count, _, kind in branch.groups for role in roles} | {-1: [(0, 0)]}
+        shares |= {role: self.shares(role, branch.last) for role in branch.left}
+        return {event: min(self.times[event][at][n] for n, at in shares[self.role_of[event]]) for event in self.events}
 
     def is_slow(self, branch: Branch, cycle: Sequence[str]) -> bool:
         """Tell whether a cycle of these events holds for every placement below, and is not quicker than the goal."""
         took, gain = self.least(branch), 0
-        rings = [*(ring for _, ring in self.rings(branch)), *(self.ring((role,), True) for role in branch.left)]
+        rings = [*(ring for _, _, ring in self.rings(branch)), *(self.ring((role,), True) for role in branch.left)]
         for pair in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
             edges = [edge for ring in (self.always, *rings) for edge in ring if edge[:2] == pair]
             gain += max(took[one] + extra - steps * self.goal for one, _, extra, steps in edges)
@@ -170,31 +167,34 @@ class _Checker:
     def lacks_room(self, branch: Branch) -> bool:
         """Tell whether the roles that are left find too little time on the devices in a step quicker than the goal."""
         took, usable, needed = self.least(branch), set(), 0
-        room = [(free, sum(took[edge[0]] + edge[2] for edge in ring)) for free, ring in self.rings(branch)]
-        room.append((self.free(branch.groups, sum(self.nodes))[-1], 0))
+        room = [(n, kind, sum(took[edge[0]] + edge[2] for edge in ring)) for n, kind, ring in self.rings(branch)]
         for role in branch.left:
             works = []
             switch = 0 if role in self.both else (self.roles[role].wake + self.roles[role].sleep) * self.scale
-            for count in self.counts(role, branch.last):
-                alone = sum(self.times[call][count] for call, own in self.role_of.items() if own == role)
-                times = [alone + switch * bool(busy) for _, busy in room]
-                quick = [at for at, (n, busy) in enumerate(room) if n >= count and busy + times[at] < self.goal]
+            for count, kind in self.shares(role, branch.last):
+                alone = sum(self.times[call][kind][count] for call, own in self.role_of.items() if own == role)
+                ends = [busy + alone + switch * bool(busy) for _, _, busy in room]
+                quick = [at for at, (n, of, _) in enumerate(room) if n >= count and of == kind and ends[at] < self.goal]
                 usable.update(quick)
-                works += [count * times[at] for at in quick]
+                works += [count * (ends[at] - room[at][2]) for at in quick]
             if not works:
                 return True
             needed += min(works)
-        return needed >= sum(room[at][0] * (self.goal - room[at][1]) for at in usable)
+        return needed >= sum(room[at][0] * (self.goal - room[at][2]) for at in usable)
 
     def _lacks_nodes(self, branch: Branch, node: int = 0) -> bool:
         """Tell whether groups do not find their devices on the nodes, on each a multiple of what their workers need."""
-        sizes = [size for _, size, _ in branch.groups]
-        if node == len(self.nodes) or not any(sizes):
-            return any(sizes)
-        units = [math.lcm(*(self.roles[r].devices_per_worker for r in roles)) for roles, _, _ in branch.groups]
-        for given in product(*(range(0, min(n, self.nodes[node]) + 1, u) for n, u in zip(sizes, units, strict=True))):
-            here = [(roles, n, up) for (roles, _, up), n in zip(branch.groups, given, strict=True)]
-            rest = tuple((roles, size - n, up) for (roles, size, up), n in zip(branch.groups, given, strict=True))
-            if min(self.free(here, self.nodes[node])) >= 0 and not self.lacks_nodes(Branch(rest, ()), node + 1):
+        if node == len(self.nodes) or not any(group.devices for group in branch.groups if group.roles):
+            return any(group.devices for group in branch.groups if group.roles)
+        for given in product(*(self.parts(group, *self.nodes[node]) for group in branch.groups)):
+            here = [group._replace(devices=n) for group, n in zip(branch.groups, given, strict=True)]
+            rest = tuple(one._replace(devices=one.devices - n) for one, n in zip(branch.groups, given, strict=True))
+            if min(self.free(here)) >= 0 and not self.lacks_nodes(Branch(rest, ()), node + 1):
                 return False
         return True
+
+    def parts(self, group: Group, room: int, kind: int) -> range:
+        """Return how many devices a group may have on a node; without roles, it has all."""
+        most = min(group.devices, room) if group.kind == kind else 0
+        unit = math.lcm(*(self.roles[role].devices_per_worker for role in group.roles))
+        return range(0 if group.roles else most, most + 1, unit)

@@ -42,13 +42,14 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
     """Yield all legal placements, the best first; with `below`, only those that take less time.
 
     Ties go to fewer devices in use, then to fewer shared ones, then to smaller counts of the roles in their order, then
-    to the placement in which earlier roles share devices.
+    to earlier kinds, then to the placement in which earlier roles share devices.
     """
     tree = Tree(problem)
     roles = len(problem.roles)
-    smallest = [role.counts[0] for role in problem.roles]
+    smallest = [min(count for counts in role.counts for count in counts) for role in problem.roles]
+    devices = sum(problem.nodes)
     number = count()
-    queue: list[tuple[int, int, int, list[int], tuple[int, ...], int, _Stage, Branch]] = []
+    queue: list[tuple[int, int, int, list[int], tuple[tuple[int, ...], ...], int, _Stage, Branch]] = []
 
     def push(branch: Branch, ratio: int, stage: _Stage) -> None:
         counts = list(smallest)
@@ -57,7 +58,7 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
                 counts[role] = group.devices
         used = max(branch.used, -(-branch.work // ratio) if ratio else 0)
         shared = shared_devices(branch.family, branch.free)
-        last = sharing(branch.family, roles) if stage is _Stage.COMPLETE else ()
+        last = (kinds_of(branch.family), sharing(branch.family, roles)) if stage is _Stage.COMPLETE else ()
         heapq.heappush(queue, (ratio, used, shared, counts, last, next(number), stage, branch))
 
     push(tree.root(), 0, _Stage.NEW)
@@ -74,7 +75,7 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
                 push(branch, room, _Stage.HAS_ROOM)
         elif stage is _Stage.HAS_ROOM:
             for child in tree.children(branch):
-                push(child, max(ratio, -(-child.work // problem.devices)), _Stage.NEW)
+                push(child, max(ratio, -(-child.work // devices)), _Stage.NEW)
         elif packs(problem, branch.family):
             yield Found(branch.family, Fraction(ratio, tree.graph.scale))
 
@@ -92,8 +93,14 @@ def shared_devices(family: Family, free: Sequence[int] | None = None) -> int:
     """Return how many devices have more than one role; `free` are those of each group that no other group has."""
     free = free_devices(family) if free is None else free
     return sum(
-        room for group, room in zip(family, free, strict=False) if group.parent is not None or len(group.roles) > 1
+        room for group, room in zip(family, free, strict=True) if group.parent is not None or len(group.roles) > 1
     )
+
+
+def kinds_of(family: Family) -> tuple[int, ...]:
+    """Return the kind of each role's devices."""
+    kinds = {role: group.kind for group in family for role in group.roles}
+    return tuple(kinds[role] for role in sorted(kinds))
 
 
 def sharing(family: Family, roles: int) -> tuple[int, ...]:

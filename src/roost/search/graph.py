@@ -46,17 +46,17 @@ class StepGraph:
         self.updated: frozenset[int] = frozenset(indices[name] for name in both if name in indices)
         """The roles with devices that take part in the weight update."""
         self._source = indices.get(weights.source, -1) if weights else -1
-        self.calls_of: list[list[tuple[int, dict[int, int]]]] = [[] for _ in problem.roles]
+        self.calls_of: list[list[tuple[int, list[dict[int, int]]]]] = [[] for _ in problem.roles]
         self.fixed = [0] * len(self.names)
         """The times of events that do not depend on the placement."""
         self._role_of = [-1] * len(self.names)
         for call in problem.calls:
             if call.role in indices:
                 self._role_of[at[call.name]] = indices[call.role]
-                times = {count: time * self.scale for count, time in call.times.items()}
+                times = [{count: time * self.scale for count, time in own.items()} for own in call.times]
                 self.calls_of[indices[call.role]].append((at[call.name], times))
             else:
-                self.fixed[at[call.name]] = call.times[0] * self.scale
+                self.fixed[at[call.name]] = call.times[0][0] * self.scale
         self.always: list[Edge] = [(at[before], at[after], 0, 0) for before, after in problem.edges]
         self.always += [(index, index, 0, 1) for index in range(len(self.names))]
         if weights:
@@ -141,12 +141,13 @@ class StepGraph:
     def _roles_at(self, event: int, roles: frozenset[int]) -> frozenset[int]:
         return self.updated & roles if event == self.update else frozenset((self._role_of[event],))
 
-    def times(self, counts: Sequence[int]) -> list[int]:
-        """Return the time of every event where role i has `counts[i]` devices."""
+    def times(self, family: Sequence[Group]) -> list[int]:
+        """Return the time of every event of a placement."""
         found = list(self.fixed)
-        for calls, count in zip(self.calls_of, counts, strict=True):
-            for event, times in calls:
-                found[event] = times[count]
+        for group in family:
+            for role in group.roles:
+                for event, times in self.calls_of[role]:
+                    found[event] = times[group.kind][group.devices]
         return found
 
     def edges(self, family: Sequence[Group]) -> list[Edge]:
@@ -156,8 +157,7 @@ class StepGraph:
 
     def slowest_cycle(self, family: Sequence[Group]) -> Cycle:
         """Return the cycle that sets the step time of a placement."""
-        times = self.times(counts_of(family, len(self.problem.roles)))
-        return slowest_cycle(times, self.edges(family), Cycle(0))
+        return slowest_cycle(self.times(family), self.edges(family), Cycle(0))
 
 
 def counts_of(family: Sequence[Group], roles: int) -> list[int]:

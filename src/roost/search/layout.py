@@ -77,22 +77,30 @@ def _consecutive(
         return starts
     at = order[len(starts)]
     group = family[at]
-    low, high = 0, problem.devices
+    low, high = 0, sum(problem.nodes)
     if group.parent is not None:
         low = starts[group.parent]
         high = low + family[group.parent].devices
     beside = [(starts[one], starts[one] + family[one].devices) for one in starts if family[one].parent == group.parent]
-    edges = {low, *(end for _, end in beside)}
+    others = _others(problem, group.kind)
+    edges = {low, *(end for _, end in beside), *(end for _, end in others if low <= end < high)}
     nodes = {next((begin for begin in accumulate(problem.nodes) if begin > edge), high) for edge in edges}
     for edge in sorted(edges | nodes):
         start = _next_start(problem.nodes, edge, group.devices, units[at])
         if start + group.devices <= high and all(
-            start >= end or start + group.devices <= begin for begin, end in beside
+            start >= end or start + group.devices <= begin for begin, end in (*beside, *others)
         ):
             found = _consecutive(problem, family, units, order, {**starts, at: start})
             if found is not None:
                 return found
     return None
+
+
+def _others(problem: Problem, kind: int) -> list[tuple[int, int]]:
+    """Return the ranks of each node with devices of another kind: the first one, and the one after the last."""
+    ends = list(accumulate(problem.nodes))
+    nodes = zip(problem.kinds, problem.nodes, ends, strict=True)
+    return [(end - size, end) for of, size, end in nodes if of != kind]
 
 
 def _next_start(nodes: Sequence[int], start: int, count: int, unit: int) -> int:

@@ -1,7 +1,8 @@
 """From the times that runs recorded to a profile.
 
 A run's times are a list of `CallTime`, whatever they were read from; `trace_times` reads a trace. A call of a step
-lasts as long as its slowest rank. The first call of a run is left out where there are more: it warms up.
+lasts as long as its slowest rank, and counts if no rank failed. The first call of a run is left out where there are
+more: it warms up.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from roost.config.profile import PROFILE_VERSION
 from roost.errors import ConfigError
 
 _DIGITS = 6
+_MOST_SAMPLES = 100
 
 
 class CallTime(NamedTuple):
@@ -22,13 +24,15 @@ class CallTime(NamedTuple):
     rank: str
     start: float
     seconds: float
+    is_ok: bool = True
 
 
 class Placed(NamedTuple):
-    """How many devices a role had in a run, and each of its workers."""
+    """How many devices a role had in a run, and each of its workers, and their kind where it is known."""
 
     devices: int
     per_worker: int
+    kind: str = ""
 
 
 def trace_times(trace: Mapping[str, Any]) -> list[CallTime]:
@@ -49,21 +53,33 @@ def trace_times(trace: Mapping[str, Any]) -> list[CallTime]:
 
 
 def make_profile(runs: Iterable[tuple[Mapping[str, Placed], Iterable[CallTime]]]) -> dict[str, Any]:
-    """Return the profile of some runs, as its file has it: for each, the devices of its roles, and its times."""
-    samples: dict[str, dict[int, list[float]]] = {}
+    """Return the profile of some runs, as its file has it: for each, the devices of its roles, and its times.
+
+    Kinds are named only where the runs had several.
+    """
+    samples: dict[str, dict[str, dict[int, list[float]]]] = {}
     units: dict[str, int] = {}
     for placed, times in runs:
         for call, found in _lasted(times).items():
             role = call.rpartition(".")[0]
             if role in placed:
-                samples.setdefault(call, {}).setdefault(placed[role].devices, []).extend(found)
-                units[call] = placed[role].per_worker
+                devices, unit, kind = placed[role]
+                samples.setdefault(call, {}).setdefault(kind, {}).setdefault(devices, []).extend(found)
+                if units.setdefault(call, unit) != unit:
+                    message = f"the workers of {role} had {units[call]} devices in one run, and {unit} in another"
+                    raise ConfigError(message, hint="make a profile of runs in which a worker has as many")
     if not samples:
         raise ConfigError("no call of a component was recorded", hint="write the profile by hand")
+    has_kinds = len({kind for by_kind in samples.values() for kind, by_count in by_kind.items() if any(by_count)}) > 1
     calls: dict[str, Any] = {}
-    for call, by_count in sorted(samples.items()):
-        seconds = {count: _written(found) for count, found in sorted(by_count.items())}
-        calls[call] = {"seconds": seconds} | ({"devices_per_worker": units[call]} if units[call] > 1 else {})
+    for call, by_kind in sorted(samples.items()):
+        written = {
+            kind: {count: _written(found) for count, found in sorted(by_count.items())}
+            for kind, by_count in sorted(by_kind.items())
+        }
+        first = next(iter(written.values()))
+        calls[call] = {"kinds": written} if has_kinds and any(first) else {"seconds": first}
+        calls[call] |= {"devices_per_worker": units[call]} if units[call] > 1 else {}
     return {"version": PROFILE_VERSION, "calls": calls}
 
 
@@ -74,12 +90,18 @@ def _lasted(times: Iterable[CallTime]) -> dict[str, list[float]]:
         ranks.setdefault(time.call, {}).setdefault(time.rank, []).append(time)
     found = {}
     for call, by_rank in ranks.items():
-        series = [[one.seconds for one in sorted(own, key=lambda one: one.start)] for own in by_rank.values()]
-        rounds = [max(round_) for round_ in zip(*series, strict=False)]
-        found[call] = rounds[1:] if len(rounds) > 1 else rounds
+        series = [sorted(own, key=lambda one: one.start) for own in by_rank.values()]
+        rounds = list(zip(*series, strict=False))
+        counted = [round_ for round_ in (rounds[1:] or rounds) if all(one.is_ok for one in round_)]
+        if counted:
+            found[call] = [max(one.seconds for one in round_) for round_ in counted]
     return found
 
 
 def _written(samples: list[float]) -> float | list[float]:
     rounded = [round(sample, _DIGITS) for sample in samples]
+    if len(rounded) > _MOST_SAMPLES:
+        # Spread evenly over all of them, these have the same distribution.
+        ordered, each = sorted(rounded), len(rounded) / _MOST_SAMPLES
+        rounded = [ordered[int((place + 0.5) * each)] for place in range(_MOST_SAMPLES)]
     return rounded[0] if len(rounded) == 1 else rounded

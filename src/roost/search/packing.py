@@ -16,7 +16,12 @@ def units_of(problem: Problem, family: Family) -> list[int]:
 
 def packs(problem: Problem, family: Family) -> bool:
     """Tell whether there are devices for all groups of a family."""
-    return any_order_packs(problem.nodes, units_of(problem, family)) or pack(problem, family) is not None
+    units = units_of(problem, family)
+    for kind in range(len(problem.devices)):
+        nodes = [size for size, of in zip(problem.nodes, problem.kinds, strict=True) if of == kind]
+        if not any_order_packs(nodes, [unit for unit, group in zip(units, family, strict=True) if group.kind == kind]):
+            return pack(problem, family) is not None
+    return True
 
 
 def any_order_packs(nodes: Sequence[int], units: Sequence[int]) -> bool:
@@ -32,7 +37,9 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
     """Return for each node how many devices each group has there; None if the groups do not fit."""
     units = units_of(problem, family)
     children = [[at for at, group in enumerate(family) if group.parent == parent] for parent in range(len(family))]
-    roots = [at for at, group in enumerate(family) if group.parent is None]
+    roots = [
+        [at for at, group in enumerate(family) if group.parent is None and group.kind == kind] for kind in problem.kinds
+    ]
 
     def on_node(groups: Sequence[int], room: int, wanted: tuple[int, ...]) -> Iterator[dict[int, int]]:
         """Yield the ways to give groups, and those nested in them, devices of a node, most first."""
@@ -48,7 +55,7 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
     wanted = tuple(group.devices for group in family)
     given: list[tuple[int, ...]] = []
     tried: set[tuple[int, tuple[int, ...]]] = set()
-    ways = [on_node(roots, problem.nodes[0], wanted)]
+    ways = [on_node(roots[0], problem.nodes[0], wanted)]
     while ways:
         way = next(ways[-1], None)
         if way is None:
@@ -57,7 +64,7 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
                 back = given.pop()
                 wanted = tuple(want + n for want, n in zip(wanted, back, strict=True))
             continue
-        here = tuple(way[at] for at in range(len(family)))
+        here = tuple(way.get(at, 0) for at in range(len(family)))
         left = tuple(want - n for want, n in zip(wanted, here, strict=True))
         if not any(left):
             unused = len(problem.nodes) - len(given) - 1
@@ -66,5 +73,5 @@ def pack(problem: Problem, family: Family) -> list[tuple[int, ...]] | None:
             tried.add((len(ways), left))
             given.append(here)
             wanted = left
-            ways.append(on_node(roots, problem.nodes[len(given)], wanted))
+            ways.append(on_node(roots[len(given)], problem.nodes[len(given)], wanted))
     return None

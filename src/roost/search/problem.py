@@ -20,10 +20,10 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A role that takes devices: the counts that it may have, and the nanoseconds of its switches."""
+    """A role that takes devices: the counts that it may have of each kind, and the nanoseconds of its switches."""
 
     name: str
-    counts: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
     devices_per_worker: int = 1
     wake: int = 0
     sleep: int = 0
@@ -31,11 +31,14 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A call of the step: its nanoseconds by device count, with the count 0 for a role that takes no devices."""
+    """A call of the step: for each kind of device, its nanoseconds by device count.
+
+    A call of a role that takes no devices has one kind, and the count 0.
+    """
 
     name: str
     role: str
-    times: Mapping[int, int]
+    times: tuple[Mapping[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +64,16 @@ class Problem:
     weights: WeightUpdate | None
     nodes: tuple[int, ...]
     """The number of devices of each node."""
+    kinds: tuple[int, ...]
+    """The kind of each node's devices. All devices of a role are of one kind."""
 
     @cached_property
-    def devices(self) -> int:
-        """The number of devices of all nodes."""
-        return sum(self.nodes)
+    def devices(self) -> tuple[int, ...]:
+        """The number of devices of each kind."""
+        found = [0] * (max(self.kinds) + 1)
+        for size, kind in zip(self.nodes, self.kinds, strict=True):
+            found[kind] += size
+        return tuple(found)
 
     @cached_property
     def role_index(self) -> Mapping[str, int]:
@@ -79,7 +87,7 @@ class Problem:
             "roles": [
                 {
                     "name": role.name,
-                    "counts": list(role.counts),
+                    "counts": [list(counts) for counts in role.counts],
                     "devices_per_worker": role.devices_per_worker,
                     "wake": role.wake,
                     "sleep": role.sleep,
@@ -87,7 +95,11 @@ class Problem:
                 for role in self.roles
             ],
             "calls": [
-                {"name": call.name, "role": call.role, "times": {str(count): call.times[count] for count in call.times}}
+                {
+                    "name": call.name,
+                    "role": call.role,
+                    "times": [{str(count): time for count, time in times.items()} for times in call.times],
+                }
                 for call in self.calls
             ],
             "edges": [list(edge) for edge in self.edges],
@@ -100,6 +112,7 @@ class Problem:
                 "staleness": weights.staleness,
             },
             "nodes": list(self.nodes),
+            "kinds": list(self.kinds),
         }
 
     @classmethod
@@ -107,18 +120,19 @@ class Problem:
         """Read what `to_dict` wrote; ValueError for a number that is not whole or is negative."""
         _check_numbers(data)
         return cls(
-            roles=tuple(Role(**{**role, "counts": tuple(role["counts"])}) for role in data["roles"]),
+            roles=tuple(Role(**{**role, "counts": tuple(map(tuple, role["counts"]))}) for role in data["roles"]),
             calls=tuple(
                 Call(
                     name=call["name"],
                     role=call["role"],
-                    times={int(count): time for count, time in call["times"].items()},
+                    times=tuple({int(count): time for count, time in times.items()} for times in call["times"]),
                 )
                 for call in data["calls"]
             ),
             edges=tuple((before, after) for before, after in data["edges"]),
             weights=None if data["weights"] is None else WeightUpdate(**data["weights"]),
             nodes=tuple(data["nodes"]),
+            kinds=tuple(data["kinds"]),
         )
 
 
@@ -128,6 +142,7 @@ class Group(NamedTuple):
     roles: tuple[int, ...]
     devices: int
     parent: int | None = None
+    kind: int = 0
 
 
 Family = tuple[Group, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from roost.search.graph import Cycle, counts_of, earliest_starts
+from roost.search.graph import Cycle, earliest_starts
 from roost.search.packing import packs
 from roost.search.problem import Family, Problem, digest
 from roost.search.tree import Branch, Tree
@@ -18,7 +18,7 @@ def make_proof(problem: Problem, family: Family, ranks: Mapping[str, Sequence[in
     graph = tree.graph
     goal = graph.slowest_cycle(family).ratio
     step_time = Fraction(goal, graph.scale)
-    starts = earliest_starts(graph.times(counts_of(family, len(problem.roles))), graph.edges(family), goal)
+    starts = earliest_starts(graph.times(family), graph.edges(family), goal)
     part = graph.scale // step_time.denominator
     proof = {
         "version": 1,
@@ -53,5 +53,7 @@ def _why(tree: Tree, branch: Branch, goal: int) -> Any:
 def _way(tree: Tree, branch: Branch, child: Branch) -> tuple[str, int, str]:
     (role,) = set(branch.left) - set(child.left)
     at, group = next((at, group) for at, group in enumerate(child.family) if role in group.roles)
-    place = f"={at}" if len(group.roles) > 1 else "+" if group.parent is None else f"<{group.parent}"
+    kinds = len(tree.problem.devices)
+    inside = group.kind if group.parent is None else kinds + group.parent
+    place = f"={kinds + at}" if len(group.roles) > 1 else f"<{inside}"
     return tree.problem.roles[role].name, group.devices, place

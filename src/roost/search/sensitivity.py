@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from roost.search.find import Found, in_order
-from roost.search.graph import StepGraph, counts_of
+from roost.search.graph import StepGraph
 from roost.search.problem import Call, Problem
 
 MOST_ROLES = 5
@@ -16,40 +16,43 @@ MOST_ROLES = 5
 
 
 class Doubt(NamedTuple):
-    """A measurement that decides: a call with a number of devices, and the factor that changes the winner."""
+    """A measurement that decides: a call on a number of devices of a kind, and the factor that changes the winner."""
 
     call: str
+    kind: int
     devices: int
     factor: Fraction
 
 
 def deciding(problem: Problem, best: Found, off: Fraction = Fraction(1, 10)) -> Iterator[Doubt]:
     """Yield the measurements that change the winner if they are off by a part, up or down."""
-    counts = dict(zip((role.name for role in problem.roles), counts_of(best.family, len(problem.roles)), strict=True))
+    shares = {problem.roles[role].name: (group.kind, group.devices) for group in best.family for role in group.roles}
     for call in problem.calls:
-        for count in call.times:
-            is_used = counts.get(call.role, 0) == count
+        for kind, count in ((kind, count) for kind, times in enumerate(call.times) for count in times):
+            is_used = shares.get(call.role, (0, 0)) == (kind, count)
             # A slower call harms only placements that use it, a quicker one helps only these.
             factor = 1 + off if is_used else 1 - off
-            changed = _scaled(problem, call, count, factor)
+            changed = _scaled(problem, call, kind, count, factor)
             if is_used:
                 graph = StepGraph(changed)
                 limit = Fraction(graph.slowest_cycle(best.family).ratio, graph.scale)
             else:
-                changed = _with_count(changed, call.role, count)
+                changed = _with_count(changed, call.role, kind, count)
                 limit = best.step_time
             if next(in_order(changed, below=limit), None) is not None:
-                yield Doubt(call.name, count, factor)
+                yield Doubt(call.name, kind, count, factor)
 
 
-def _scaled(problem: Problem, call: Call, count: int, factor: Fraction) -> Problem:
-    times = {**call.times, count: round(call.times[count] * factor)}
+def _scaled(problem: Problem, call: Call, kind: int, count: int, factor: Fraction) -> Problem:
+    own = {**call.times[kind], count: round(call.times[kind][count] * factor)}
+    times = (*call.times[:kind], own, *call.times[kind + 1 :])
     calls = tuple(replace(one, times=times) if one is call else one for one in problem.calls)
     return replace(problem, calls=calls)
 
 
-def _with_count(problem: Problem, role: str, count: int) -> Problem:
-    """Return the same problem with a role that has exactly so many devices."""
+def _with_count(problem: Problem, role: str, kind: int, count: int) -> Problem:
+    """Return the same problem with a role that has exactly so many devices of a kind."""
+    counts = tuple((count,) if at == kind else () for at in range(len(problem.devices)))
     return replace(
-        problem, roles=tuple(replace(one, counts=(count,)) if one.name == role else one for one in problem.roles)
+        problem, roles=tuple(replace(one, counts=counts) if one.name == role else one for one in problem.roles)
     )

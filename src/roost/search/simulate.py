@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist, fmean, quantiles
 from typing import NamedTuple
 
 from roost.config.profile import Timing, spread_of
-from roost.search.graph import StepGraph, counts_of
+from roost.search.graph import StepGraph
 from roost.search.problem import SECOND, Family, Problem
 
 _WARM_UP = 50
@@ -26,19 +26,23 @@ class Simulated(NamedTuple):
     p90: float
 
 
-def has_spread(timings: Mapping[str, Mapping[int, Timing]]) -> bool:
+Timings = Mapping[str, Sequence[Mapping[int, Timing]]]
+"""For each call and kind of device: its times by device count."""
+
+
+def has_spread(timings: Timings) -> bool:
     """Tell whether any time has more than a median to it."""
-    return any(len(one.samples) > 1 or one.p90 for times in timings.values() for one in times.values())
+    every = [one for kinds in timings.values() for times in kinds for one in times.values()]
+    return any(len(one.samples) > 1 or one.p90 for one in every)
 
 
-def simulate(
-    problem: Problem, family: Family, timings: Mapping[str, Mapping[int, Timing]], *, seed: int = 0, steps: int = 1000
-) -> Simulated:
+def simulate(problem: Problem, family: Family, timings: Timings, *, seed: int = 0, steps: int = 1000) -> Simulated:
     """Run many steps of a placement and return the mean of their durations and what nine of ten stay below."""
     graph = StepGraph(problem)
-    counts = dict(zip((role.name for role in problem.roles), counts_of(family, len(problem.roles)), strict=True))
-    medians = graph.times(counts_of(family, len(problem.roles)))
-    known = {call.name: timings[call.name].get(counts.get(call.role, 0)) for call in problem.calls}
+    medians = graph.times(family)
+    shares = {problem.roles[role].name: (group.kind, group.devices) for group in family for role in group.roles}
+    used = {call.name: shares.get(call.role, (0, 0)) for call in problem.calls}
+    known = {name: timings[name][kind].get(count) for name, (kind, count) in used.items()}
     dice = {name: random.Random(f"{seed}/{name}") for name in graph.names}  # noqa: S311 - luck, not secrets
     incoming: list[list[tuple[int, float, int]]] = [[] for _ in graph.names]
     for one, other, extra, back in graph.edges(family):

@@ -1,14 +1,14 @@
 """The tree of all legal placements, and lower bounds for its branches.
 
 Roles join one by one, those with more devices first; among equal counts, in the order of the file. A role that joins
-has the devices of a group of its size, is nested in a larger one, or has devices of its own: every family of sets that
-are pairwise equal, nested or disjoint comes about in exactly one way. What holds for the roles that have joined holds
-for every placement below, so a bound on them is a bound on all of these.
+has the devices of a group of its size, is nested in a larger one, or has devices of its own of some kind: every family
+of sets that are pairwise equal, nested or disjoint comes about in exactly one way. What holds for the roles that have
+joined holds for every placement below, so a bound on them is a bound on all of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from roost.search.graph import Cycle, Edge, StepGraph, slower_cycle, slowest_cycle
@@ -21,7 +21,9 @@ class Branch(NamedTuple):
     family: Family
     left: tuple[int, ...]
     free: tuple[int, ...]
-    """How many devices of each group have no other group on them; the last number is of no group."""
+    """How many devices of each group have no other group on them."""
+    unused: tuple[int, ...]
+    """How many devices of each kind are in no group."""
     most: tuple[int, ...]
     """For each role that has yet to join, the most devices that it may have."""
     work: int
@@ -40,68 +42,82 @@ class Tree:
         self._singles: list[list[Edge]] = [self.graph.ring(frozenset((role,)), partial=True) for role in self.roles]
         self._times: list[dict[int, list[tuple[int, int]]]] = []
         """For each role and count: the least times of its calls with at most that count."""
-        self._work: list[dict[int, int]] = []
-        """For each role and count: the time of its calls, summed over its devices."""
+        self._work: list[dict[tuple[int, int], int]] = []
+        """For each role, and count and kind, the smallest count first: the time of its calls, summed over devices."""
         self._least_work: list[dict[int, int]] = []
-        """Likewise, the least with at most that count."""
+        """For each role and count, likewise: the least with at most that count."""
+        self._counts: list[list[int]] = []
+        """For each role: the counts that it may have of any kind, the smallest first."""
         for role, calls in zip(problem.roles, self.graph.calls_of, strict=True):
-            upto = {count: role.counts[: place + 1] for place, count in enumerate(role.counts)}
+            shares = sorted((count, kind) for kind, counts in enumerate(role.counts) for count in counts)
+            counts = sorted({count for count, _ in shares})
+            upto = {count: [share for share in shares if share[0] <= count] for count in counts}
             self._times.append(
-                {count: [(event, min(times[one] for one in upto[count])) for event, times in calls] for count in upto}
+                {
+                    count: [(event, min(times[kind][one] for one, kind in upto[count])) for event, times in calls]
+                    for count in counts
+                }
             )
-            work = {count: count * sum(times[count] for _, times in calls) for count in upto}
+            work = {(count, kind): count * sum(times[kind][count] for _, times in calls) for count, kind in shares}
             self._work.append(work)
-            self._least_work.append({count: min(work[one] for one in upto[count]) for count in upto})
+            self._least_work.append({count: min(work[share] for share in upto[count]) for count in counts})
+            self._counts.append(counts)
         # Next to the weight update, which is of both its roles, these need not switch.
         self._switches = [
             0 if at in self.graph.updated else (role.wake + role.sleep) * self.graph.scale
             for at, role in enumerate(problem.roles)
         ]
-        every = sorted({count for role in problem.roles for count in role.counts})
-        self._below = [{most: _largest(role.counts, most - 1) for most in every} for role in problem.roles]
-        self._upto = [{most: _largest(role.counts, most) for most in every} for role in problem.roles]
+        every = sorted({count for counts in self._counts for count in counts})
+        self._below = [{most: _largest(counts, most - 1) for most in every} for counts in self._counts]
+        self._upto = [{most: _largest(counts, most) for most in every} for counts in self._counts]
 
     def root(self) -> Branch:
         """Return the branch in which no role has joined yet."""
         left = tuple(self.roles)
-        most = tuple(role.counts[-1] for role in self.problem.roles)
+        most = tuple(counts[-1] for counts in self._counts)
         work = sum(self._least_work[role][most[role]] for role in left)
-        return Branch((), left, (self.problem.devices,), most, work + self._update_work((), left), 0)
+        return Branch((), left, (), self.problem.devices, most, work + self._update_work((), left), 0)
 
     def children(self, branch: Branch) -> Iterator[Branch]:
         """Yield the branches in which one more role has joined."""
         for role, own in zip(branch.left, branch.most, strict=True):
             others = tuple(one for one in branch.left if one != role)
-            for count in self.problem.roles[role].counts:
-                if count > own:
+            for share in self._work[role]:
+                if share[0] > own:
                     break
-                most = tuple((self._upto if one > role else self._below)[one][count] for one in others)
+                most = tuple((self._upto if one > role else self._below)[one][share[0]] for one in others)
                 if all(most):
-                    yield from self._places(branch, role, count, others, most)
+                    yield from self._places(branch, role, share, others, most)
 
     def _places(
-        self, branch: Branch, role: int, count: int, others: tuple[int, ...], most: tuple[int, ...]
+        self, branch: Branch, role: int, share: tuple[int, int], others: tuple[int, ...], most: tuple[int, ...]
     ) -> Iterator[Branch]:
-        family, free = branch.family, branch.free
-        work = self._work[role][count]
+        family, free, unused = branch.family, branch.free, branch.unused
+        count, kind = share
+        work = self._work[role][share]
         for group in family:
             for one in group.roles:
-                work += self._work[one][group.devices]
+                work += self._work[one][group.devices, group.kind]
         for one, upto in zip(others, most, strict=True):
             work += self._least_work[one][upto]
         for at, group in enumerate(family):
+            if group.kind != kind:
+                continue
             if group.devices == count:
-                joined = Group((*group.roles, role), count, group.parent)
+                joined = group._replace(roles=(*group.roles, role))
                 grown = (*family[:at], joined, *family[at + 1 :])
-                yield Branch(grown, others, free, most, work + self._update_work(grown, others), branch.used)
-        for at, room in enumerate(free):
-            parent = at if at < len(family) else None
-            if room >= count and (parent is None or family[at].devices > count):
-                grown = (*family, Group((role,), count, parent))
-                rest = [*free[:-1], count, free[-1]]
-                rest[-1 if parent is None else at] -= count
-                used = branch.used + (count if parent is None else 0)
-                yield Branch(grown, others, tuple(rest), most, work + self._update_work(grown, others), used)
+                total = work + self._update_work(grown, others)
+                yield Branch(grown, others, free, unused, most, total, branch.used)
+            elif free[at] >= count:
+                grown = (*family, Group((role,), count, at, kind))
+                total = work + self._update_work(grown, others)
+                inside = (*free[:at], free[at] - count, *free[at + 1 :], count)
+                yield Branch(grown, others, inside, unused, most, total, branch.used)
+        if unused[kind] >= count:
+            grown = (*family, Group((role,), count, None, kind))
+            total = work + self._update_work(grown, others)
+            fewer = (*unused[:kind], unused[kind] - count, *unused[kind + 1 :])
+            yield Branch(grown, others, (*free, count), fewer, most, total, branch.used + count)
 
     def _update_work(self, family: Family, left: tuple[int, ...]) -> int:
         """Return the least time of the weight update, summed over its devices."""
@@ -109,7 +125,7 @@ class Tree:
         if not updated:
             return 0
         counts = [group.devices for group in family for role in group.roles if role in updated]
-        counts += [self.problem.roles[role].counts[0] for role in left if role in updated]
+        counts += [self._counts[role][0] for role in left if role in updated]
         return self.graph.fixed[self.graph.update] * max(counts)
 
     def slowest_cycle(self, branch: Branch, least: Cycle, *, any_slower: bool = False) -> Cycle:
@@ -118,7 +134,7 @@ class Tree:
         With `any_slower`, any cycle will do that is slower than `least`.
         """
         edges = list(self.graph.always)
-        for roles, _, is_new in self._devices(branch):
+        for roles, _, _, is_new in self._devices(branch):
             if is_new:
                 edges += self.graph.ring(roles, partial=self._is_open(branch))
         for role in branch.left:
@@ -129,18 +145,14 @@ class Tree:
 
     def _times_of(self, branch: Branch) -> list[int]:
         """Return the least time of each event."""
-        times = list(self.graph.fixed)
-        for group in branch.family:
-            for role in group.roles:
-                for event, known in self.graph.calls_of[role]:
-                    times[event] = known[group.devices]
+        times = self.graph.times(branch.family)
         for role, most in zip(branch.left, branch.most, strict=True):
             for event, time in self._times[role][most]:
                 times[event] = time
         return times
 
-    def _devices(self, branch: Branch) -> Iterator[tuple[frozenset[int], int, bool]]:
-        """Yield the roles of devices, how many there are, and whether they add anything to what holds elsewhere."""
+    def _devices(self, branch: Branch) -> Iterator[tuple[frozenset[int], int, int, bool]]:
+        """Yield the roles of devices, how many, their kind, and whether they add anything to what holds elsewhere."""
         family, updated = branch.family, self.graph.updated
         inner = {group.parent for group in family}
         for at, group in enumerate(family):
@@ -149,7 +161,8 @@ class Tree:
                 if group.parent is not None:
                     roles = frozenset(role for up in ancestors(family, at) for role in family[up].roles)
                 # What holds on a nested group's devices holds on the others too, unless only some update weights.
-                yield roles, branch.free[at], at not in inner or (len(updated & roles) == 1 and len(roles) > 1)
+                is_new = at not in inner or (len(updated & roles) == 1 and len(roles) > 1)
+                yield roles, branch.free[at], group.kind, is_new
 
     def _is_open(self, branch: Branch) -> bool:
         return not self.graph.updated.isdisjoint(branch.left)
@@ -163,28 +176,30 @@ class Tree:
         if not branch.left:
             return ratio
         times, is_open = self._times_of(branch), self._is_open(branch)
-        rings = [(free, self.graph.ring(roles, partial=is_open)) for roles, free, _ in self._devices(branch)]
-        # Numbers of devices, and how long they are busy already.
-        room = [(free, sum(times[edge[0]] + edge[2] for edge in ring)) for free, ring in rings]
-        room += [(branch.free[-1], 0)] if branch.free[-1] else []
+        # Numbers of devices, their kind, and how long they are busy already.
+        room = [
+            (free, kind, sum(times[edge[0]] + edge[2] for edge in self.graph.ring(roles, partial=is_open)))
+            for roles, free, kind, _ in self._devices(branch)
+        ]
+        room += [(unused, kind, 0) for kind, unused in enumerate(branch.unused) if unused]
         options = []
         opens: list[list[int]] = [[] for _ in room]
         for role, most in zip(branch.left, branch.most, strict=True):
             switch = self._switches[role]
             found = []
-            for count, work in self._work[role].items():
+            for (count, kind), work in self._work[role].items():
                 if count > most:
                     break
                 # A role that shares its devices switches once in each step at least.
                 ends = [
                     (work // count + busy + (switch if busy else 0), at)
-                    for at, (free, busy) in enumerate(room)
-                    if free >= count
+                    for at, (free, of, busy) in enumerate(room)
+                    if free >= count and of == kind
                 ]
                 for end, at in ends:
                     opens[at].append(end)
                 if ends:
-                    alone = any(not room[at][1] for _, at in ends)
+                    alone = any(not room[at][2] for _, at in ends)
                     found.append((min(ends)[0], work if alone else work + switch * count))
             if not found:
                 return None
@@ -193,14 +208,14 @@ class Tree:
         while True:
             needed = sum(min(work for end, work in found if end <= ratio) for found in options)
             fitting = [place for place, ends in zip(room, opens, strict=True) if any(end <= ratio for end in ends)]
-            total = sum(free for free, _ in fitting)
-            reached = (needed + sum(free * busy for free, busy in fitting)) // total
+            total = sum(free for free, _, _ in fitting)
+            reached = (needed + sum(free * busy for free, _, busy in fitting)) // total
             if reached <= ratio:
                 return ratio
             later = [end for ends in opens for end in ends if end > ratio]
             ratio = min(reached, *later) if later else reached
 
 
-def _largest(counts: tuple[int, ...], most: int) -> int:
+def _largest(counts: Sequence[int], most: int) -> int:
     """Return the largest count that is not too large, or 0."""
     return max((count for count in counts if count <= most), default=0)

@@ -13,6 +13,7 @@ from rich.text import Text
 from roost.cli.apply import with_placement
 from roost.cli.options import Cluster, Inventory, Out
 from roost.cli.out import as_json, tell, write_text
+from roost.cli.plans import Hardware, find_hardware
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.search import answer_text, bars_of, doubts_text
 from roost.config.profile import read_profile
@@ -58,7 +59,7 @@ def search(
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="The seed of the simulation.")] = 0,
     form: Annotated[
         Literal["text", "json", "svg", "html"],
-        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: text, json, svg or html."),
+        typer.Option("--format", metavar="FORMAT", help="Output format: text, json, svg or html."),
     ] = "text",
     out: Out = None,
 ) -> None:
@@ -73,7 +74,8 @@ def search(
     if outside:
         verb = "is" if len(outside) == 1 else "are"
         tell(f"note: {join_words(outside)} {verb} not in the flow; what runs there is not searched")
-    topology = _topology(draft, cluster, inventory)
+    hardware = _hardware(draft, cluster, inventory)
+    topology = hardware.topology
     setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
     answer = find(setup, top)
     if prove is not None:
@@ -95,20 +97,20 @@ def search(
             "</ul>",
         ]
         plan = _plan(answer.best, topology)
-        write_text(draw_html(plan, make_grid(plan, title=job.name), [*below, *flow_html(draft.flow)]), out)
+        write_text(
+            draw_html(
+                plan, make_grid(plan, title=job.name, assumed=hardware.assumed), [*below, *flow_html(draft.flow)]
+            ),
+            out,
+        )
     else:
-        _print(answer, topology, job, seed, out)
+        _print(answer, hardware, job, seed, out)
 
 
-def _topology(draft: RunDraft, cluster: str | None, inventory: Path | None) -> Topology:
+def _hardware(draft: RunDraft, cluster: str | None, inventory: Path | None) -> Hardware:
     if cluster is not None and inventory is not None:
         raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
-    if inventory is not None:
-        return Topology.from_file(inventory)
-    if cluster is None:
-        cluster = f"{draft.job.cluster.num_nodes or 1}x8"
-        tell(f"note: no --cluster or --inventory given: assuming {cluster}")
-    return Topology.from_shorthand(cluster)
+    return find_hardware(draft.job.cluster, cluster, inventory, "--cluster or --inventory")
 
 
 def _plan(option: Option, topology: Topology) -> Plan:
@@ -116,7 +118,7 @@ def _plan(option: Option, topology: Topology) -> Plan:
     return make_plan({"cluster": cluster}, topology, placement="hybrid")
 
 
-def _print(answer: Answer, topology: Topology, job: Path, seed: int, out: Path | None) -> None:
+def _print(answer: Answer, hardware: Hardware, job: Path, seed: int, out: Path | None) -> None:
     setup, options = answer.setup, (answer.best, *answer.others)
     simulated = []
     if has_spread(setup.timings):
@@ -127,9 +129,9 @@ def _print(answer: Answer, topology: Topology, job: Path, seed: int, out: Path |
         told.append(f"\n\nwith more than {MOST_ROLES} roles, which measurements decide is not looked for")
     else:
         best = Found(answer.best.family, answer.best.step_time)
-        told.append("\n\n").append_text(doubts_text(list(deciding(setup.problem, best))))
+        told.append("\n\n").append_text(doubts_text(setup, list(deciding(setup.problem, best))))
     if out is None and answer.best.ranks:
-        draw_map(make_grid(_plan(answer.best, topology), title=job.name))
+        draw_map(make_grid(_plan(answer.best, hardware.topology), title=job.name, assumed=hardware.assumed))
         print_text(Text(""))
     print_text(told, out)
 

@@ -12,6 +12,7 @@ from roost.render.grid import PALETTE
 from roost.search.answer import Answer, Option
 from roost.search.problem import seconds
 from roost.search.sensitivity import Doubt
+from roost.search.setup import Setup
 from roost.search.simulate import Simulated
 from roost.text import at_most, join_words, plural
 
@@ -58,12 +59,12 @@ def answer_text(answer: Answer, simulated: Sequence[Simulated], width: int) -> T
     return Text("\n").join(lines[:-1])
 
 
-def doubts_text(doubts: Sequence[Doubt]) -> Text:
+def doubts_text(setup: Setup, doubts: Sequence[Doubt]) -> Text:
     """Say which measurements decide."""
     if not doubts:
         return Text("no measurement that is 10 % off changes the winner")
     words = ["slower" if doubt.factor > 1 else "quicker" for doubt in doubts]
-    said = [f"{doubt.call} with {plural(doubt.devices, 'device')}" for doubt in doubts]
+    said = [setup.measurement(doubt.call, doubt.kind, doubt.devices) for doubt in doubts]
     lines = at_most([f"{text} if it is 10 % {word}" for text, word in zip(said, words, strict=True)], _MOST_DOUBTS)
     title = Text("measurements that would change the winner", style="bold")
     return Text("\n").join([title, *(Text(f"  {line}") for line in lines)])
