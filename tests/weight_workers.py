@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -139,18 +140,32 @@ class Server(_Part):
     """Holds some columns of each, as with tensor parallelism of two."""
 
     victim: int | None = None
+    delay = 0.0
 
     def accept(self) -> Any:
         return self.weights()
 
-    def weights_changing(self, version: int) -> AbstractContextManager[Any]:
+    @contextmanager
+    def weights_changing(self, version: int) -> Iterator[None]:
         if self.victim is not None:
+            time.sleep(self.delay)
             os.kill(self.victim, signal.SIGKILL)
-        return super().weights_changing(version)
+        changes = vars(self).setdefault("changes", [])
+        changes.append((f"to {version}", self.content()[1]))
+        try:
+            yield
+        except BaseException as error:
+            changes.append((f"broken: {error}", set()))
+            raise
+        changes.append(("done", self.content()[1]))
 
-    def kill_before_commit(self, pid: int) -> None:
-        """End a process when this one has got everything, and has not begun to use it."""
-        self.victim = pid
+    def seen_changes(self) -> list[tuple[str, set[float]]]:
+        """What surrounded changes of the weights, and the weights at the time."""
+        return vars(self).get("changes", [])
+
+    def kill_at_change(self, pid: int, delay: float = 0.0) -> None:
+        """End a process when the weights of this one are about to change."""
+        self.victim, self.delay = pid, delay
 
     def box(self, shape: tuple[int, ...]) -> Any:
         if not shape:

@@ -1,4 +1,4 @@
-"""vLLM itself, on CPUs: what it generates with each version of the weights, and its bad days."""
+"""vLLM itself, and transformers, on CPUs: what they generate with each version of the weights, and bad days."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roost import Cluster, ClusterError, EngineFailed, NodePlacementStrategy, Wo
 from roost.demo.llm.model import write_model
 from roost.rl import RolloutManager, create_placement_groups
 from roost.rl.ask import ask
-from roost.rl.engines import Prompt, Sample, VllmEngine
+from roost.rl.engines import Prompt, Sample, TransformersEngine, VllmEngine
 from roost.testing import local_cluster
 from roost.weights import WeightLink
 
@@ -49,24 +49,35 @@ def start(models) -> Iterator[Start]:
     """Start engines and a trainer with a model, and a link between them."""
     with ExitStack() as stack:
 
-        def make(model: str, *, nodes: str = "1x2", engines: int = 1, per_engine: int = 1, **options):
+        def make(
+            model: str,
+            *,
+            engine: type = VllmEngine,
+            nodes: str = "1x2",
+            engines: int = 1,
+            per_engine: int = 1,
+            in_place: bool = False,
+            **options,
+        ):
             stack.enter_context(local_cluster(nodes))
             cluster = stack.enter_context(Cluster(num_nodes=len(nodes.split(",")), quiet=True))
             sizes = {"rollout_num_gpus": engines * per_engine, "rollout_num_gpus_per_engine": per_engine}
             flags = {**sizes, "debug_rollout_only": True}
             groups = stack.enter_context(create_placement_groups(flags))
             actor = Trainer.create_group(str(models[model])).launch(cluster, NodePlacementStrategy([0]), name="actor")
-            given = {"options": {**OPTIONS, **options.pop("options", {})}, **options}
+            if engine is VllmEngine:
+                options["options"] = {**OPTIONS, **options.get("options", {})}
             manager = RolloutManager(
                 flags,
-                VllmEngine,
+                engine,
                 groups["rollout"],
                 engine_args=(str(models[model]),),
-                engine_kwargs=given,
+                engine_kwargs=options,
                 health_timeout=SECONDS,
             )
             stack.enter_context(manager)
-            return manager, actor, stack.enter_context(WeightLink.between(actor, manager.engines.group))
+            link = WeightLink.between(actor, manager.engines.group, in_place=in_place)
+            return manager, actor, stack.enter_context(link)
 
         yield make
 
@@ -100,8 +111,11 @@ def test_engines_generate_what_the_trainers_model_does_with_every_version(start,
             ask(manager.engines.urls[0], path, {}, secret="another", timeout=30, who="it")  # noqa: S106 - no secret
 
 
-def test_requests_in_flight_go_on_with_the_new_weights(start, models):
-    manager, actor, link = start("plain0")
+@pytest.mark.parametrize(
+    ("engine", "in_place"), [(VllmEngine, False), (TransformersEngine, False), (TransformersEngine, True)]
+)
+def test_requests_in_flight_go_on_with_the_new_weights(start, models, engine, in_place):
+    manager, actor, link = start("plain0", engine=engine, in_place=in_place)
     # Computed once with the old weights.
     check_same(manager, actor, LONG, 0)
     prompts = [Prompt(tokens=(9, place), max_tokens=400, ignore_eos=True) for place in range(16)]

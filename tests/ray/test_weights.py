@@ -22,9 +22,10 @@ from roost import (
     WorkerGroup,
 )
 from roost.machine.devices import nvidia_devices
-from roost.testing import local_cluster
+from roost.testing import LocalNode, local_cluster
 from roost.weights.link import WeightLink
 from roost.weights.specs import save_safetensors
+from waiting import wait_until
 from weight_workers import SHAPES, Both, Odd, Server, Stored, Trainer, value
 
 
@@ -109,6 +110,15 @@ def test_what_does_not_fit_is_listed_for_all_workers(pair):
         WeightLink.between(actor, rollout)
 
 
+def test_members_with_another_plan_refuse_an_update(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    link.plan = WeightLink.between(actor, rollout, bucket_bytes=1 << 14).plan
+    with pytest.raises(ConfigError, match=f"has another plan than {link.plan.digest[:8]}"):
+        link.update(1)
+    assert contents(rollout) == [(-1, {0.0})] * 2
+
+
 def test_a_target_that_hangs_is_named_and_the_others_keep_their_version(pair):
     actor, rollout = pair
     link = WeightLink.between(actor, rollout)
@@ -188,18 +198,41 @@ def test_a_death_between_the_move_and_the_commit_leaves_no_mixture(pair):
     link.update(0)
     actor.set_version(1).wait(60)
     # A source is not needed any more.
-    rollout[0].kill_before_commit(pid_of(actor, 0)).wait(60)
+    rollout[0].kill_at_change(pid_of(actor, 0)).wait(60)
     assert link.update(1, timeout=20).version == 1
     assert contents(rollout) == [(1, {1.0})] * 2
     actor.restart(0)
     link.rejoin("actor:0")
     actor.set_version(2).wait(60)
-    rollout[0].kill_before_commit(pid_of(rollout, 0)).wait(60)
+    rollout[0].kill_at_change(pid_of(rollout, 0)).wait(60)
     with pytest.raises(WorkerDied, match="rollout:0"):
         link.update(2, timeout=20)
     assert contents(rollout.on(1)) == [(2, {2.0})]
     rollout.restart(0)
     assert link.refill("rollout:0").version == 2
+    assert contents(rollout) == [(2, {2.0})] * 2
+
+
+def test_a_worker_is_told_from_the_first_byte_on_that_its_weights_are_overwritten(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout, in_place=True)
+    actor.set_version(1).wait(60)
+    link.update(1)
+    assert rollout.seen_changes().wait(60) == [[("to 1", {0.0}), ("done", {1.0})]] * 2
+    actor.set_version(2).wait(60)
+    rollout[1].kill_at_change(pid_of(rollout, 1), delay=1.0).wait(60)
+    with pytest.raises(WorkerDied, match="rollout:1"):
+        link.update(2, timeout=20)
+    # It is told, and not waited for.
+    wait_until(lambda: len(rollout[0].seen_changes().wait(60)[0]) == 4, "the update is broken off")
+    begun, broken = rollout[0].seen_changes().wait(60)[0][2:]
+    assert begun == ("to 2", {1.0})
+    assert broken[0].startswith("broken: update 2")
+    assert link.version == 1
+    assert contents(rollout.on(0))[0][0] == -1
+    rollout.restart(1)
+    link.rejoin("rollout:1")
+    link.update(2)
     assert contents(rollout) == [(2, {2.0})] * 2
 
 
@@ -272,8 +305,32 @@ def test_members_that_are_killed_in_updates_for_minutes(small_cluster, rounds):
     rounds_of_kills(small_cluster, rounds(), seed)
 
 
+needs_gpu = pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
+
+
+@needs_gpu
+def test_expandable_segments_which_no_other_process_can_map_are_said_and_weights_go_by_messages(capfd):
+    place = FlexiblePlacementStrategy([[0], [0]])
+    node = LocalNode(accelerators=1, env={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    with (
+        local_cluster([node]),
+        Cluster(num_nodes=1) as cluster,
+        Trainer.create_group("cuda", "float32").launch(cluster, place, name="actor", share=0.2) as actor,
+        Server.create_group("cuda", "bfloat16").launch(cluster, place, name="rollout", share=0.2) as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, bucket_bytes=1 << 14)
+        for version in (0, 1):
+            actor.set_version(0).wait(60)
+            link.update(version)
+            assert contents(rollout) == [(version, {0.0})] * 2
+        said: list[str] = []
+        wait_until(
+            lambda: said.append(capfd.readouterr().err) or "expandable segments" in "".join(said), "the cause is said"
+        )
+
+
 @pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
+@needs_gpu
 def test_weights_go_from_one_process_to_another_on_the_device(in_place):
     place = FlexiblePlacementStrategy([[0], [0]])
     with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,3 +107,25 @@ def test_what_an_engine_serves_is_not_known_before_the_first_update_and_after_on
 def test_what_is_not_a_version_is_refused(worker, version):
     with pytest.raises(ConfigError, match="a version is a whole number from 0 on"):
         worker.update_weights("w", version)
+
+
+class Sleeper:
+    """An engine that can give its memory back."""
+
+    def start(self, spec): ...
+    def update_weights(self, weights, version): ...
+    def offload(self): ...
+    def onload(self): ...
+
+
+def test_its_state_is_there_for_events():
+    worker = EngineWorker(Sleeper, (), {})
+    ((kind, name, values),) = worker._gauge()
+    assert (kind, name) == ("engine", str(worker.address))
+    assert values == {"url": None, "version": None, "asleep": None}
+    worker.start_engine(SimpleNamespace(url="http://127.0.0.1:1"))
+    worker.update_weights("w", 3)
+    worker.offload()
+    assert worker._gauge()[0][2] == {"url": "http://127.0.0.1:1", "version": 3, "asleep": True}
+    worker.onload()
+    assert worker._gauge()[0][2]["asleep"] is None

@@ -8,8 +8,9 @@ from random import Random
 
 import pytest
 
-from roost.errors import ClusterError
+from roost.errors import CallTimedOut, ClusterError
 from roost.rl.engines import Prompt, VersionSpan
+from roost.rl.engines import generation as generation_module
 from roost.rl.engines.generation import Generation
 from waiting import wait_until
 
@@ -168,6 +169,19 @@ def test_a_pause_that_waits_lets_sequences_finish_and_starts_no_others(make, bat
     batch.let_go()
     assert changed.result(LONG) == 1
     assert [one.spans for one in samples.result(LONG)] == [(VersionSpan(version, 0, 4),) for version in (0, 0, 1)]
+
+
+def test_a_pause_that_the_engine_does_not_reach_is_given_up(make, batch, monkeypatch):
+    monkeypatch.setattr(generation_module, "_PAUSE_SECONDS", 0.1)
+    generation = make()
+    batch.hold(after=1)
+    samples = ask(generation, max_tokens=4)
+    assert batch.is_held.wait(LONG)
+    with pytest.raises(CallTimedOut, match="has not paused within"):
+        change(generation, 1)
+    batch.let_go()
+    assert samples.result(LONG)[0].versions == (0,) * 4
+    assert change(generation, 2) == 2
 
 
 def test_a_pause_that_aborts_ends_sequences_with_the_tokens_so_far(make, batch, aside):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 import roost.rl
 import roost.testing
+from engine_parts import spec_here
 from roost.errors import ClusterError, ConfigError
-from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
+from roost.rl.engine import RolloutEngine, check_engine_class
 from roost.testing import NumpyEngine, TinyPolicy
+from routing import Held
 from sockets import free_port
 from waiting import wait_until
 
@@ -30,23 +33,7 @@ SECRET = "the job's own"  # noqa: S105 - of the tests
 OURS = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
 
-def spec(**changes):
-    values = {
-        "engine_rank": 0,
-        "num_engines": 1,
-        "node_rank": 0,
-        "num_nodes": 1,
-        "cluster_node_rank": 0,
-        "address": "127.0.0.1",
-        "devices": (),
-        "num_devices": 0,
-        "port": free_port(),
-        "nccl_port": 0,
-        "dist_init_addr": "",
-        "dp_attention_ports": (),
-        "secret": SECRET,
-    }
-    return EngineSpec(**{**values, **changes})
+spec = partial(spec_here, SECRET)
 
 
 def ask(where, method, path, body=None, headers=OURS):
@@ -462,20 +449,6 @@ def test_stopping_ends_connections_that_are_kept_open_and_all_threads(start):
     for connection in connections:
         assert connection.sock.recv(1) == b""
         connection.close()
-
-
-class Held(NumpyEngine):
-    """An engine that answers once a test allows it."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked, self.go = threading.Event(), threading.Event()
-
-    def generate(self, request):
-        answer = super().generate(request)
-        self.asked.set()
-        assert self.go.wait(LONG)
-        return answer
 
 
 def test_a_request_in_flight_is_still_answered_when_the_engine_stops(start):

@@ -1218,3 +1218,12 @@ def test_stopping_does_not_wait_for_an_engine_that_hangs(engine, router, aside):
     finally:
         go.set()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("roost router")]
+
+
+def test_requests_are_counted_and_timed_for_events(engine, router):
+    one = engine()
+    made = router(one)
+    assert made._gauge() == [("requests", one.url, {"served": 0, "failed": 0, "busy": 0, "seconds": 0.0})]
+    generate(made)
+    wait_until(lambda: made._gauge()[0][2]["served"] == 1, "the request to be counted")
+    wait_until(lambda: made._gauge()[0][2]["seconds"] > 0, "its time to be counted")

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine_parts import SPEC, STAND_IN, sample, weights
+from engine_parts import SPEC, STAND_IN, sample, take_two_versions, weights
 from roost.errors import CallTimedOut, ClusterError, ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec
 from roost.rl.engines import Prompt, Sample, SglangEngine, VersionSpan
@@ -74,17 +74,7 @@ def processes(engine: SglangEngine) -> list[psutil.Process]:
 
 def test_it_serves_each_version_that_it_takes(start):
     engine = start()
-    assert sample(engine) == Sample(
-        prompt=(5, 6), tokens=(1, 1, 1), logprobs=(-0.5,) * 3, spans=(VersionSpan(0, 0, 3),), finish="length"
-    )
-    engine.update_weights(weights(4), 1)
-    assert sample(engine).tokens == (4, 4, 4)
-    staged = engine.accept()
-    for one in staged.tensors().values():
-        one[...] = 9
-    assert sample(engine).tokens == (4, 4, 4), "not before the commit"
-    staged.commit(2)
-    assert (sample(engine).tokens, sample(engine).versions) == ((9, 9, 9), (2, 2, 2))
+    staged = take_two_versions(engine)
     assert len(engine.generate(Prompt(tokens=(1,), n=3, max_tokens=1).to_json())["samples"]) == 3
     left = processes(engine)
     engine.stop()

@@ -10,17 +10,18 @@ import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
+from engine_parts import spec_here
 from roost.errors import ClusterError, ConfigError
-from roost.rl.engine import EngineSpec, RolloutEngine, check_engine_class
+from roost.rl.engine import RolloutEngine, check_engine_class
 from roost.rl.engines import Prompt, Sample, TransformersEngine, VersionSpan
 from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.rollout_engines import EngineWorker
 from roost.weights.adapters import as_weights
 from roost.weights.arrays import copy, cut
-from sockets import free_port
 from waiting import wait_until
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -65,23 +66,7 @@ def plain(models):
     return [transformers.AutoModelForCausalLM.from_pretrained(folder).eval() for folder in models]
 
 
-def spec(**changes):
-    values = {
-        "engine_rank": 0,
-        "num_engines": 1,
-        "node_rank": 0,
-        "num_nodes": 1,
-        "cluster_node_rank": 0,
-        "address": "127.0.0.1",
-        "devices": (),
-        "num_devices": 0,
-        "port": free_port(),
-        "nccl_port": 0,
-        "dist_init_addr": "127.0.0.1:1",
-        "dp_attention_ports": (),
-        "secret": SECRET,
-    }
-    return EngineSpec(**{**values, **changes})
+spec = partial(spec_here, SECRET)
 
 
 @pytest.fixture
@@ -96,8 +81,8 @@ def start(models, aside):  # noqa: ARG001 - engines stop first, which ends what 
     """Starts engines, and stops them after the test."""
     engines = []
 
-    def started(model=None, *, engine_rank=0, **options):
-        engine = TransformersEngine(models[0] if model is None else model, device="cpu", **options)
+    def started(model=None, *, engine_rank=0, device="cpu", **options):
+        engine = TransformersEngine(models[0] if model is None else model, device=device, **options)
         engines.append(engine)
         while True:
             try:
@@ -475,15 +460,22 @@ def test_offloaded_in_the_middle_it_goes_on_where_it_was(start, plain, aside, ga
     assert samples_of(engine, tokens=(5, 6), max_tokens=2)
 
 
-def test_offloaded_its_weights_are_on_the_host_and_then_where_they_were(start, monkeypatch):
-    engine = start()
-    moves = []
-    monkeypatch.setattr(engine.accept(), "to", moves.append)
-    engine._home = "the accelerator"
-    engine.offload()
-    assert moves == ["cpu"]
-    engine.onload()
-    assert moves == ["cpu", "the accelerator"]
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+def test_offloaded_it_leaves_the_device_and_comes_back_to_it(start):
+    engine = start(device=None)
+    first = samples_of(engine, tokens=(5, 6), max_tokens=3, seed=1)
+    memory = torch.get_device_module().memory_allocated
+    before, parameters = memory(), [*engine.accept().parameters()]
+    size = sum(one.nbytes for one in parameters)
+    for _ in range(2):
+        engine.offload()
+        assert {one.device.type for one in parameters} == {"cpu"}
+        assert memory() <= before - size
+        engine.onload()
+        assert {one.device.type for one in engine.accept().parameters()} == {
+            torch.accelerator.current_accelerator().type
+        }
+        assert samples_of(engine, tokens=(5, 6), max_tokens=3, seed=1) == first
 
 
 def test_weights_arrive_while_it_is_offloaded(start, models, plain):

@@ -231,7 +231,7 @@ def run_weights(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
 def test_the_command_shows_what_goes_where(run_weights):
     code, out, _ = run_weights(str(EXAMPLE), "--cluster", "2x8")
     assert code == 0
-    assert "[acto 0][acto 1]" in out
+    assert "[act… 0][act… 1]" in out
     assert out.count("↑333M") == out.count("↓333M") == 8
     assert "9 tensors, 2.6 GiB from 8 workers to 8, plan " in out
     _, out, _ = run_weights(str(EXAMPLE), "--cluster", "2x8", "--format", "svg")

@@ -21,6 +21,7 @@ from roost.config.hardware import AcceleratorType
 from roost.errors import CallTimedOut, ClusterError
 from roost.machine.folders import open_regular, socket_folder
 from roost.placement.placement import Placement
+from roost.runtime.events.waits import waiting
 
 _LOCK_FILE = "devices.lock"
 _POLL_SECONDS = 0.01
@@ -65,23 +66,28 @@ class DeviceLock:
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the accelerators; CallTimedOut after `timeout` seconds. A long wait is logged."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if not self._own.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-            raise self._late(timeout)
-        try:
-            if self._places:
-                self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
-                say_at = time.monotonic() + _SAY_SECONDS
-                for place in self._places:
-                    while not self._take(place):
-                        if time.monotonic() > deadline:
-                            raise self._late(timeout)
-                        if time.monotonic() > say_at:
-                            say_at = math.inf
-                            log.warning("still waiting for accelerators that another worker has locked")
-                        time.sleep(_POLL_SECONDS)
-        except BaseException:
-            self._let_go()
-            raise
+        with waiting(lambda: "the lock of its accelerators"):
+            if not self._own.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+                raise self._late(timeout)
+            try:
+                self._take_all(deadline, timeout)
+            except BaseException:
+                self._let_go()
+                raise
+
+    def _take_all(self, deadline: float, timeout: float | None) -> None:
+        if not self._places:
+            return
+        self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        say_at = time.monotonic() + _SAY_SECONDS
+        for place in self._places:
+            while not self._take(place):
+                if time.monotonic() > deadline:
+                    raise self._late(timeout)
+                if time.monotonic() > say_at:
+                    say_at = math.inf
+                    log.warning("still waiting for accelerators that another worker has locked")
+                time.sleep(_POLL_SECONDS)
 
     def _take(self, place: int) -> bool:
         wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)

@@ -66,7 +66,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._router_options = router_options or RouterOptions()
         self._dialect: Dialect | None = engine_cls if isinstance(engine_cls, Dialect) else None
         with contextlib.ExitStack() as undo:
-            self._group: WorkerGroup = ManagerWorker.create_group(buffer_size).launch(
+            self._group: WorkerGroup[Any] = ManagerWorker.create_group(buffer_size).launch(
                 cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
             )
             undo.callback(self._group.close)

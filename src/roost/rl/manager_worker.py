@@ -15,6 +15,7 @@ from roost.rl.engine_pool import EngineState
 from roost.rl.fair_lock import FairLock
 from roost.rl.router import Router, RouterOptions
 from roost.rl.tickets import Ticket
+from roost.runtime.events.emitter import Gauge, emitter
 from roost.runtime.groups.group import WorkerGroup
 from roost.runtime.nodes.ray_state import dead_processes
 from roost.text import error_text
@@ -45,6 +46,13 @@ class ManagerWorker(Worker):
         # A call with large arguments may arrive after the news that its caller gave up.
         self._given_up: dict[Ticket, None] = {}
         self._reaper: asyncio.Task[None] | None = None
+        emitter.add_gauge(self._gauge)
+
+    def _gauge(self) -> list[Gauge]:
+        """Return how full the buffer is, as an event has it."""
+        stats = self._buffer.stats()
+        values = {"depth": stats.size, "puts": stats.put, "gets": stats.taken, "most": stats.capacity}
+        return [("channel", f"{self.group_name} buffer", values)]
 
     async def start_router(self, address: str, port: int, options: RouterOptions, secret: str) -> bool:
         """Start the router; False if another program has its port."""
@@ -158,7 +166,7 @@ class ManagerWorker(Worker):
 class ManagerProxy:
     """Calls the process behind a `RolloutManager`."""
 
-    def __init__(self, group: WorkerGroup) -> None:
+    def __init__(self, group: WorkerGroup[Any]) -> None:
         self.group = group
 
     def call(self, method: Callable[..., Awaitable[Value]], *args: Any, timeout: float = CALL_SECONDS) -> Value:

@@ -13,8 +13,9 @@ from roost.placement.strategies import FlexiblePlacementStrategy
 from roost.rl.flags import ROLLOUT, TRAIN, read_flags
 from roost.runtime.cluster import Cluster
 from roost.runtime.managers.ledgers.reservations import Slot
+from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reservation import Reservation, check_timeout
-from roost.runtime.reserve.reserver import RESERVE_SECONDS, Reserver
+from roost.runtime.reserve.reserver import Reserver
 from roost.text import plural, shorten
 
 BundleGroup = tuple[PlacementGroup, list[int]]

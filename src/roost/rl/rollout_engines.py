@@ -16,6 +16,7 @@ from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
+from roost.runtime.events.emitter import Gauge, emitter
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.groups.result import CallResult
 from roost.runtime.managers.ledgers.ports import PortLease
@@ -46,6 +47,9 @@ class EngineWorker(WeightWorker):
         self._newest_asked = -1
         self._updating = threading.Lock()
         self._version: int | None = None
+        self._url = ""
+        self._is_asleep = False
+        emitter.add_gauge(self._gauge)
 
     def start_engine(self, spec: EngineSpec) -> list[int]:
         """Start the engine; if that fails, return the leased ports that another program has taken meanwhile."""
@@ -63,7 +67,13 @@ class EngineWorker(WeightWorker):
             what = f"another program took port {join_words(taken)} before the engine could listen"
             self.log_warning(f"{what}: {error_text(error)}")
             return taken
+        self._url = spec.url
         return []
+
+    def _gauge(self) -> list[Gauge]:
+        """Return its state, as an event has it."""
+        values = {"url": self._url or None, "version": self._version, "asleep": self._is_asleep or None}
+        return [("engine", str(self.address), values)]
 
     def health(self) -> bool:
         """Return whether the engine can serve."""
@@ -88,11 +98,9 @@ class EngineWorker(WeightWorker):
 
     def open_weights(self, link: str, in_place: bool, may_share: bool) -> int:
         """Take part in a link, unless that would change weights that requests are being answered with."""
-        if in_place and not isinstance(self.accept(), Committing):
-            hint = "without it, weights change between two steps of the engine"
-            raise ConfigError(
-                f"{self.address} serves while a link moves weights: in_place would mix versions", hint=hint
-            )
+        if in_place and not (hasattr(self._engine, "weights_changing") or isinstance(self.accept(), Committing)):
+            what = f"{type(self._engine).__name__} has no method weights_changing() to pause in"
+            raise ConfigError(f"{what}: in_place would mix versions", hint="leave in_place out")
         return super().open_weights(link, in_place, may_share)
 
     @contextlib.contextmanager
@@ -133,11 +141,13 @@ class EngineWorker(WeightWorker):
         """Free the accelerators' memory, if the engine can."""
         if hasattr(self._engine, "offload"):
             self._engine.offload()
+            self._is_asleep = True
 
     def onload(self) -> None:
         """Take the memory back."""
         if hasattr(self._engine, "onload"):
             self._engine.onload()
+            self._is_asleep = False
 
     def stop(self) -> None:
         """Stop the server."""
@@ -148,7 +158,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
 
     def __init__(
-        self, group: WorkerGroup, nodes_per_engine: Sequence[int], dp_size: int, timeout: float, secret: str
+        self, group: WorkerGroup[Any], nodes_per_engine: Sequence[int], dp_size: int, timeout: float, secret: str
     ) -> None:
         """Start engines on launched workers, of which each engine has the next few."""
         self.group = group
@@ -172,7 +182,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         """Where each engine serves."""
         return [spec.url for spec in self.specs if spec.node_rank == 0]
 
-    def workers_of(self, engine_rank: int) -> WorkerGroup:
+    def workers_of(self, engine_rank: int) -> WorkerGroup[Any]:
         """Return the workers of one engine, its node 0 first."""
         return self.group.on(*self._ranks(engine_rank))
 
@@ -182,11 +192,11 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         is_well = [outcome.is_ok and bool(outcome.value) for outcome in outcomes]
         return [all(is_well[rank] for rank in self._ranks(engine)) for engine in range(self.num_engines)]
 
-    def generate(self, request: Any, engine_rank: int = 0) -> CallResult:
+    def generate(self, request: Any, engine_rank: int = 0) -> CallResult[Any]:
         """Ask one engine directly, without HTTP."""
         return self.group[self._ranks(engine_rank)[0]].generate(request)
 
-    def update_weights(self, weights: Any, version: int) -> CallResult:
+    def update_weights(self, weights: Any, version: int) -> CallResult[Any]:
         """Send new weights to every process of every engine; versions only go up."""
         return self.group.update_weights(weights, version)
 
@@ -203,11 +213,11 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
         return [versions.pop() if len(versions) == 1 else None for versions in by_engine]
 
-    def offload(self) -> CallResult:
+    def offload(self) -> CallResult[Any]:
         """Let every engine free its accelerators' memory."""
         return self.group.offload()
 
-    def onload(self) -> CallResult:
+    def onload(self) -> CallResult[Any]:
         """Let every engine take its memory back."""
         return self.group.onload()
 
@@ -353,7 +363,9 @@ def create_rollout_engines(
         raise
 
 
-def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], deadline: float, timeout: float) -> None:
+def _wait_until_healthy(
+    group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], deadline: float, timeout: float
+) -> None:
     ranks = list(specs)
     pause, longest = _POLL_SECONDS
     while True:
@@ -371,7 +383,7 @@ def _wait_until_healthy(group: WorkerGroup, specs: Mapping[int, EngineSpec], dea
 
 
 def _unhealthy(
-    group: WorkerGroup, specs: Mapping[int, EngineSpec], ill: Sequence[int], timeout: float, why: str = ""
+    group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], ill: Sequence[int], timeout: float, why: str = ""
 ) -> RoostError:
     cluster = group.cluster
     cluster.logs.catch_up()

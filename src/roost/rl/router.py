@@ -14,6 +14,8 @@ import math
 import re
 import secrets
 import threading
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -33,6 +35,7 @@ from roost.rl.web import (
     read_json,
     web,
 )
+from roost.runtime.events.emitter import Gauge, emitter
 from roost.text import plural, shorten
 
 TIMEOUT_HEADER = "X-Roost-Timeout"
@@ -151,6 +154,8 @@ class Router:
         self._attempts: set[_Attempt] = set()
         self._client = EngineClient(self.secret)
         self._is_running = False
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        """By engine: how long the requests that it has answered took, all together."""
 
     def start(self) -> None:
         """Listen, and check the engines' health; OSError with EADDRINUSE if the port is taken."""
@@ -159,6 +164,7 @@ class Router:
                 raise ClusterError("a router starts only once", hint="make another one")
             self._server = self._serve(context=self._running())
             self.url = self._server.url
+            emitter.add_gauge(self._gauge)
 
     def stop(self, seconds: float = 5.0) -> None:
         """Give requests at an engine `seconds` to finish, then answer 503 and end. Safe to call again."""
@@ -180,6 +186,22 @@ class Router:
     def states(self) -> list[EngineState]:
         """Return what the router knows about each engine, in the order in which they joined."""
         return self._do(self._pool.states)
+
+    def _gauge(self) -> list[Gauge]:
+        """Return the requests at each engine, as events have them; called by the thread that writes events."""
+        return [
+            (
+                "requests",
+                state.url,
+                {
+                    "served": state.served,
+                    "failed": state.failed,
+                    "busy": state.busy,
+                    "seconds": round(self._seconds[state.url], 4),
+                },
+            )
+            for state in self._pool.states()
+        ]
 
     def _do(self, act: Callable[[], Value]) -> Value:
         with self._lock:
@@ -231,6 +253,7 @@ class Router:
         while num_broken < _MOST_BROKEN and (url := await self._pick(refusing, deadline)) is not None:
             # Unless something else happens the client goes away, which cancels this task.
             outcome: Outcome = "cancelled"
+            asked = time.monotonic()
             try:
                 answer = await self._ask(url, sent, refusing, deadline)
                 if answer.status != 503 or not sent.is_repeatable:
@@ -253,6 +276,8 @@ class Router:
                     return _engine_error(502, url, f"engine {url} may have got the request: {broken}")
             finally:
                 self._pool.done(url, outcome)
+                if outcome == "served":
+                    self._seconds[url] += time.monotonic() - asked
         return self._refusal(failures)
 
     async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:

@@ -45,7 +45,7 @@ class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):
         flags = read_flags(args)
         cluster = cluster or Cluster()
         slots = slots_of(cluster, pg, flags.train_num_gpus)
-        self.group: WorkerGroup = actor_cls.create_group(*actor_args, **(actor_kwargs or {})).launch(
+        self.group: WorkerGroup[Any] = actor_cls.create_group(*actor_args, **(actor_kwargs or {})).launch(
             cluster,
             placement_strategy=strategy_of(cluster, [[slot] for slot in slots]),
             name=name,
@@ -66,31 +66,31 @@ class RayTrainGroup(AbstractContextManager["RayTrainGroup"]):
         """The Ray actors by rank, under the name that the documents use."""
         return self.group.actor_handles
 
-    def init(self, *args: Any, **kwargs: Any) -> CallResult:
+    def init(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `init` on every rank."""
         return self.group.call("init", *args, **kwargs)
 
-    def train(self, *args: Any, **kwargs: Any) -> CallResult:
+    def train(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `train` on every rank."""
         return self.group.call("train", *args, **kwargs)
 
-    def eval(self, *args: Any, **kwargs: Any) -> CallResult:
+    def eval(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `eval` on every rank."""
         return self.group.call("eval", *args, **kwargs)
 
-    def save(self, *args: Any, **kwargs: Any) -> CallResult:
+    def save(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `save` on every rank."""
         return self.group.call("save", *args, **kwargs)
 
-    def update(self, *args: Any, **kwargs: Any) -> CallResult:
+    def update(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `update` on every rank."""
         return self.group.call("update", *args, **kwargs)
 
-    def offload(self, *args: Any, **kwargs: Any) -> CallResult:
+    def offload(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `offload` on every rank: free the accelerators' memory for a while."""
         return self.group.call("offload", *args, **kwargs)
 
-    def onload(self, *args: Any, **kwargs: Any) -> CallResult:
+    def onload(self, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call `onload` on every rank: take the memory back."""
         return self.group.call("onload", *args, **kwargs)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from roost.comm.cuda import is_on_device
 from roost.errors import ConfigError
 from roost.weights.layout import SIZES
 
@@ -52,13 +53,24 @@ def cut(array: Any, at: Sequence[int], shape: Sequence[int]) -> Any:
 
 
 def wrap(buffer: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """Return an array over a writable buffer of bytes: a tensor if torch is loaded, which knows more types."""
+    """Return an array over a writable buffer or a tensor of bytes: a tensor if torch is loaded; it has more types."""
     torch = sys.modules.get("torch")
     if torch is None:
         return np.frombuffer(buffer, dtype).reshape(shape)
+    if is_tensor(buffer):
+        return buffer.view(getattr(torch, dtype)).reshape(shape)
     if not math.prod(shape):
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).reshape(shape)
+
+
+def empty_bytes(size: int, like: Sequence[Any]) -> Any:
+    """Return memory for so many bytes, on the CUDA device that all of these are on, if they are; else on the host."""
+    devices = {one.device if is_on_device(one) else None for one in like}
+    if None in devices or len(devices) != 1:
+        return np.empty(size, np.uint8)
+    torch = sys.modules["torch"]
+    return torch.empty(size, dtype=torch.uint8, device=devices.pop())
 
 
 def raw_bytes(array: Any) -> memoryview:
@@ -83,9 +95,14 @@ def empty_like(array: Any) -> Any:
     return sys.modules["torch"].empty_like(array) if is_tensor(array) else np.empty_like(array)
 
 
-def finish(arrays: Sequence[Any]) -> None:
-    """Wait until everything that was to be copied on the devices of these is there."""
-    for device in {array.device for array in arrays if not is_on_host(array)}:
+def devices_of(arrays: Iterable[Any]) -> set[Any]:
+    """Return the devices that arrays are on, other than the host."""
+    return {array.device for array in arrays if not is_on_host(array)}
+
+
+def finish(devices: Iterable[Any]) -> None:
+    """Wait until everything that was to be copied on these is there."""
+    for device in devices:
         getattr(sys.modules["torch"], device.type).current_stream(device).synchronize()
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from roost.comm.loop import Handle
 from roost.comm.process import process_talk
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
+from roost.runtime.events.emitter import emitter
 from roost.runtime.groups.group import WorkerGroup
 from roost.text import join_words
 from roost.weights.layout import Layout
@@ -54,13 +55,13 @@ class UpdateReport:
         )
 
 
-def ask_layout(group: WorkerGroup, role: str, timeout: float = UPDATE_SECONDS) -> Layout:
+def ask_layout(group: WorkerGroup[Any], role: str, timeout: float = UPDATE_SECONDS) -> Layout:
     """Return what the workers of a group hold: `offer` asks sources, `accept` asks targets."""
     reports = group.call("report_weights", role).wait(timeout)
     return Layout.from_reports({f"{group.name}:{rank}": held for rank, held in zip(group.ranks, reports, strict=True)})
 
 
-def places_in(*groups: WorkerGroup) -> dict[str, Place]:
+def places_in(*groups: WorkerGroup[Any]) -> dict[str, Place]:
     """Return where the workers of groups are."""
     return {f"{group.name}:{one.rank}": Place.of(one) for group in groups for one in group.placements}
 
@@ -76,8 +77,8 @@ class WeightLink:
     def __init__(
         self,
         plan: SyncPlan,
-        source: WorkerGroup,
-        target: WorkerGroup,
+        source: WorkerGroup[Any],
+        target: WorkerGroup[Any],
         *,
         in_place: bool = False,
         may_share: bool = True,
@@ -112,8 +113,8 @@ class WeightLink:
     @classmethod
     def between(
         cls,
-        source: WorkerGroup,
-        target: WorkerGroup,
+        source: WorkerGroup[Any],
+        target: WorkerGroup[Any],
         *,
         bucket_bytes: int = BUCKET_BYTES,
         timeout: float = UPDATE_SECONDS,
@@ -266,7 +267,7 @@ class WeightLink:
         pauses = self._ask(targets, "commit", (attempt, version, digest), deadline)
         taken = [(seconds, target, name) for target, parts in moved.items() for name, seconds in parts.items()]
         slow = max(taken, default=None)
-        return UpdateReport(
+        report = UpdateReport(
             version=version,
             nbytes=sum(plan.traffic.values()),
             seconds=time.monotonic() - began,
@@ -275,6 +276,16 @@ class WeightLink:
             pause_seconds=max(pauses.values(), default=0.0),
             slowest="" if slow is None else f"{slow[1]} from {slow[2]}",
         )
+        emitter.note(
+            "weights",
+            " -> ".join(self._groups),
+            version=version,
+            d=round(report.seconds, 4),
+            pause=round(report.pause_seconds, 6),
+            size=report.nbytes >> 20,
+            slowest=report.slowest or None,
+        )
+        return report
 
     def _prepare(
         self, plan: SyncPlan, attempt: int, version: int, sources: Sequence[str], deadline: float, method: str

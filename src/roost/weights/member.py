@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import operator
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from roost.comm.connection import Connection, Frame, Kind
 from roost.comm.cuda import Mappings
@@ -24,14 +24,18 @@ from roost.weights.arrays import (
     address_of,
     copy,
     cut,
+    devices_of,
     dtype_of,
+    empty_bytes,
     empty_like,
     finish,
+    is_tensor,
     let_others_read,
     strides_of,
     wrap,
 )
 from roost.weights.boxes import count, shape_of
+from roost.weights.copies import Copies
 from roost.weights.layout import SIZES
 from roost.weights.offers import Offer, Source, make_offer
 from roost.weights.plan import Piece, SyncPlan
@@ -45,6 +49,7 @@ _MOST_PLANS = 4
 _NEVER = 1 << 62
 _LOOK_SECONDS = 0.5
 _COMMANDS = frozenset(("plan", "prepare", "connect", "move", "commit", "status", "holds", "abort", "send"))
+_ALIGNMENT = 16
 _AHEAD = 2
 """How many buckets a source has on their way to each target."""
 
@@ -56,19 +61,22 @@ class _Memory:
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self.tensors = dict(tensors)
+        self.devices = devices_of(tensors.values())
         self._places = [
             (name, address_of(one), tuple(one.shape), strides_of(one), one.dtype) for name, one in tensors.items()
         ]
+        self._addresses = [place[1] for place in self._places]
+        self._find = [one.data_ptr if is_tensor(one) else partial(address_of, one) for one in tensors.values()]
 
     def is_same(self, tensors: Mapping[str, Any]) -> bool:
         """Whether other arrays have the same memory."""
-        if len(tensors) != len(self._places):
-            return False
         # Quickly where they are the same objects, as they nearly always are.
-        return all(
-            self.tensors.get(name) is one and address_of(one) == place[1]
-            for (name, one), place in zip(tensors.items(), self._places, strict=True)
-        ) or (self._places == _Memory(tensors)._places)
+        is_known = list(tensors) == list(self.tensors) and all(
+            map(operator.is_, tensors.values(), self.tensors.values())
+        )
+        if is_known and [find() for find in self._find] == self._addresses:
+            return True
+        return self._places == _Memory(tensors)._places
 
 
 @dataclass(slots=True)
@@ -82,8 +90,8 @@ class _Side:
     """Those that this target copies from itself."""
     senders: tuple[str, ...] = ()
     """Those that have to send."""
-    copies: list[tuple[Any, Any]] = field(default_factory=list)
-    """Views of this target and of a source, to be copied."""
+    copies: Copies = field(default_factory=Copies)
+    """From memory that this process can map."""
     reads: list[tuple[Source, Piece, Any]] = field(default_factory=list)
     """Pieces that the kernel copies, and where to."""
     memory: _Memory | None = None
@@ -155,9 +163,14 @@ class _Link:
         self._attempt = 0
         self._ended = -1
         """The last attempt that was broken off."""
+        self._version = -1
+        """The version that an attempt brings."""
+        self._changing = contextlib.ExitStack()
+        """What surrounds a change of the weights in place, from the first byte to the commit."""
         self._main = ""
         """The digest of the link's own plan."""
         self._staged: dict[str, Any] = {}
+        self._since = 0.0
         self._filled = -1
         """The version that memory beside the weights has wholly, where the worker has such memory itself."""
         self._mappings = Mappings(_MOST_MAPPED)
@@ -169,6 +182,7 @@ class _Link:
     def close(self) -> None:
         """Let go of everything, once what is under way has noticed."""
         self._ended = _NEVER
+        self._thread.submit(self._break_off, ClusterError("the link of weights was closed"))
         self._thread.submit(self._mappings.close)
         self._thread.shutdown(wait=False)
         self._sender.shutdown(wait=False)
@@ -227,20 +241,23 @@ class _Link:
         Returns what a source offers and the number of that offer, unless it is the one that is known.
         """
         self._check(attempt, digest)
-        self._attempt = attempt
+        self._break_off(ClusterError(f"update {self._attempt} was not completed"))
+        self._attempt, self._version = attempt, version
         if role == "target":
             if version <= self._member.version:
                 raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
             return None
         method = self._side(digest).method
         tensors = self._source(digest)
-        finish(list(tensors.values()))
         number, memory = self._offered.get(method, (0, None))
         if known and known == number and memory is not None and memory.is_same(tensors):
+            finish(memory.devices)
             return None
         offer = make_offer(tensors, self._worker.node_rank, may_share=self._may_share and method == "offer")
         # Sharing moves storages.
-        self._offered[method] = number + 1, _Memory(tensors)
+        memory = _Memory(tensors)
+        self._offered[method] = number + 1, memory
+        finish(memory.devices)
         return number + 1, offer
 
     def _source(self, digest: str) -> Mapping[str, Any]:
@@ -278,11 +295,21 @@ class _Link:
         """Copy everything that the plan says; returns the seconds for each source."""
         deadline = time.monotonic() + timeout
         self._check(attempt, digest)
-        side = self._side(digest)
-        if self._in_place and not self._commits():
-            # Neither the old version nor the new one, until all of it is here.
-            self._member.version = -1
         self._filled = -1
+        if not self._overwrites:
+            return self._move(attempt, self._side(digest), deadline)
+        # Neither the old version nor the new one, until all of it is here.
+        self._member.version = -1
+        self._since = time.monotonic()
+        self._changing.enter_context(self._worker.weights_changing(self._version))
+        try:
+            return self._move(attempt, self._side(digest), deadline)
+        except BaseException as error:
+            self._break_off(error)
+            raise
+
+    def _move(self, attempt: int, side: _Side, deadline: float) -> dict[str, float]:
+        digest = side.plan.digest
         seconds: dict[str, float] = {}
         began = time.monotonic()
         is_ready = side.memory is not None and not (self._in_place and not self._is_found(side))
@@ -300,29 +327,38 @@ class _Link:
             seconds[source.name] = seconds.get(source.name, 0.0) + time.monotonic() - began
             self._check(attempt, digest, deadline)
         self._receive(side, attempt, deadline, seconds)
-        finish([array for pair in side.copies for array in pair] + [target for _, _, target in side.reads])
+        finish(side.copies.devices | devices_of(target for _, _, target in side.reads))
         self._check(attempt, digest, deadline)
         return seconds
 
     def commit(self, attempt: int, version: int, digest: str) -> float:
         """Let the new version be the one that this worker has; returns for how many seconds its weights changed."""
         self._check(attempt, digest)
+        if self._overwrites:
+            self._member.version = version
+            self._changing.pop_all().close()
+            return time.monotonic() - self._since
         began = time.monotonic()
         accepted = as_weights(self._worker.accept(), "accept")
         with self._worker.weights_changing(version):
+            # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
+            self._member.version = -1
             if isinstance(accepted, Committing):
-                self._member.version = -1
                 accepted.commit(version)
                 self._filled = version
-            elif not self._in_place:
+            else:
                 live = accepted.tensors()
-                # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
-                self._member.version = -1
                 for name, at, shape in self._side(digest).parts(self._worker.address):
                     copy(cut(live[name], at, shape), cut(self._staged[name], at, shape))
-                finish(list(live.values()))
+                finish(devices_of(live.values()))
             self._member.version = version
         return time.monotonic() - began
+
+    def _break_off(self, error: BaseException) -> None:
+        """Let a worker whose weights were being overwritten know that they are no whole version."""
+        changing = self._changing.pop_all()
+        with contextlib.suppress(BaseException):
+            changing.__exit__(type(error), error, error.__traceback__)
 
     def status(self) -> int:
         """Return the version of this worker's weights."""
@@ -332,12 +368,19 @@ class _Link:
         """Return the version that others can copy from this worker."""
         return self._filled if self._commits() else self._member.version
 
+    @property
+    def _overwrites(self) -> bool:
+        """Whether weights that are in use are written to before a version is complete."""
+        return self._in_place and not self._commits()
+
     def _commits(self) -> bool:
         """Whether the worker has memory beside its weights, and takes a version over itself."""
         return isinstance(as_weights(self._worker.accept(), "accept"), Committing)
 
     def abort(self, attempt: int) -> None:
-        """Break off an attempt; it was noted when the request came."""
+        """Break off an attempt; it was noted when the request came, and nothing of it is under way any more."""
+        if attempt == self._attempt:
+            self._break_off(ClusterError(f"update {attempt} was broken off"))
 
     def send(self, attempt: int, digest: str, targets: Sequence[str], timeout: float) -> None:
         """Send their parts to targets that cannot copy them; in a thread of its own."""
@@ -351,10 +394,10 @@ class _Link:
                 if bucket is None:
                     continue
                 self._check(attempt, digest, deadline)
-                packed = np.empty(sum(piece.nbytes for piece in bucket), np.uint8)
+                packed = _room(bucket, [tensors[piece.source_storage] for piece in bucket])
                 for piece, part in _parts(bucket, packed):
                     copy(part, cut(tensors[piece.source_storage], piece.source_at, shape_of(piece.box)))
-                finish([tensors[piece.source_storage] for piece in bucket])
+                finish(devices_of(tensors[piece.source_storage] for piece in bucket))
                 handle = messages.send_tensor(packed, target, ("weights", self._name, attempt, number))
                 on_their_way.append(handle)
                 while len(on_their_way) > _AHEAD * len(targets):
@@ -371,7 +414,7 @@ class _Link:
                 if number >= len(buckets):
                     continue
                 began = time.monotonic()
-                packed = np.empty(sum(piece.nbytes for piece in buckets[number]), np.uint8)
+                packed = _room(buckets[number], [live[piece.target_storage] for piece in buckets[number]])
                 tag = "weights", self._name, attempt, number
                 is_here = False
                 while not is_here:
@@ -382,7 +425,7 @@ class _Link:
                         is_here = True
                 for piece, part in _parts(buckets[number], packed):
                     copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
-                finish([live[piece.target_storage] for piece in buckets[number]])
+                finish(devices_of(live[piece.target_storage] for piece in buckets[number]))
                 seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
 
     def _wait(self, handle: Handle[Any], attempt: int, digest: str, deadline: float) -> None:
@@ -395,10 +438,7 @@ class _Link:
         handle.wait(1.0)
 
     def _copy(self, side: _Side, attempt: int, deadline: float) -> None:
-        for place, (target, source) in enumerate(side.copies):
-            copy(target, source)
-            if place % 64 == 0:
-                self._check(attempt, side.plan.digest, deadline)
+        side.copies.start(lambda: self._check(attempt, side.plan.digest, deadline))
 
     def _is_found(self, side: _Side) -> bool:
         """Whether the memory that is copied is where it was."""
@@ -407,7 +447,7 @@ class _Link:
     def _find(self, side: _Side) -> None:
         """Find the memory that is copied."""
         live = self._targets(side)
-        side.copies, side.reads = [], []
+        side.copies, side.reads = Copies(), []
         own = self._worker.address
         mine = self._source(side.plan.digest) if own in side.sources else {}
         for piece in side.plan.pieces(target=own):
@@ -416,13 +456,13 @@ class _Link:
                 continue
             target = cut(live[piece.target_storage], piece.target_at, shape_of(piece.box))
             if piece.source == own:
-                side.copies.append((target, cut(mine[piece.source_storage], piece.source_at, shape_of(piece.box))))
+                side.copies.add(target, cut(mine[piece.source_storage], piece.source_at, shape_of(piece.box)))
                 continue
             view = source.view(piece)
             if view is None:
                 side.reads.append((source, piece, target))
             else:
-                side.copies.append((target, view))
+                side.copies.add(target, view)
         side.memory = _Memory(live)
 
     def _targets(self, side: _Side) -> Mapping[str, Any]:
@@ -454,12 +494,22 @@ class _Link:
             raise CallTimedOut(f"{self._worker.address} has not got {which} in time")
 
 
+def _room(bucket: Sequence[Piece], like: Sequence[Any]) -> Any:
+    """Return memory for a packed bucket, on the device of these arrays if they are on one."""
+    return empty_bytes(sum(_aligned(piece.nbytes) for piece in bucket), like)
+
+
 def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:
     """Return the part of a packed bucket that each piece has, in the type that travels."""
     at = 0
-    whole = memoryview(packed)
+    whole = packed if is_tensor(packed) else memoryview(packed)
     for piece in bucket:
         types = piece.target_dtype, piece.source_dtype
         dtype = min(types, key=SIZES.__getitem__)
         yield piece, wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box))
-        at += piece.nbytes
+        at += _aligned(piece.nbytes)
+
+
+def _aligned(nbytes: int) -> int:
+    """Return where the next part of any type can begin after so many bytes."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

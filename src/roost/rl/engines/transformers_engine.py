@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import os
 import sys
@@ -26,6 +25,7 @@ from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
 from roost.rl.engines.generation import Generation
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.token_batch import Choice, TokenBatch
+from roost.rl.host_copies import HostCopies, free_memory
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
 from roost.text import join_words, shorten
 
@@ -78,6 +78,7 @@ class TransformersEngine:
         """What it was started with; None if it is not running."""
         self._server: HttpServer | None = None
         self._model: Any = None
+        self._asleep = HostCopies()
         self._generation: Generation | None = None
 
     @property
@@ -105,7 +106,7 @@ class TransformersEngine:
             server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             try:
                 self._model = _load(self._given, self._dtype, self._device, self._seed)
-                self._home, self._stops = self._model.device, _end_tokens(self._model)
+                self._stops = _end_tokens(self._model)
                 batch = TokenBatch(self._model)
                 _warm_up(batch)
             except BaseException:
@@ -180,13 +181,13 @@ class TransformersEngine:
         Their keys and values are computed again. With `pause_mode="abort"` they end, with `"wait"` they finish first.
         """
         with self._running().falling_asleep():
-            self.accept().to("cpu")
-            _free_memory()
+            model = self.accept()
+            self._asleep.leave([*model.parameters(), *model.buffers()])
 
     def onload(self) -> None:
         """Take the memory back, and go on."""
         with self._running().waking_up():
-            self.accept().to(self._home)
+            self._asleep.come_back()
 
     def stop(self, seconds: float = 2.0) -> None:
         """Stop the server; requests have `seconds` to finish before they are cut off. Safe to call again."""
@@ -216,9 +217,9 @@ class TransformersEngine:
         return {"samples": [sample.to_json() for sample in samples], "engine": self._rank}
 
     def _forget_model(self) -> None:
-        self._model = None
+        self._model, self._asleep = None, HostCopies()
         if "torch" in sys.modules:
-            _free_memory()
+            free_memory()
 
     async def _answer_generate(self, request: web.Request) -> web.Response:
         samples = asyncio.wrap_future(self._submit(await read_json(request)))
@@ -348,11 +349,3 @@ def _synchronize(device: Any) -> None:
     """Wait until everything on an accelerator is done."""
     if device.type != "cpu":
         _import("torch").accelerator.synchronize(device)
-
-
-def _free_memory() -> None:
-    """Give memory that no tensor uses any more back to the accelerator."""
-    torch = _import("torch")
-    if torch.accelerator.is_available():
-        gc.collect()
-        torch.get_device_module().empty_cache()
