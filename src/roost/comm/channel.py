@@ -40,6 +40,7 @@ from roost.comm.routes import LocalRoute, RemoteRoute, Route
 from roost.comm.worker import Worker, own_methods
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
+from roost.runtime.events.emitter import emitter
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class ChannelWorker(Worker):
         settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, nodes=nodes)
         endpoint = process_talk(self._identity).messages.endpoint
         self._home = Home(endpoint, settings, self.group_name, self.rank, self.world_size)
+        emitter.add_gauge(self._home.gauge)
 
     def channel_stats(self) -> dict[str, Any]:
         """Return depth, rates and bytes of each key, and who waits."""
@@ -106,7 +108,7 @@ class Channel:
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._pid = os.getpid()
-        self._group: WorkerGroup | None = None
+        self._group: WorkerGroup[Any] | None = None
         """The group of its home, if this object launched it."""
 
     @classmethod

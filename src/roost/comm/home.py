@@ -21,6 +21,7 @@ from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import Endpoint
 from roost.comm.loop import Handle
 from roost.comm.queues import Answer, Event, Freed, Queues, Status
+from roost.runtime.events.emitter import Gauge
 
 _MOST_IDLE_KEYS = 256
 """How many unused keys a home of several keeps, so that those that are used again and again stay where they are."""
@@ -99,6 +100,11 @@ class Home:
             "max_bytes": self._settings.max_bytes,
             "routes": routes,
         }
+
+    def gauge(self) -> list[Gauge]:
+        """Return how full the channel is, as an event has it."""
+        with self._lock:
+            return [("channel", self._group, {**self._queues.totals(), "most": self._settings.maxsize or None})]
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Answer a request; in the thread that reads."""

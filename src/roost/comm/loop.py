@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from roost.errors import CallTimedOut, ConfigError
+from roost.runtime.events.waits import waiting
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -75,11 +76,16 @@ class Handle(Generic[Value]):
             raise self.timed_out(timeout)
         return self._get()
 
+    def waits_for(self) -> str:
+        """Say who has to do something before it is done."""
+        return self._late().partition(" has not ")[0]
+
     async def async_wait(self, timeout: float | None = None) -> Value:
         """Do the same in a coroutine."""
         if not self.is_done:
             try:
-                await asyncio.wait_for(self._ended(), check_timeout(timeout))
+                with waiting(self.waits_for):
+                    await asyncio.wait_for(self._ended(), check_timeout(timeout))
             except TimeoutError:
                 if not self.is_done:
                     raise self.timed_out(timeout) from None
@@ -357,6 +363,10 @@ class Loop:
 
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""
+        with waiting(handle.waits_for):
+            return self._wait_for(handle, timeout)
+
+    def _wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         source = None
         if (timeout is None or timeout > SILENT_SECONDS) and not is_interruptible():
             source = handle.source()

@@ -65,6 +65,9 @@ class _Receiver(Handle[Any]):
         arrived: Message = self._value
         return arrived
 
+    def waits_for(self) -> str:
+        return _words(self._from)
+
     def timed_out(self, timeout: float | None) -> CallTimedOut:
         own = self._endpoint.own.address
         return CallTimedOut(f"{own} has got no message from {_words(self._from)} after {timeout or 0:g} s")

@@ -70,6 +70,9 @@ class Operation(Handle[Any]):
     def source(self) -> Source | None:
         return self.route.connection if self.route is not None else None
 
+    def waits_for(self) -> str:
+        return self._where
+
     def give_up(self) -> None:
         """Withdraw it, or return what it got."""
         self.is_given_up = True

@@ -312,6 +312,17 @@ class Queues:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._lines
 
+    def totals(self) -> dict[str, int]:
+        """Return counts over all keys: cheap enough for once a second."""
+        lines = self._lines.values()
+        return {
+            "depth": sum(line.depth for line in lines),
+            "puts": self.puts,
+            "gets": self.gets,
+            "getters": sum(len(line.getters) for line in lines),
+            "putters": sum(len(line.putters) for line in lines),
+        }
+
     def stats(self) -> dict[str, Any]:
         """Return depth, bytes and counts, and who waits, in types that JSON has, with clients by their names."""
         return {

@@ -13,11 +13,12 @@ import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from roost.comm.addresses import WorkerAddress
 from roost.config.node_groups import DeclaredHardware
 from roost.placement.placement import Placement
+from roost.runtime.events.emitter import emitter
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
 from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
@@ -79,7 +80,7 @@ class Worker:
         super().__init__()
 
     @classmethod
-    def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft:
+    def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft[Self]:
         """Describe a group of workers that are constructed with these arguments; `launch` starts it."""
         from roost.runtime.groups.group import GroupDraft  # a worker in a plain process needs no Ray
 
@@ -345,6 +346,13 @@ class Worker:
     def log_error(self, message: object) -> None:
         """Write an error into this worker's log."""
         self._roost_logger.error("%s", message)
+
+    def log_metric(self, name: str, value: float, step: float | None = None) -> None:
+        """Add a value to a metric of the run, such as the reward of a step: `roost top` and `roost watch` show it.
+
+        Never blocks: a thread writes it into the run folder. In a plain process, without a run, nothing is written.
+        """
+        emitter.metric(str(name), float(value), None if step is None else float(step))
 
     @property
     def _roost_logger(self) -> logging.Logger:

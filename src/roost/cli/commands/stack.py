@@ -1,0 +1,31 @@
+"""`roost stack`: what a worker is doing right now, line by line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from roost.cli.out import write_text
+from roost.cli.runs import complete_run
+from roost.runtime.runs.index import find_run
+from roost.watch.live import LiveRun
+from roost.watch.stack import ANSWER_SECONDS, stack_of
+
+
+def stack(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="Its id, the first characters of that, its folder, or latest.",
+            autocompletion=complete_run,
+        ),
+    ],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as actor:3.")],
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the worker has to answer.")
+    ] = ANSWER_SECONDS,
+) -> None:
+    live = LiveRun(find_run(run))
+    write_text(stack_of(live.folder, live.refresh(), worker, timeout).rstrip("\n") + "\n")

@@ -1,0 +1,48 @@
+"""`roost top`: a run on the terminal, as it runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from roost.cli.runs import Run
+from roost.cli.terminal import print_text
+from roost.render.terminal import to_printable
+from roost.runtime.runs.index import find_run
+from roost.watch.live import LiveRun
+from roost.watch.screen import draw_screen
+
+_EVERY_SECONDS = 0.25
+
+
+def top(
+    run: Run = "latest",
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and end, as in a pipe.")] = False,
+) -> None:
+    live = LiveRun(find_run(run))
+    if once or not sys.stdout.isatty():
+        print_text(_picture(live, 120 if not sys.stdout.isatty() else None))
+        return
+    try:
+        with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as display:
+            while True:
+                display.update(to_printable(_picture(live)), refresh=True)
+                time.sleep(_EVERY_SECONDS)
+    except KeyboardInterrupt:
+        # The usual way to leave it.
+        return
+
+
+def _picture(live: LiveRun, width: int | None = None) -> Text:
+    size = shutil.get_terminal_size()
+    view = live.refresh()
+    return draw_screen(
+        view, title=live.title, status=live.status, width=min(width or size.columns, size.columns), height=size.lines
+    )

@@ -1,0 +1,282 @@
+"""The emitter: takes what happens in this process, and lets a thread write it into the run folder.
+
+Taking costs a call less than a microsecond. It never blocks and never raises: what finds the buffer full is counted
+and dropped. The thread sleeps while nothing happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from roost.runtime.events.file import EventFile
+from roost.runtime.events.format import header, line_of, mebibytes
+from roost.runtime.events.pending import Call, Pending, Running
+
+MOST_WAITING = 10_000
+"""How many calls, and how many other events, wait at most to be written."""
+EVERY_SECONDS = 0.2
+_ASLEEP_SECONDS = 2.0
+_USAGE_SECONDS = 2.0
+_CLOCK_SECONDS = 60.0
+_QUIET_TICKS = 5
+_CLOSE_SECONDS = 1.0
+_LEAST_WAIT = 1e-3
+"""Shorter waits are not worth a line."""
+_GAUGE_SECONDS = 0.5
+_GAUGES_PER_SECOND = 4
+
+Gauge = tuple[str, str, dict[str, Any]]
+"""The kind of a line, its name, and its values."""
+
+
+class Emitter:
+    """The events of one process. Before `start` and after `stop` it takes nothing and costs nothing."""
+
+    def __init__(self) -> None:
+        self.is_on: bool = False
+        self._calls: deque[tuple[str, float, float, bool, bool]] = deque()
+        self._running: dict[int, tuple[str | Callable[[], str], float]] = {}
+        """By key: the method that is called, or what says for whom a thread waits; and since when."""
+        self._metrics: deque[tuple[str, float, float | None, float]] = deque()
+        self._notes: deque[tuple[str, str, dict[str, Any], float]] = deque()
+        self._gauges: list[weakref.WeakMethod[Callable[[], Iterable[Gauge]]]] = []
+        self._gauged: dict[tuple[str, str], dict[str, Any]] = {}
+        """What was written last of each."""
+        self._dropped = 0
+        self._missing = 0
+        """What was dropped or could not be written, and is not mentioned in the file yet."""
+        self._is_asleep = False
+        self._wake = threading.Event()
+        self._stopped = False
+        self._flushed = threading.Event()
+        self._flushed.set()
+        self._thread: threading.Thread | None = None
+        self._file: EventFile | None = None
+        self._pending: Pending | None = None
+        self._epoch = 0.0
+        self._on_tick: Callable[[], None] | None = None
+
+    def start(
+        self,
+        base: Path,
+        name: Path,
+        who: str,
+        *,
+        run: str,
+        node: int | None = None,
+        devices: tuple[int, ...] = (),
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin to write to a file below the run folder; `on_tick` is called by the thread every few seconds."""
+        if self.is_on:
+            return
+        self._epoch = time.perf_counter()
+        first = header(
+            who, run=run, pid=os.getpid(), host=socket.gethostname(), wall=time.time(), node=node, devices=devices
+        )
+        self._file = EventFile(base, name, first)
+        self._pending = Pending(self._epoch)
+        self._on_tick = on_tick
+        self._stopped = False
+        self.is_on = True
+        self._thread = threading.Thread(target=self._run, name="roost-events", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what waits, and nothing after that. Waits a second at most, as for a file server that hangs."""
+        self.is_on = False
+        self._stopped = True
+        self._wake.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_SECONDS)
+
+    def flush(self, seconds: float) -> None:
+        """Write what waits now, and return when that is done or after some seconds."""
+        if self.is_on:
+            self._flushed.clear()
+            self._wake.set()
+            self._flushed.wait(seconds)
+
+    def call_began(self, key: int, method: str, started: float) -> None:
+        """Take note of a call; `started` is of `time.perf_counter`."""
+        self._running[key] = (method, started)
+        if self._is_asleep:
+            self._wake.set()
+
+    def call_ended(self, key: int, method: str, started: float, is_ok: bool) -> None:
+        """Take note of the end of a call."""
+        self._running.pop(key, None)
+        if len(self._calls) < MOST_WAITING:
+            self._calls.append((method, started, time.perf_counter(), is_ok, False))
+        else:
+            self._dropped += 1
+        if self._is_asleep:
+            self._wake.set()
+
+    def wait_began(self, key: int, whom: Callable[[], str], started: float) -> None:
+        """Take note of a thread that waits; `whom` is called, in another thread, if that takes long."""
+        self._running[key] = (whom, started)
+        if self._is_asleep:
+            self._wake.set()
+
+    def wait_ended(self, key: int, whom: Callable[[], str], started: float) -> None:
+        """Take note of the end of a wait."""
+        self._running.pop(key, None)
+        now = time.perf_counter()
+        if self.is_on and now - started >= _LEAST_WAIT and self._has_room(len(self._calls)):
+            self._calls.append((_words(whom), started, now, True, True))
+
+    def add_gauge(self, read: Callable[[], Iterable[Gauge]]) -> None:
+        """Let the thread call a method about once a second, and write what changed, while its object is there."""
+        self._gauges.append(weakref.WeakMethod(read))
+
+    def metric(self, name: str, value: float, step: float | None = None) -> None:
+        """Take a value of a metric."""
+        if self.is_on and self._has_room(len(self._metrics)):
+            self._metrics.append((name, value, step, time.perf_counter()))
+
+    def note(self, what: str, who: str, text: str = "", **values: Any) -> None:
+        """Take an event in words: `note("died", "actor:3", "killed by signal 9")`."""
+        if self.is_on and self._has_room(len(self._notes)):
+            self._notes.append((what, who, {"text": text or None, **values}, time.perf_counter()))
+            # These are rare, and people want to see them at once.
+            self._wake.set()
+
+    def _has_room(self, waiting: int) -> bool:
+        if self._is_asleep:
+            self._wake.set()
+        if waiting < MOST_WAITING:
+            return True
+        self._dropped += 1
+        return False
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):
+            self._write_until_stopped()
+        # What comes now is not written.
+        self.is_on = False
+
+    def _write_until_stopped(self) -> None:
+        usage = _OwnUsage()
+        began = time.perf_counter()
+        next_usage, next_clock, next_tick, next_gauge, quiet = began, began + _CLOCK_SECONDS, began, began, 0
+        while True:
+            now = time.perf_counter()
+            notes = []
+            if now >= next_usage:
+                next_usage = now + _USAGE_SECONDS
+                notes.append(usage.line(now - self._epoch))
+            if now >= next_clock:
+                next_clock = now + _CLOCK_SECONDS
+                notes.append(line_of("clock", round(time.time(), 4), t=round(now - self._epoch, 4)))
+                # Those that have not changed are written again, for readers that begin at the end of a file.
+                self._gauged.clear()
+            gauges = self._read_gauges(now) if now >= next_gauge or self._stopped else []
+            if now >= next_gauge:
+                next_gauge = now + max(_GAUGE_SECONDS, len(gauges) / _GAUGES_PER_SECOND)
+            notes += gauges
+            is_last, is_asked = self._stopped, not self._flushed.is_set()
+            is_quiet = self._write(now, notes, takes_all=is_last or is_asked, is_last=is_last)
+            if is_asked or is_last:
+                self._flushed.set()
+            if is_last:
+                return
+            if self._on_tick is not None and now >= next_tick:
+                next_tick = now + _ASLEEP_SECONDS
+                self._on_tick()
+            quiet = quiet + 1 if is_quiet and not gauges else 0
+            if quiet < _QUIET_TICKS:
+                self._wake.clear()
+                if self._flushed.is_set() and not self._stopped:
+                    self._wake.wait(EVERY_SECONDS)
+                continue
+            self._wake.clear()
+            self._is_asleep = True
+            has_news = self._calls or self._metrics or self._notes or not self._flushed.is_set()
+            if not has_news and not self._stopped:
+                self._wake.wait(_ASLEEP_SECONDS)
+            self._is_asleep = False
+
+    def _read_gauges(self, now: float) -> list[str]:
+        """Return a line for each gauge that has changed."""
+        out = []
+        for gauge in [*self._gauges]:
+            if (read := gauge()) is None:
+                self._gauges.remove(gauge)
+                continue
+            with contextlib.suppress(Exception):
+                for kind, name, values in read():
+                    if self._gauged.get((kind, name)) != values:
+                        self._gauged[kind, name] = values
+                        out.append(line_of(kind, name, t=round(now - self._epoch, 4), **values))
+        return out
+
+    def _write(self, now: float, notes: list[str], *, takes_all: bool, is_last: bool) -> bool:
+        """Write what waits; return whether there was nothing, and no call is under way that is not known yet."""
+        pending, file = self._pending, self._file
+        if pending is None or file is None:
+            return True
+        # Taken one by one, because other threads append.
+        calls = [Call(*self._calls.popleft()) for _ in range(len(self._calls))]
+        metrics = [self._metrics.popleft() for _ in range(len(self._metrics))]
+        words = [self._notes.popleft() for _ in range(len(self._notes))]
+        running = [
+            Running(key, what, started) if isinstance(what, str) else Running(key, _words(what), started, True)
+            for key, (what, started) in self._running.copy().items()
+        ]
+        notes += [line_of(what, who, t=round(when - self._epoch, 4), **values) for what, who, values, when in words]
+        dropped, self._dropped = self._dropped, 0
+        self._missing += dropped + pending.thinned
+        pending.thinned = 0
+        if self._missing:
+            notes.append(line_of("dropped", self._missing, t=round(now - self._epoch, 4)))
+        lines = pending.lines(now, calls, running=running, metrics=metrics, notes=notes, age=EVERY_SECONDS / 2)
+        if takes_all:
+            lines += pending.rest()
+        if is_last:
+            lines.append(line_of("stopped", "", t=round(now - self._epoch, 4)))
+        if lines:
+            # The line about what is missing is no loss of its own.
+            self._missing = 0 if file.write(lines) else self._missing + len(lines) - bool(self._missing)
+        if is_last:
+            file.close()
+        return not (calls or metrics or words) and pending.is_empty
+
+
+def _words(whom: Callable[[], str]) -> str:
+    try:
+        return whom()
+    except Exception:
+        return "another process"
+
+
+class _OwnUsage:
+    """The CPU time and memory of this process."""
+
+    def __init__(self) -> None:
+        self._cpu = time.process_time()
+        self._at = time.perf_counter()
+        self._page = os.sysconf("SC_PAGE_SIZE")
+
+    def line(self, t: float) -> str:
+        now, cpu = time.perf_counter(), time.process_time()
+        share = (cpu - self._cpu) / max(now - self._at, 1e-3)
+        self._at, self._cpu = now, cpu
+        memory = None
+        with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as file:
+            memory = int(file.read().split()[1]) * self._page
+        return line_of("usage", round(share, 3), t=round(t, 4), memory=mebibytes(memory))
+
+
+emitter: Emitter = Emitter()
+"""That of this process."""

@@ -1,0 +1,71 @@
+"""The sampler of a node: one of the workers on it, chosen by a lock, samples the node about once a second."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+from roost.machine.folders import make_folders, open_regular
+from roost.machine.usage import NodeProbe
+from roost.runtime.events.file import EventFile
+from roost.runtime.events.format import EVENTS_FOLDER, header, line_of, mebibytes, node_file
+
+_EVERY_SECONDS = 1.0
+
+
+class Sampler:
+    """What a worker does to have its node sampled: it samples itself if no other worker on the node does."""
+
+    def __init__(self, base: Path, run: str, node: int) -> None:
+        self._base = base
+        self._run = run
+        self._node = node
+        self._lock: int | None = None
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Begin to sample unless another process does. Called every few seconds; never raises."""
+        if self._thread is not None:
+            return
+        with contextlib.suppress(OSError):
+            if self._lock is None:
+                folder = self._base / EVENTS_FOLDER
+                make_folders(self._base, folder)
+                self._lock = open_regular(folder / f".node-{self._node}.lock", os.O_WRONLY | os.O_CREAT)
+            # The kernel releases it when this process ends, however it ends.
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._thread = threading.Thread(target=self._sample, name="roost-sampler", daemon=True)
+            self._thread.start()
+
+    def _sample(self) -> None:
+        began = time.perf_counter()
+        first = header(
+            f"node {self._node}",
+            run=self._run,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            wall=time.time(),
+            node=self._node,
+        )
+        file = EventFile(self._base, node_file(self._node), first)
+        # In this thread: NVIDIA's library may take seconds to start.
+        probe = NodeProbe()
+        with contextlib.suppress(Exception):
+            while True:
+                time.sleep(_EVERY_SECONDS)
+                usage = probe.sample()
+                devices = [[item.load, mebibytes(item.memory), mebibytes(item.memory_total)] for item in usage.devices]
+                line = line_of(
+                    "node",
+                    round(usage.cpu, 3),
+                    t=round(time.perf_counter() - began, 4),
+                    memory=mebibytes(usage.memory),
+                    of=mebibytes(usage.memory_total),
+                    devices=devices or None,
+                )
+                file.write([line])

@@ -1,0 +1,167 @@
+"""What the page gets of a run: plain data, with bounds on how much it can be. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from roost.runtime.events.format import DRIVER
+from roost.watch.model import RunModel
+from roost.watch.views import RunView, Span, State, WorkerView
+
+MOST_DETAIL = 512
+"""With more workers than this the page gets one entry for each node, and detail of the nodes that it asks for."""
+_MOST_EVENTS = 100
+_MOST_LANES = 65
+_MOST_ROWS = 64
+
+
+def page_facts(view: RunView, *, title: str, status: str, node: int | None = None) -> dict[str, Any]:
+    """Return what the page draws; of a large run the workers of one node only."""
+    is_large = len(view.workers) > MOST_DETAIL
+    shown = [worker for worker in view.workers if not is_large or worker.node == node][:MOST_DETAIL]
+    return {
+        "title": title,
+        "status": status,
+        "now": _number(view.now),
+        "began": _number(view.began),
+        "over": view.is_over,
+        "counts": {str(state): sum(worker.state is state for worker in view.workers) for state in State},
+        "workers": [_worker(worker) for worker in shown],
+        "nodes": _nodes(view),
+        "large": is_large,
+        "channels": [
+            {
+                "name": item.name,
+                "depth": item.depth,
+                "most": item.most,
+                "puts": _number(item.puts_per_second),
+                "gets": _number(item.gets_per_second),
+                "getters": item.getters,
+                "putters": item.putters,
+            }
+            for item in view.channels[:_MOST_ROWS]
+        ],
+        "links": [
+            {
+                "name": item.name,
+                "version": item.version,
+                "updated": _number(item.updated),
+                "seconds": _number(item.seconds),
+                "pause": _number(item.pause),
+                "size": item.size,
+            }
+            for item in view.links[:_MOST_ROWS]
+        ],
+        "engines": [
+            {
+                "worker": item.worker,
+                "version": item.version,
+                "behind": item.behind,
+                "asleep": item.is_asleep,
+                "busy": item.busy,
+                "served": item.served,
+                "failed": item.failed,
+                "rate": _number(item.per_second),
+                "latency": _number(item.latency),
+            }
+            for item in view.engines[:_MOST_ROWS]
+        ],
+        "events": [
+            {"when": _number(event.when), "what": event.what, "who": event.who, "text": event.text[:300]}
+            for event in view.events[:_MOST_EVENTS]
+        ],
+        "notices": list(view.notices),
+    }
+
+
+def _worker(worker: WorkerView) -> dict[str, Any]:
+    return {
+        "address": worker.address,
+        "component": worker.component,
+        "rank": worker.rank,
+        "node": worker.node,
+        "devices": list(worker.devices),
+        "host": worker.host,
+        "pid": worker.pid,
+        "state": str(worker.state),
+        "doing": worker.doing[:100],
+        "waits": worker.waits_for[:100],
+        "since": _number(worker.since),
+        "calls": worker.calls,
+        "failed": worker.failed,
+        "restarts": worker.restarts,
+        "idle": _number(worker.idle_share),
+        "last": _number(worker.last_seconds),
+        "cpu": _number(worker.cpu),
+        "memory": worker.memory,
+    }
+
+
+def _nodes(view: RunView) -> list[dict[str, Any]]:
+    samples = {node.rank: node for node in view.nodes}
+    by_node: dict[int, dict[str, int]] = {rank: {} for rank in samples}
+    for worker in view.workers:
+        counts = by_node.setdefault(worker.node or 0, {})
+        counts[str(worker.state)] = counts.get(str(worker.state), 0) + 1
+    out = []
+    for rank, counts in sorted(by_node.items()):
+        sample = samples.get(rank)
+        out.append(
+            {
+                "rank": rank,
+                "counts": counts,
+                "cpu": _number(sample.cpu) if sample else None,
+                "memory": sample.memory if sample else None,
+                "of": sample.memory_total if sample else None,
+                "devices": [[_number(load), used, of] for load, used, of in sample.devices] if sample else [],
+            }
+        )
+    return out
+
+
+def lane_facts(
+    model: RunModel, view: RunView, start: float, end: float, addresses: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the calls and waits of some workers between two times; those too short to see are merged."""
+    least = max((end - start) / 800, 1e-6)
+    views = {worker.address: worker for worker in view.workers}
+    out = []
+    for address in [address for address in addresses if address in views or address == DRIVER][:_MOST_LANES]:
+        known = [*model.spans(address), *model.under_way(address, view.now)]
+        seen = [span for span in known if span.end >= start and span.start <= end]
+        calls = _merged((span for span in seen if not span.is_wait), least)
+        waits = _merged((span for span in seen if span.is_wait), least)
+        worker = views.get(address)
+        out.append(
+            {
+                "address": address,
+                "idle": None if worker is None else _number(worker.idle_share),
+                "spans": [
+                    [round(a - start, 4), round(b - start, 4), name[:200], count, round(share, 3), failed, is_wait]
+                    for is_wait, spans in ((0, calls), (1, waits))
+                    for a, b, name, count, share, failed in spans
+                ],
+            }
+        )
+    return out
+
+
+def _merged(spans: Iterable[Span], least: float) -> list[tuple[float, float, str, int, float, int]]:
+    """Join neighbours of one name that are closer together than `least`: start, end, name, calls, share, failed."""
+    out: list[tuple[float, float, str, int, float, int]] = []
+    for span in sorted(spans, key=lambda item: item.start):
+        whole = max(span.end - span.start, 1e-9)
+        if out and out[-1][2] == span.name and span.start - out[-1][1] < least:
+            a, b, name, calls, share, failed = out[-1]
+            end = max(b, span.end)
+            busy = share * (b - a) + span.busy
+            out[-1] = (a, end, name, calls + span.calls, min(1.0, busy / max(end - a, 1e-9)), failed + span.failed)
+        else:
+            out.append((span.start, span.end, span.name, span.calls, min(1.0, span.busy / whole), span.failed))
+    return out
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 4)

@@ -1,0 +1,120 @@
+"""A run that may be running: its events, its record, and whether its driver is still there."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Protocol
+
+from roost.errors import ConfigError
+from roost.machine.folders import open_regular
+from roost.runtime.runs.index import is_free, read_run
+from roost.runtime.runs.record import RunRecord, Status
+from roost.watch.model import RunModel
+from roost.watch.reading import EventReader
+from roost.watch.views import RunView
+
+SEARCH_FILE = "search.json"
+"""What `roost search --format json` printed, if someone has put it into the run folder."""
+_LOOK_SECONDS = 1.0
+_SEARCH_LIMIT = 2**22
+
+
+class WatchedRun(Protocol):
+    """What the page and the terminal show: a run that may go on, or a recording that is played."""
+
+    model: RunModel
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its logs are; None if it has none."""
+
+    @property
+    def title(self) -> str:
+        """What ran, in a few words."""
+
+    @property
+    def status(self) -> str:
+        """Whether it runs, or how it ended."""
+
+    @property
+    def bound(self) -> float | None:
+        """The least seconds that a step can take, if a search says so."""
+
+    def refresh(self) -> RunView:
+        """Read what was added, and return the run as it is now."""
+
+
+class LiveRun:
+    """The view of a run folder, brought up to date by `refresh`. It reads only, so any number can read one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder: Path = folder
+        self.model = RunModel()
+        self._reader = EventReader(folder)
+        self._look_again = 0.0
+        self._record: RunRecord | None = None
+        self._is_gone = False
+        self._bound: float | None = None
+        if not self._reader.exists and not (folder / "run.json").is_file():
+            raise ConfigError(
+                f"there are no events in {folder}", hint="the run used Cluster(record=False), or is older"
+            )
+
+    @property
+    def title(self) -> str:
+        """What ran, in a few words."""
+        return self._record.what if self._record is not None else self.folder.name
+
+    @property
+    def status(self) -> str:
+        """Whether it runs, or how it ended."""
+        if self._record is None:
+            return "ended" if self._is_gone else "running"
+        return str(self._record.outcome)
+
+    @property
+    def bound(self) -> float | None:
+        """The least seconds that a step can take, by the search in the run folder."""
+        return self._bound
+
+    def refresh(self) -> RunView:
+        """Read what was added, and return the run as it is now."""
+        self.model.take(self._reader.read())
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._look_again = now + _LOOK_SECONDS
+            self._look()
+        return self.model.view(time.time(), self._notices(), has_ended=self._is_gone)
+
+    def _look(self) -> None:
+        try:
+            self._record = read_run(self.folder)
+            self._is_gone = self._record.outcome.status is not Status.RUNNING
+        except (ConfigError, OSError):
+            # A run without a record, or one whose folder was removed.
+            self._is_gone = is_free(self.folder)
+        self._bound = read_bound(self.folder / SEARCH_FILE)
+
+    def _notices(self) -> list[str]:
+        out = self._reader.trouble.words()
+        if not self.folder.is_dir():
+            out.append("the run folder is gone: this is what was read before")
+        elif not self._reader.exists:
+            out.append("this run has no events")
+        if self._reader.trouble.skipped:
+            out.append("a long run: calls and idle shares are those of its last part")
+        return out
+
+
+def read_bound(path: Path) -> float | None:
+    """Return the bound of a step in a file that `roost search` wrote; None if there is none."""
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            found = json.loads(file.read(_SEARCH_LIMIT))["bound_seconds"]
+        bound = float(found)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return bound if math.isfinite(bound) and bound > 0 else None

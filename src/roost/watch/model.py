@@ -1,0 +1,430 @@
+"""What each worker of a run does, as the events say: pure, so that tests compare values.
+
+Lines go in with `take`, in any order of files; `view` says what is known at a moment. Times are of the driver's clock:
+a node whose clock differs is noticed because its workers seem to begin before the job did or after they were launched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from roost.runtime.events.format import DRIVER
+from roost.watch.reading import Line, Process
+from roost.watch.traffic import KINDS, Traffic
+from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, WorkerView
+
+WINDOW_SECONDS = 30.0
+"""The idle share is that of the last seconds."""
+_RECENT_SECONDS = 1.0
+_SILENT_SECONDS = 10.0
+_MOST_SPANS = 4000
+_MOST_EVENTS = 500
+_MOST_POINTS = 2000
+_MOST_METRICS = 200
+_SKEW_SECONDS = 0.5
+_MOST_LOADS = 600
+_MOST_STEPS = 2000
+_WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
+
+
+class _BusySeconds:
+    """How much of each second a worker was busy: sums that cost the same however many calls there were."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def add(self, span: Span) -> None:
+        """Count a call, or the opposite for a wait."""
+        share = min(1.0, span.busy / max(span.end - span.start, 1e-9)) * (-1 if span.is_wait else 1)
+        start = max(span.start, span.end - WINDOW_SECONDS - 1)
+        second, last = math.floor(start), math.floor(span.end)
+        while second <= last:
+            part = min(span.end, second + 1) - max(start, second)
+            self._seconds[second] = self._seconds.get(second, 0.0) + share * part
+            second += 1
+        if len(self._seconds) > 4 * WINDOW_SECONDS:
+            oldest = max(self._seconds) - 2 * WINDOW_SECONDS
+            self._seconds = {key: busy for key, busy in self._seconds.items() if key >= oldest}
+
+    def between(self, start: float, end: float) -> float:
+        """Return the busy seconds in an interval; of its first and last second the part that is inside."""
+        first, last = math.floor(start), math.floor(end)
+        found = self._seconds
+        whole = sum([found.get(second, 0.0) for second in range(first, last + 1)])
+        return whole - found.get(first, 0.0) * (start - first)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Lane:
+    spans: deque[Span]
+    waiting: list[tuple[str, float]] = field(default_factory=list)
+    """For whom it waits, and since when."""
+    running: list[tuple[str, float]] = field(default_factory=list)
+    """The calls it is in, and since when."""
+    heard: float = 0.0
+    busy: _BusySeconds = field(default_factory=_BusySeconds)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Worker(_Lane):
+    process: Process
+    calls: int = 0
+    failed: int = 0
+    last: Span | None = None
+    cpu: float | None = None
+    memory: int | None = None
+    stopped: bool = False
+
+
+class RunModel:
+    """What is known about a run so far."""
+
+    def __init__(self, *, keeps_all: bool = False) -> None:
+        """Keep the newest calls and events; with `keeps_all` every one."""
+        self._keeps_all = keeps_all
+        self._workers: dict[str, _Worker] = {}
+        self._nodes: dict[int, NodeView] = {}
+        self._events: deque[Event] = deque(maxlen=None if keeps_all else _MOST_EVENTS)
+        self._curves: dict[tuple[str, str], deque[tuple[float | None, float, float]]] = {}
+        self._driver: Process | None = None
+        self._driver_lane = _Lane(spans=deque(maxlen=None if keeps_all else _MOST_SPANS))
+        self._is_over = False
+        self._dropped = 0
+        self._latest = 0.0
+        self._launched: dict[str, float] = {}
+        self._dead: dict[str, float] = {}
+        self._closed: dict[str, float] = {}
+        self._restarts: dict[str, int] = {}
+        self._skews: dict[str, float] = {}
+        self._traffic = Traffic()
+        self._loads: dict[int, deque[tuple[float, float, float | None]]] = {}
+        self._steps: dict[float, float] = {}
+        """By step: when a worker reported a metric of it first."""
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Take lines; the driver's are expected before those of workers that were read at the same time."""
+        for line in lines:
+            process = line.process
+            if self._driver is not None and process.run != self._driver.run and process.who != DRIVER:
+                # Of an earlier run in the same folder.
+                continue
+            try:
+                if process.who == DRIVER:
+                    self._take_driver(line)
+                elif line.kind in ("node", "process") and process.who == f"node {process.node}":
+                    self._take_node(line)
+                else:
+                    self._take_worker(line)
+            except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+                self._dropped += 1
+
+    def _take_driver(self, line: Line) -> None:
+        self._latest = max(self._latest, line.when)
+        if line.kind == "process":
+            if self._driver is not None and self._driver != line.process:
+                # The folder is used by a new run.
+                self.__init__(keeps_all=self._keeps_all)  # type: ignore[misc]
+            self._driver = line.process
+        elif line.kind == "stopped":
+            self._is_over = True
+        elif line.kind == "dropped":
+            self._dropped += int(line.name)
+        elif line.kind in _WORDS:
+            who, text = str(line.name), str(line.values.get("text", ""))
+            self._events.append(Event(when=line.when, what=line.kind, who=who, text=text))
+            if line.kind == "launched":
+                self._launched[who] = line.when
+                self._closed.pop(who, None)
+            elif line.kind == "closed":
+                self._closed[who] = line.when
+            elif line.kind == "restarted":
+                self._restarts[who] = self._restarts.get(who, 0) + 1
+                self._dead.pop(who, None)
+            elif line.kind in ("died", "lost"):
+                self._dead[who] = line.when
+        elif line.kind in KINDS:
+            self._traffic.take(line, line.when)
+        elif line.kind in ("wait", "waiting"):
+            self._take_driver_wait(line)
+
+    def _take_driver_wait(self, line: Line) -> None:
+        if line.kind == "wait":
+            self._take_wait(self._driver_lane, line, line.when)
+        else:
+            self._driver_lane.waiting.append((str(line.name), line.when))
+
+    def _take_node(self, line: Line) -> None:
+        if line.kind == "node" and line.process.node is not None:
+            self._latest = max(self._latest, self._when(line))
+            data = line.values
+            loads = [float(item[0]) for item in data.get("devices", ()) if item[0] is not None]
+            points = self._loads.setdefault(line.process.node, deque(maxlen=_MOST_LOADS))
+            points.append((self._when(line), float(line.name), sum(loads) / len(loads) if loads else None))
+            self._nodes[line.process.node] = NodeView(
+                rank=line.process.node,
+                cpu=float(line.name),
+                memory=int(data["memory"]),
+                memory_total=int(data["of"]),
+                devices=tuple((item[0], item[1], item[2]) for item in data.get("devices", ())),
+                loads=tuple(points),
+            )
+
+    def _take_worker(self, line: Line) -> None:
+        address = line.process.who
+        if ":" not in address:
+            raise ValueError(address)
+        worker = self._workers.get(address)
+        if line.kind == "process":
+            self._note_clock(line.process)
+            if worker is None:
+                worker = self._add(line.process)
+            elif worker.process != line.process:
+                worker.process, worker.running, worker.waiting, worker.stopped = line.process, [], [], False
+        if worker is None:
+            worker = self._add(line.process)
+        when = self._when(line)
+        worker.heard = max(worker.heard, when)
+        self._latest = max(self._latest, when)
+        if line.kind == "call":
+            self._take_call(worker, line, when)
+        elif line.kind == "began":
+            worker.running.append((str(line.name), when))
+        elif line.kind == "waiting":
+            worker.waiting.append((str(line.name), when))
+        elif line.kind == "wait":
+            self._take_wait(worker, line, when)
+        elif line.kind in KINDS:
+            self._traffic.take(line, when)
+        elif line.kind == "metric":
+            self._take_metric(address, line, when)
+        elif line.kind == "usage":
+            worker.cpu, worker.memory = float(line.name), line.values.get("memory")
+        elif line.kind == "dropped":
+            self._dropped += int(line.name)
+        elif line.kind == "stopped":
+            worker.stopped = True
+        elif line.kind in _WORDS:
+            # From a worker that launched a group itself.
+            text = str(line.values.get("text", ""))
+            self._events.append(Event(when=when, what=line.kind, who=str(line.name), text=text))
+
+    def _add(self, process: Process) -> _Worker:
+        most = None if self._keeps_all else _MOST_SPANS
+        made = self._workers[process.who] = _Worker(process=process, spans=deque(maxlen=most))
+        return made
+
+    def _take_call(self, worker: _Worker, line: Line, when: float) -> None:
+        seconds, count = float(line.values["d"]), int(line.values.get("n", 1))
+        name, end = str(line.name), when + seconds
+        failed = int(line.values.get("failed", 0))
+        span = Span(
+            name=name,
+            start=when,
+            end=end,
+            calls=count,
+            busy=float(line.values.get("busy", seconds)),
+            failed=failed,
+        )
+        worker.spans.append(span)
+        worker.busy.add(span)
+        worker.calls += count
+        worker.failed += failed
+        worker.last = span
+        worker.heard = max(worker.heard, end)
+        self._latest = max(self._latest, end)
+        # A call that was announced has ended if this line covers its beginning. It took a tenth of a second at least.
+        worker.running = _without(worker.running, span)
+        if failed:
+            self._events.append(Event(when=end, what="failed", who=line.process.who, text=f"in {name}"))
+
+    def _take_wait(self, lane: _Lane, line: Line, when: float) -> None:
+        seconds, count = float(line.values["d"]), int(line.values.get("n", 1))
+        busy = float(line.values.get("busy", seconds))
+        span = Span(name=str(line.name), start=when, end=when + seconds, calls=count, busy=busy, is_wait=True)
+        lane.spans.append(span)
+        lane.busy.add(span)
+        lane.heard = max(lane.heard, span.end)
+        self._latest = max(self._latest, span.end)
+        lane.waiting = _without(lane.waiting, span)
+
+    def _take_metric(self, address: str, line: Line, when: float) -> None:
+        name, value = str(line.name)[:100], float(line.values["value"])
+        step = line.values.get("step")
+        if step is not None and math.isfinite(float(step)) and len(self._steps) < _MOST_STEPS:
+            self._steps[float(step)] = min(when, self._steps.get(float(step), when))
+        key = (address, name)
+        if key not in self._curves and len(self._curves) >= _MOST_METRICS:
+            self._dropped += 1
+            return
+        points = self._curves.setdefault(key, deque(maxlen=_MOST_POINTS))
+        points.append((None if step is None else float(step), value, when))
+
+    def _note_clock(self, process: Process) -> None:
+        """Work out how far the clock of a host is from the driver's, if its workers begin at an impossible time."""
+        if self._driver is None or process.host == self._driver.host or process.host in self._skews:
+            return
+        launched = self._launched.get(process.who.rpartition(":")[0])
+        if process.wall < self._driver.wall - _SKEW_SECONDS:
+            self._skews[process.host] = process.wall - self._driver.wall
+        elif launched is not None and process.wall > launched + _SKEW_SECONDS and process.who not in self._restarts:
+            self._skews[process.host] = process.wall - launched
+
+    def _when(self, line: Line) -> float:
+        return line.when - self._skews.get(line.process.host, 0.0)
+
+    def spans(self, address: str) -> tuple[Span, ...]:
+        """Return the calls and waits of a worker, or the waits of the driver, in the order of their ends."""
+        return tuple(self._lane(address).spans)
+
+    def under_way(self, address: str, now: float) -> tuple[Span, ...]:
+        """Return the calls and waits that have not ended; in a run that is over they end with the last line."""
+        lane = self._lane(address)
+        end = min(now, lane.heard) if self._is_over else now
+        running = [(name, since, False) for name, since in lane.running]
+        waiting = [(name, since, True) for name, since in lane.waiting]
+        return tuple(
+            Span(name=name, start=since, end=max(since, end), busy=max(0.0, end - since), is_wait=is_wait)
+            for name, since, is_wait in running + waiting
+        )
+
+    def _lane(self, address: str) -> _Lane:
+        return self._driver_lane if address == DRIVER else self._workers[address]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The workers, by component in the order of their first appearance, and by rank."""
+        order = {name: place for place, name in enumerate(dict.fromkeys(map(_component, self._workers)))}
+        return sorted(self._workers, key=lambda address: (order[_component(address)], _rank(address)))
+
+    @property
+    def processes(self) -> Mapping[str, Process]:
+        """The process of each worker, the last if it was restarted."""
+        return {address: self._workers[address].process for address in self.addresses}
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened, oldest first."""
+        return tuple(sorted(self._events, key=lambda event: event.when))
+
+    def view(self, now: float | None = None, notices: Iterable[str] = (), *, has_ended: bool = False) -> RunView:
+        """Return what is known at a moment; without one, at the time of the last line, as for a run that is over.
+
+        `has_ended` says that the driver is gone, though it did not get to write so.
+        """
+        latest = self._latest
+        self._is_over = self._is_over or has_ended
+        at = latest if now is None or self._is_over else now
+        skewed = [
+            f"the clock of {host} differs by about {skew:+.1f} s; its times are corrected"
+            for host, skew in self._skews.items()
+        ]
+        lost = [f"{self._dropped} events were dropped because a buffer or the disk was full"] if self._dropped else []
+        return RunView(
+            now=at,
+            began=self._driver.wall if self._driver is not None else latest,
+            is_over=self._is_over,
+            workers=tuple(self._view_worker(address, at) for address in self.addresses),
+            nodes=tuple(self._nodes[rank] for rank in sorted(self._nodes)),
+            events=tuple(reversed(self.events)),
+            curves=tuple(
+                Curve(worker=worker, name=name, points=tuple(points)) for (worker, name), points in self._curves.items()
+            ),
+            steps=_step_seconds(self._steps),
+            channels=self._traffic.channels(at),
+            links=self._traffic.links(),
+            engines=self._traffic.engines(at),
+            dropped=self._dropped,
+            notices=(*notices, *skewed, *lost),
+        )
+
+    def _view_worker(self, address: str, now: float) -> WorkerView:
+        worker = self._workers[address]
+        process, last = worker.process, worker.last
+        state, doing, since = self._state(address, worker, now)
+        return WorkerView(
+            address=address,
+            component=_component(address),
+            rank=_rank(address),
+            node=process.node,
+            devices=process.devices,
+            host=process.host,
+            pid=process.pid,
+            state=state,
+            doing=doing,
+            waits_for=worker.waiting[-1][0] if state is State.WAITING else "",
+            since=since,
+            calls=worker.calls,
+            failed=worker.failed,
+            restarts=self._restarts.get(address, 0),
+            idle_share=_idle_share(worker, now, process.wall - self._skews.get(process.host, 0.0)),
+            last_seconds=last.busy / last.calls if last is not None else None,
+            cpu=worker.cpu,
+            memory=worker.memory,
+        )
+
+    def _state(self, address: str, worker: _Worker, now: float) -> tuple[State, str, float]:
+        last = worker.last
+        doing, ended = (last.name, last.end) if last is not None else ("", worker.process.wall)
+        group = _component(address)
+        if address in self._dead:
+            return State.DEAD, doing, self._dead[address]
+        if group in self._closed or worker.stopped:
+            return State.ENDED, doing, self._closed.get(group, worker.heard)
+        if self._is_over:
+            return State.ENDED, doing, worker.heard
+        if now - worker.heard > _SILENT_SECONDS:
+            method, _ = worker.running[-1] if worker.running else (doing, 0.0)
+            return State.SILENT, method, worker.heard
+        if worker.waiting:
+            method, _ = worker.running[-1] if worker.running else (doing, 0.0)
+            return State.WAITING, method, worker.waiting[-1][1]
+        if worker.running:
+            method, since = worker.running[-1]
+            return State.BUSY, method, since
+        if self._traffic.is_asleep(address):
+            return State.ASLEEP, doing, ended
+        if last is not None and now - last.end < _RECENT_SECONDS:
+            return State.BUSY, doing, last.start
+        return State.IDLE, doing, ended
+
+
+def _idle_share(worker: _Worker, now: float, began: float) -> float:
+    start = max(now - WINDOW_SECONDS, began)
+    if now <= start:
+        return 0.0
+    busy = sum(max(0.0, now - max(since, start)) for _, since in worker.running[-1:])
+    busy -= sum(max(0.0, now - max(since, start)) for _, since in worker.waiting[-1:])
+    share = 1 - (busy + worker.busy.between(start, now)) / (now - start)
+    return min(1.0, max(0.0, share)) if math.isfinite(share) else 0.0
+
+
+def _without(running: list[tuple[str, float]], ended: Span) -> list[tuple[str, float]]:
+    """Return what is still under way: what was announced has ended if a span of its name covers its beginning.
+
+    What is announced takes a tenth of a second at least.
+    """
+    return [
+        (name, at)
+        for name, at in running
+        if name != ended.name or not ended.start - 1e-3 <= at <= max(ended.start, ended.end - 0.05)
+    ]
+
+
+def _step_seconds(firsts: Mapping[float, float]) -> tuple[tuple[float, float], ...]:
+    ordered = sorted(firsts.items())
+    return tuple((step, when - before) for (_, before), (step, when) in itertools.pairwise(ordered) if when > before)
+
+
+def _component(address: str) -> str:
+    return address.rpartition(":")[0]
+
+
+def _rank(address: str) -> int:
+    rank = address.rpartition(":")[2]
+    return int(rank) if rank.isdigit() and len(rank) < 10 else 0

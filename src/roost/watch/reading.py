@@ -1,0 +1,217 @@
+"""Reads the files of events in a run folder, also while they grow; it never writes, and never trusts what it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from roost.machine.folders import open_regular
+from roost.runtime.events.format import EVENTS_FOLDER, EVENTS_VERSION
+
+_CHUNK = 4 * 2**20
+_LONGEST_LINE = 2**20
+_FIRST_BYTES = 4 * 2**20
+"""How much of all files together is read at first: enough for a view in a second or two."""
+_HEADER = b'{"process":'
+_decode = json.JSONDecoder().decode
+"""Without what `json.loads` does first for each line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The process that wrote the lines of a part of a file."""
+
+    who: str
+    run: str
+    pid: int
+    host: str
+    wall: float
+    """The time of day on its node when it began to write."""
+    node: int | None
+    devices: tuple[int, ...]
+
+
+class Line(NamedTuple):
+    """One line of a file, with the process that wrote it; a tuple, because there are hundreds of thousands."""
+
+    process: Process
+    kind: str
+    name: Any
+    t: float
+    """Seconds since the process began to write."""
+    values: dict[str, Any]
+
+    @property
+    def when(self) -> float:
+        """The time of day on the node of the process."""
+        return self.process.wall + self.t
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What could not be read."""
+
+    broken: int = 0
+    """Lines that are not of the format."""
+    newer: int = 0
+    """Lines of processes that write a newer version of the format."""
+    skipped: int = 0
+    """Bytes of the beginnings of files that were left out to have a first view soon."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Files that could not be read, and why."""
+
+    def words(self) -> list[str]:
+        """Say what could not be read, a sentence each."""
+        out = []
+        if self.broken:
+            out.append(f"{self.broken} broken lines of events were left out")
+        if self.newer:
+            out.append(f"{self.newer} lines of a newer Roost were left out")
+        out += [f"{name} cannot be read: {why}" for name, why in list(self.unreadable.items())[:5]]
+        return out
+
+
+class _Parser:
+    """Turns lines of text into lines of a process: that of the last `process` line."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._is_newer = False
+
+    def line(self, text: bytes, trouble: Trouble) -> Line | None:
+        if not text:
+            return None
+        try:
+            data = _decode(text.decode())
+            kind, name = next(iter(data.items()))
+            if kind == "process":
+                self._is_newer = data["v"] != EVENTS_VERSION
+                if not self._is_newer:
+                    self._process = _process(name, data)
+            if self._is_newer:
+                trouble.newer += 1
+                return None
+            if self._process is None:
+                raise ValueError("no process wrote it")
+            t = 0.0 if kind == "process" else _finite(data["t"])
+            return Line(process=self._process, kind=str(kind), name=name, t=t, values=data)
+        except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
+            trouble.broken += 1
+            return None
+
+
+def parse_lines(texts: Iterable[bytes]) -> list[Line]:
+    """Return the lines of files of events that were put one after the other; broken ones are left out."""
+    parser, trouble = _Parser(), Trouble()
+    return [made for text in texts if (made := parser.line(text.strip(), trouble)) is not None]
+
+
+class _Tail:
+    """One file, and how far it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+        self._rest = b""
+        self._parser = _Parser()
+
+    def lines(self, trouble: Trouble, most: int | None) -> Iterator[Line]:
+        """Yield the lines that were added; the first time only those in the last `most` bytes."""
+        with open(self._path, "rb", opener=open_regular) as file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset, self._rest, self._parser = found.st_ino, 0, b"", _Parser()
+                if most is not None and found.st_size > 2 * most:
+                    yield from self._skip(file, found.st_size - most, trouble)
+            if found.st_size == self._offset:
+                return
+            file.seek(self._offset)
+            while data := file.read(_CHUNK):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                if len(self._rest) > _LONGEST_LINE:
+                    self._rest = b""
+                    trouble.broken += 1
+                for line in lines:
+                    if (made := self._parser.line(line, trouble)) is not None:
+                        yield made
+
+    def _skip(self, file: Any, start: int, trouble: Trouble) -> Iterator[Line]:
+        """Go to the first line after `start`, and note the last process that began before it."""
+        before = file.read(start)
+        at = before.rfind(b"\n" + _HEADER) + 1
+        if header := self._parser.line(before[at:].split(b"\n", 1)[0], trouble):
+            yield header
+        self._offset = start + len(file.readline(_LONGEST_LINE))
+        trouble.skipped += start
+
+
+def _process(who: object, data: dict[str, Any]) -> Process:
+    node = data.get("node")
+    return Process(
+        who=_text(who),
+        run=_text(data["run"]),
+        pid=int(data["pid"]),
+        host=_text(data["host"]),
+        wall=_finite(data["wall"]),
+        node=None if node is None else int(node),
+        devices=tuple(int(item) for item in data.get("devices", ())),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > 500:
+        raise ValueError("not a short text")
+    return value
+
+
+def _finite(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
+        raise ValueError("not a number")
+    return float(value)
+
+
+class EventReader:
+    """The events of one run folder: call `read` again to get what was added."""
+
+    def __init__(self, folder: Path, *, whole: bool = False) -> None:
+        """Take the run folder; with `whole` everything is read, however long it takes."""
+        self._folder = folder / EVENTS_FOLDER
+        self._whole = whole
+        self._tails: dict[Path, _Tail] = {}
+        self.trouble = Trouble()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the run has events."""
+        return self._folder.is_dir() and not self._folder.is_symlink()
+
+    def read(self) -> list[Line]:
+        """Return the lines added since the last call, file by file: the driver's first."""
+        paths = self._paths()
+        for path in paths:
+            self._tails.setdefault(path, _Tail(path))
+        most = None if self._whole else max(1024, _FIRST_BYTES // max(1, len(paths)))
+        out: list[Line] = []
+        self.trouble.unreadable.clear()
+        for path in paths:
+            try:
+                out += self._tails[path].lines(self.trouble, most)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.trouble.unreadable[str(path.relative_to(self._folder))] = error.strerror or str(error)
+        return out
+
+    def _paths(self) -> list[Path]:
+        found: list[Path] = []
+        # Links are not followed: a run folder may have been made by anyone.
+        for folder, folders, names in os.walk(self._folder, followlinks=False):
+            folders.sort()
+            found += [Path(folder, name) for name in names if name.endswith(".jsonl")]
+        return sorted(found, key=lambda path: (len(path.parts), path.name != "driver.jsonl", path))

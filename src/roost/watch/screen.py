@@ -1,0 +1,222 @@
+"""A run on a terminal of a given size: the map by node, the busiest and the idlest, metrics, events. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from roost.text import at_most, plural, printable
+from roost.watch.charts import joined
+from roost.watch.views import Curve, Event, RunView, State, WorkerView
+
+_STYLES = {
+    State.BUSY: "green",
+    State.WAITING: "dark_orange",
+    State.IDLE: "yellow",
+    State.SILENT: "magenta",
+    State.ASLEEP: "blue",
+    State.DEAD: "bold red",
+    State.ENDED: "dim",
+}
+_MARKS = {
+    State.BUSY: "■",
+    State.WAITING: "~",
+    State.IDLE: "·",
+    State.SILENT: "?",
+    State.ASLEEP: "z",
+    State.DEAD: "x",
+    State.ENDED: "-",
+}
+"""Nothing depends on colour alone."""
+_EVENT_STYLES = {"died": "bold red", "lost": "bold red", "failed": "red", "restarted": "yellow"}
+_BARS = "▁▂▃▄▅▆▇█"
+_LEAST_WIDTH = 40
+
+
+def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, height: int = 24) -> Text:
+    """Return the run as styled text: at most `height` lines, none wider than `width`."""
+    width = max(_LEAST_WIDTH, width)
+    head = _head(view, title, status)
+    body_lines = max(4, height - len(head) - len(view.notices[:2]))
+    rows = _map(view, width)
+    # The map has half of the screen at most; what remains is shared by the other parts.
+    rows = _cut_lines(rows, max(2, body_lines // 2), "more nodes")
+    left = body_lines - len(rows)
+    workers = _workers(view, max(0, min(6, left // 3)), width)
+    queues = _cut_lines(_traffic(view), max(0, min(4, (left - len(workers)) // 3)), "more queues and engines")
+    left -= len(workers) + len(queues)
+    metrics = _metrics(view.curves, max(0, min(6, left // 2)), width)
+    events = _events(view, max(0, left - len(metrics)))
+    notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:2]]
+    lines = [*head, *rows, *workers, *queues, *metrics, *events, *notices][:height]
+    return Text("\n").join(_fit(line, width) for line in lines)
+
+
+def _head(view: RunView, title: str, status: str) -> list[Text]:
+    counts = {state: sum(worker.state is state for worker in view.workers) for state in State}
+    parts: list[str | tuple[str, str]] = [plural(len(view.workers), "worker")]
+    for state, count in counts.items():
+        if count:
+            parts += ["  ", (f"{_MARKS[state]} {count} {state}", _STYLES[state])]
+    first = Text.assemble((printable(title), "bold"), f"  {printable(status)}  {_span(view.now - view.began)}")
+    return [first, Text.assemble(*parts)]
+
+
+def _map(view: RunView, width: int) -> list[Text]:
+    """Draw a line for each node, with a mark for each of its workers."""
+    samples = {node.rank: node for node in view.nodes}
+    by_node: dict[int, list[WorkerView]] = {}
+    for worker in view.workers:
+        by_node.setdefault(worker.node or 0, []).append(worker)
+    lines = []
+    for node in sorted(by_node.keys() | samples.keys()):
+        line = Text.assemble((f"node {node:<4}", "bold"))
+        if (sample := samples.get(node)) is not None:
+            line.append(f"cpu {sample.cpu:4.0%} {_gib(sample.memory)}/{_gib(sample.memory_total)}G ", style="dim")
+            loads = [load for load, _, _ in sample.devices if load is not None]
+            if loads:
+                line.append(f"gpu {sum(loads) / len(loads):4.0%} ", style="dim")
+        for component, workers in _by_component(by_node.get(node, ())).items():
+            line.append(f" {_cell(component, 12).rstrip()} ")
+            shown = workers[: max(1, width // 2)]
+            for worker in shown:
+                line.append(_MARKS[worker.state], style=_STYLES[worker.state])
+            if len(workers) > len(shown):
+                line.append(f" +{len(workers) - len(shown)}", style="dim")
+        lines.append(line)
+    return lines
+
+
+def _by_component(workers: Iterable[WorkerView]) -> dict[str, list[WorkerView]]:
+    found: dict[str, list[WorkerView]] = {}
+    for worker in workers:
+        found.setdefault(worker.component, []).append(worker)
+    return found
+
+
+def _workers(view: RunView, rows: int, width: int) -> list[Text]:
+    """List the busiest workers on the left and the idlest on the right; dead and silent ones come first."""
+    if rows < 2 or not view.workers:
+        return []
+    odd = [worker for worker in view.workers if worker.state in (State.DEAD, State.SILENT)]
+    alive = [worker for worker in view.workers if worker.state not in (State.DEAD, State.SILENT, State.ENDED)]
+    if not odd and not alive:
+        return []
+    # Of workers that are equally idle those that wait are the more interesting.
+    ordered = sorted(alive, key=lambda worker: (worker.idle_share, worker.state is State.WAITING))
+    half = (len(ordered) + 1) // 2 if len(ordered) < 2 * (rows - 1) else rows - 1
+    busiest = ordered[:half]
+    idlest = [*odd, *[worker for worker in reversed(ordered) if worker not in busiest]]
+    column = width // 2
+    lines = [Text(set_cell_size("busiest", column) + "idlest", style="dim")]
+    for index in range(min(rows - 1, max(len(busiest), len(idlest)))):
+        line = Text()
+        for side in (busiest, idlest):
+            cell = _worker_line(side[index], view.now, column - 1) if index < len(side) else Text()
+            cell.truncate(column - 1, pad=True)
+            line.append_text(cell).append(" ")
+        lines.append(line)
+    return lines
+
+
+def _worker_line(worker: WorkerView, now: float, width: int) -> Text:
+    doing = printable(worker.doing) if worker.state is State.BUSY else str(worker.state)
+    if worker.state is State.WAITING:
+        doing = printable(worker.waits_for)
+    restarts = f" r{worker.restarts}" if worker.restarts else ""
+    name = min(18, max(8, width - 22))
+    text = f"{_cell(worker.address, name)} {1 - worker.idle_share:4.0%} {doing} {_span(now - worker.since)}{restarts}"
+    return Text.assemble((f"{_MARKS[worker.state]} ", _STYLES[worker.state]), text)
+
+
+def _traffic(view: RunView) -> list[Text]:
+    """Show what goes between the workers: a line for each channel, link of weights and engine."""
+    lines = []
+    for channel in view.channels:
+        of = "" if channel.most is None else f"/{channel.most}"
+        rates = f"+{channel.puts_per_second:.3g}/s -{channel.gets_per_second:.3g}/s"
+        gets = f" {channel.getters} gets wait" if channel.getters else ""
+        puts = f" {channel.putters} puts wait" if channel.putters else ""
+        lines.append(
+            Text.assemble((_cell(channel.name, 18), "bold"), f" {channel.depth}{of} items  {rates}{gets}{puts}")
+        )
+    for engine in view.engines:
+        version = "no weights" if engine.version is None else f"weights {engine.version}"
+        late = f", {engine.behind} behind" if engine.behind else ""
+        rate = "" if engine.per_second is None else f"  {engine.per_second:.3g} requests/s"
+        latency = "" if engine.latency is None else f" in {engine.latency:.2g} s"
+        lines.append(Text.assemble((_cell(engine.worker, 18), "bold"), f" {version}{late}{rate}{latency}"))
+    return lines
+
+
+def _metrics(curves: Sequence[Curve], rows: int, width: int) -> list[Text]:
+    """Show the last values of each metric, averaged over workers that report the same step, as small bars."""
+    if rows < 1 or not curves:
+        return []
+    by_name: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_name.setdefault(curve.name, []).append(curve)
+    lines = []
+    for name, some in by_name.items():
+        values = [value for _, value in joined(some)]
+        if values:
+            drawn = _bars(values[-max(8, width - 45) :])
+            lines.append(Text.assemble((_cell(name, 18), "bold"), f" {values[-1]:>11.5g} ", (drawn, "cyan")))
+    return _cut_lines(lines, rows, "more metrics")
+
+
+def _bars(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    if high <= low:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
+
+
+def _events(view: RunView, rows: int) -> list[Text]:
+    return [_event(event) for event in view.events[:rows]]
+
+
+def _event(event: Event) -> Text:
+    when = time.strftime("%H:%M:%S", time.localtime(event.when))
+    who, text = printable(event.who), printable(event.text)
+    return Text.assemble((f"{when} ", "dim"), (f"{who} {event.what}", _EVENT_STYLES.get(event.what, "")), f"  {text}")
+
+
+def _cut_lines(lines: list[Text], most: int, what: str) -> list[Text]:
+    if len(lines) <= most:
+        return lines
+    if most < 1:
+        return []
+    *_, more = at_most(["" for _ in lines], most - 1, f"and {len(lines) - most + 1} {what}")
+    return [*lines[: most - 1], Text(more, style="dim")]
+
+
+def _fit(line: Text, width: int) -> Text:
+    line.rstrip()
+    line.truncate(width, overflow="ellipsis" if cell_len(line.plain) > width else "fold")
+    return line
+
+
+def _cell(text: str, width: int) -> str:
+    text = printable(text)
+    return set_cell_size(text, width) if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
+
+
+def _gib(mebibytes: int) -> str:
+    return f"{mebibytes / 1024:.0f}" if mebibytes >= 10240 else f"{mebibytes / 1024:.1f}"
+
+
+def _span(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> _span(3.14159), _span(75), _span(3700)
+    ('3.1s', '1m15s', '1h01m')
+    """
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}m{rest:02}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02}m"

@@ -1,0 +1,77 @@
+"""The stacks of a worker, without stopping it: by py-spy where it is installed, else by the worker itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from roost.errors import ClusterError, ConfigError
+from roost.machine.folders import open_regular
+from roost.runtime.events.stacks import answer_file, request_file
+from roost.text import join_words, printable_lines
+from roost.watch.views import RunView, State, WorkerView
+
+ANSWER_SECONDS = 10.0
+_PY_SPY_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
+_LIMIT = 2**20
+
+
+def stack_of(folder: Path, view: RunView, address: str, seconds: float = ANSWER_SECONDS) -> str:
+    """Return the stacks of all threads of a worker of a run, safe to print."""
+    workers = {worker.address: worker for worker in view.workers}
+    if address not in workers:
+        has = join_words(list(workers), most=12) or "none"
+        raise ConfigError(f"the run {folder} has no worker {address!r}", hint=f"it has {has}")
+    worker = workers[address]
+    if worker.state in (State.DEAD, State.ENDED):
+        raise ClusterError(f"{address} is not running: it is {worker.state}", hint="`roost logs` has what it printed")
+    text = _by_py_spy(worker) or _by_itself(folder, worker, seconds)
+    return printable_lines(text)
+
+
+def _by_py_spy(worker: WorkerView) -> str:
+    """Return what py-spy shows, or nothing where it is not installed, may not look, or the worker is elsewhere."""
+    program = shutil.which("py-spy")
+    if program is None or worker.host != socket.gethostname():
+        return ""
+    command = [program, "dump", "--pid", str(worker.pid)]
+    limit = _PY_SPY_SECONDS
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)  # noqa: S603 - a number
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
+    token = secrets.token_hex(16)
+    request, answer = folder / request_file(worker.address), folder / answer_file(worker.address)
+    deadline = time.monotonic() + seconds
+    draft = request.with_suffix(f".{token[:8]}")
+    try:
+        with open(draft, "x", encoding="ascii", opener=open_regular) as file:
+            file.write(token)
+        os.replace(draft, request)
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), open(answer, "rb", opener=open_regular) as file:
+                first, _, rest = file.read(_LIMIT).partition(b"\n")
+                if first == token.encode():
+                    return rest.decode(errors="replace")
+            time.sleep(_LOOK_SECONDS)
+    except OSError as error:
+        raise ClusterError(f"{worker.address} cannot be asked: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+            request.unlink(missing_ok=True)
+    raise ClusterError(
+        f"{worker.address} (pid {worker.pid} on {worker.host}) did not answer in {seconds:g} s",
+        hint="it hangs in code that lets no other thread run; py-spy on its node can show where",
+    )

@@ -1,0 +1,197 @@
+"""What goes between the workers of a run, as the events say: channels, links of weights, requests to engines. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.watch.reading import Line
+from roost.watch.views import ChannelView, EngineView, LinkView
+
+KINDS = ("channel", "weights", "engine", "requests")
+_MOST_NAMES = 500
+_MOST_POINTS = 600
+_RATE_SECONDS = 10.0
+_MOST_COUNT = 10**15
+
+Point = tuple[float, float]
+
+
+@dataclass(slots=True)
+class _Count:
+    """A count over time, and what it rises by in a second."""
+
+    marks: deque[Point] = field(default_factory=lambda: deque(maxlen=60))
+
+    def take(self, when: float, count: float) -> None:
+        if self.marks and count < self.marks[-1][1]:
+            # A new process counts from the beginning.
+            self.marks.clear()
+        self.marks.append((when, count))
+
+    def rise(self, now: float) -> tuple[float, float]:
+        """Return by how much it rose in the last seconds, and how many seconds those are."""
+        if not self.marks:
+            return 0.0, _RATE_SECONDS
+        since = now - _RATE_SECONDS
+        before = [mark for mark in self.marks if mark[0] <= since]
+        first = before[-1] if before else self.marks[0]
+        return self.marks[-1][1] - first[1], max(1.0, now - max(first[0], since))
+
+    def rate(self, now: float) -> float:
+        rise, seconds = self.rise(now)
+        return rise / seconds
+
+
+@dataclass(slots=True)
+class _Channel:
+    values: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By home: the figures of its last line."""
+    puts: dict[str, _Count] = field(default_factory=dict)
+    gets: dict[str, _Count] = field(default_factory=dict)
+    depths: deque[Point] = field(default_factory=lambda: deque(maxlen=_MOST_POINTS))
+
+    def total(self, key: str) -> int:
+        return sum(values[key] for values in self.values.values())
+
+
+@dataclass(slots=True)
+class _Requests:
+    values: dict[str, int] = field(default_factory=dict)
+    served: _Count = field(default_factory=_Count)
+    seconds: _Count = field(default_factory=_Count)
+    rates: deque[Point] = field(default_factory=lambda: deque(maxlen=_MOST_POINTS))
+    latencies: deque[Point] = field(default_factory=lambda: deque(maxlen=_MOST_POINTS))
+
+    def latency(self, now: float) -> float | None:
+        rise, _ = self.served.rise(now)
+        return self.seconds.rise(now)[0] / rise if rise else None
+
+
+class Traffic:
+    """What is known so far."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, _Channel] = {}
+        self._links: dict[str, LinkView] = {}
+        self._engines: dict[str, tuple[str, int | None, bool]] = {}
+        """By worker: its url, the version of its weights, and whether it is asleep."""
+        self._requests: dict[str, _Requests] = {}
+
+    def take(self, line: Line, when: float) -> None:
+        """Take a line of one of the `KINDS`; ValueError and the like if it is odd."""
+        name, values = str(line.name)[:200], line.values
+        tables: dict[str, Sized] = {
+            "channel": self._channels,
+            "weights": self._links,
+            "engine": self._engines,
+            "requests": self._requests,
+        }
+        if len(tables[line.kind]) > _MOST_NAMES:
+            raise ValueError("too many names")
+        if line.kind == "channel":
+            self._take_channel(name, line.process.who, values, when)
+        elif line.kind == "weights":
+            self._take_update(name, values, when)
+        elif line.kind == "engine":
+            version = values.get("version")
+            self._engines[name] = (
+                str(values.get("url")),
+                None if version is None else _whole(version),
+                "asleep" in values,
+            )
+        else:
+            self._take_requests(name, values, when)
+
+    def _take_channel(self, name: str, home: str, values: Mapping[str, Any], when: float) -> None:
+        figures = {key: _whole(values.get(key)) for key in ("depth", "puts", "gets", "getters", "putters", "most")}
+        channel = self._channels.setdefault(name, _Channel())
+        channel.values[home] = figures
+        channel.puts.setdefault(home, _Count()).take(when, figures["puts"])
+        channel.gets.setdefault(home, _Count()).take(when, figures["gets"])
+        channel.depths.append((when, channel.total("depth")))
+
+    def _take_update(self, name: str, values: Mapping[str, Any], when: float) -> None:
+        before = self._links[name].updates if name in self._links else ()
+        seconds = float(values["d"])
+        self._links[name] = LinkView(
+            name=name,
+            version=_whole(values["version"]),
+            updated=when,
+            seconds=seconds,
+            pause=float(values.get("pause") or 0),
+            size=_whole(values.get("size")),
+            updates=(*before, (when, seconds))[-_MOST_POINTS:],
+        )
+
+    def _take_requests(self, url: str, values: Mapping[str, Any], when: float) -> None:
+        figures = {key: _whole(values.get(key)) for key in ("served", "failed", "busy")}
+        seconds = float(values["seconds"])
+        requests = self._requests.setdefault(url, _Requests())
+        requests.values = figures
+        requests.served.take(when, figures["served"])
+        requests.seconds.take(when, seconds)
+        requests.rates.append((when, requests.served.rate(when)))
+        if (latency := requests.latency(when)) is not None:
+            requests.latencies.append((when, latency))
+
+    def is_asleep(self, worker: str) -> bool:
+        """Whether a worker is an engine that has given its memory back."""
+        return worker in self._engines and self._engines[worker][2]
+
+    def channels(self, now: float) -> tuple[ChannelView, ...]:
+        """Return the channels by name."""
+        return tuple(
+            ChannelView(
+                name=name,
+                depth=channel.total("depth"),
+                most=channel.total("most") or None,
+                puts_per_second=sum(count.rate(now) for count in channel.puts.values()),
+                gets_per_second=sum(count.rate(now) for count in channel.gets.values()),
+                getters=channel.total("getters"),
+                putters=channel.total("putters"),
+                depths=tuple(channel.depths),
+            )
+            for name, channel in sorted(self._channels.items())
+        )
+
+    def links(self) -> tuple[LinkView, ...]:
+        """Return the links of weights."""
+        return tuple(self._links.values())
+
+    def engines(self, now: float) -> tuple[EngineView, ...]:
+        """Return the engines, by worker."""
+        return tuple(self._engine(worker, now) for worker in sorted(self._engines, key=_place))
+
+    def _engine(self, worker: str, now: float) -> EngineView:
+        url, version, is_asleep = self._engines[worker]
+        group = worker.rpartition(":")[0]
+        newest = [link.version for link in self._links.values() if link.name.endswith(f" -> {group}")]
+        requests = self._requests.get(url, _Requests())
+        return EngineView(
+            worker=worker,
+            version=version,
+            behind=max(0, max(newest) - version) if newest and version is not None else None,
+            is_asleep=is_asleep,
+            busy=requests.values.get("busy", 0),
+            served=requests.values.get("served", 0),
+            failed=requests.values.get("failed", 0),
+            per_second=requests.served.rate(now) if requests.values else None,
+            latency=requests.latency(now),
+            rates=tuple(requests.rates),
+            latencies=tuple(requests.latencies),
+        )
+
+
+def _place(worker: str) -> tuple[str, int, str]:
+    group, _, rank = worker.rpartition(":")
+    return group, int(rank) if rank.isdigit() and len(rank) < 10 else 0, worker
+
+
+def _whole(value: Any) -> int:
+    found = int(value or 0)
+    if abs(found) > _MOST_COUNT:
+        raise ValueError("too large for a count")
+    return found

@@ -1,0 +1,173 @@
+"""A run at one moment, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """What a worker does now."""
+
+    BUSY = "busy"
+    WAITING = "waiting"
+    """It is in a call, and waits for another process."""
+    IDLE = "idle"
+    SILENT = "silent"
+    """It should have written something: it hangs and lets no other thread run, or its node is gone."""
+    ASLEEP = "asleep"
+    """An engine that has given its memory back."""
+    DEAD = "dead"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One call, or several merged, or a wait inside a call; times are of the driver's clock."""
+
+    name: str
+    start: float
+    end: float
+    calls: int = 1
+    busy: float = 0.0
+    """Seconds inside the calls."""
+    failed: int = 0
+    is_wait: bool = False
+    """Whether it is a wait: `name` then says for whom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A worker at one moment."""
+
+    address: str
+    component: str
+    rank: int
+    node: int | None
+    devices: tuple[int, ...]
+    host: str
+    pid: int
+    state: State
+    doing: str
+    """The method it is in, or was in last."""
+    waits_for: str
+    """Whom it waits for; empty if it does not wait."""
+    since: float
+    """When its state began, as far as is known."""
+    calls: int
+    failed: int
+    restarts: int
+    idle_share: float
+    """Of the last seconds, from 0 to 1; waits count as idle."""
+    last_seconds: float | None
+    """How long its last call took."""
+    cpu: float | None
+    memory: int | None
+    """In MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, in words."""
+
+    when: float
+    what: str
+    who: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A metric of one worker: step or None, value and time of each point."""
+
+    worker: str
+    name: str
+    points: tuple[tuple[float | None, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """The last sample of a node; each device has its load, its memory in use and in all, in MiB."""
+
+    rank: int
+    cpu: float
+    memory: int
+    memory_total: int
+    devices: tuple[tuple[float | None, int | None, int | None], ...]
+    loads: tuple[tuple[float, float, float | None], ...] = ()
+    """Over time: when, CPU, and the mean load of the devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelView:
+    """A channel, all its homes together."""
+
+    name: str
+    depth: int
+    most: int | None
+    """How many items it takes; None without a limit."""
+    puts_per_second: float
+    gets_per_second: float
+    getters: int
+    """How many gets wait."""
+    putters: int
+    """How many puts wait."""
+    depths: tuple[tuple[float, float], ...]
+    """Depth over time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """A link of weights."""
+
+    name: str
+    version: int
+    updated: float
+    seconds: float
+    pause: float
+    size: int
+    """In MiB."""
+    updates: tuple[tuple[float, float], ...]
+    """When, and how long it took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """An engine: the process that serves."""
+
+    worker: str
+    version: int | None
+    behind: int | None
+    """How many versions it is behind the newest of its link; None if one of them is not known."""
+    is_asleep: bool
+    busy: int
+    served: int
+    failed: int
+    per_second: float | None
+    latency: float | None
+    """The mean of the last requests, in seconds."""
+    rates: tuple[tuple[float, float], ...]
+    """Requests per second over time."""
+    latencies: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run at one moment."""
+
+    now: float
+    began: float
+    is_over: bool
+    workers: tuple[WorkerView, ...]
+    nodes: tuple[NodeView, ...]
+    events: tuple[Event, ...]
+    """Newest first."""
+    curves: tuple[Curve, ...]
+    steps: tuple[tuple[float, float], ...]
+    """Each step of the job, and how many seconds it took: the time between the first metrics of two steps."""
+    channels: tuple[ChannelView, ...]
+    links: tuple[LinkView, ...]
+    engines: tuple[EngineView, ...]
+    dropped: int
+    notices: tuple[str, ...]
+    """What a reader should know about the figures."""

@@ -1,0 +1,431 @@
+"""Events: their format, the allowance of a file, and an emitter that nothing stops."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from roost.comm.worker import Worker
+from roost.runtime.events import driver as driver_module
+from roost.runtime.events import emitter as emitter_module
+from roost.runtime.events import file as file_module
+from roost.runtime.events.emitter import Emitter
+from roost.runtime.events.file import EventFile
+from roost.runtime.events.format import line_of, node_file, number, worker_file
+from roost.runtime.events.pending import BYTES_PER_SECOND, SAVED_BYTES, Call, Pending, Running
+from roost.runtime.events.sampler import Sampler
+from roost.runtime.events.stacks import answer_file, answer_request, request_file
+from roost.runtime.events.waits import waiting
+from roost.runtime.process.timers import measured_call
+from roost.runtime.runs.folder import RunDir
+from waiting import wait_until
+
+
+def parsed(lines):
+    return [json.loads(line) for line in lines]
+
+
+def read(folder, name):
+    return parsed((folder / name).read_text().splitlines())
+
+
+def test_the_files_of_workers_are_named_like_their_logs():
+    assert str(worker_file("actor:3")) == "events/actor/3.jsonl"
+    assert str(worker_file("actor:3:1")) == "events/actor/3/1.jsonl"
+    assert str(node_file(2)) == "events/node-2.jsonl"
+
+
+def test_a_line_is_json_whatever_a_name_has_in_it():
+    line = line_of("call", 'a"b\n\x1b[2J</script>', t=1.0)
+    assert "\n" not in line
+    assert "\x1b" not in line
+    assert json.loads(line) == {"call": 'a"b\n\x1b[2J</script>', "t": 1.0}
+    assert json.loads(line_of("metric", "x", value=number(float("inf")))) == {"metric": "x", "value": "inf"}
+
+
+def test_while_there_is_room_each_call_has_its_own_line():
+    pending = Pending(100.0)
+    calls = [Call("train", 101.0, 101.5, True), Call("train", 101.6, 101.7, False)]
+    assert parsed(pending.lines(102.0, calls)) == [
+        {"call": "train", "t": 1.0, "d": 0.5},
+        {"call": "train", "t": 1.6, "d": 0.1, "failed": 1},
+    ]
+
+
+def test_a_call_under_way_is_announced_once_when_it_is_old_enough():
+    pending = Pending(0.0)
+    assert pending.lines(1.0, [], running=[Running(7, "train", 0.95)], age=0.1) == []
+    assert parsed(pending.lines(1.2, [], running=[Running(7, "train", 0.95)], age=0.1)) == [
+        {"began": "train", "t": 0.95}
+    ]
+    assert pending.lines(1.4, [], running=[Running(7, "train", 0.95)], age=0.1) == []
+
+
+def hour(calls_per_second, methods=1, tick=0.2):
+    """The lines that a worker with so many calls a second writes in an hour."""
+    pending, out, now, made = Pending(0.0), [], 0.0, 0
+    while now < 3600:
+        due = int(now * calls_per_second) - made
+        calls = [Call(f"method_{(made + i) % methods}", now - 0.09, now - 0.01, True) for i in range(due)]
+        made += due
+        out += pending.lines(now, calls)
+        now += tick
+    return [*out, *pending.rest()], made
+
+
+@pytest.mark.parametrize(("rate", "methods"), [(10, 1), (10, 5), (100, 30)])
+def test_an_hour_of_calls_stays_within_the_allowance_and_no_call_is_lost(rate, methods):
+    lines, made = hour(rate, methods)
+    size = sum(len(line) + 1 for line in lines)
+    # 64 workers: less than 100 MB, with the samples of nodes.
+    assert size <= SAVED_BYTES + 3600 * BYTES_PER_SECOND + 4000
+    assert 64 * size < 95e6
+    assert sum(item.get("n", 1) for item in parsed(lines)) == made
+    assert max(item["t"] + item["d"] for item in parsed(lines)) <= 3600
+
+
+def test_a_quiet_worker_keeps_every_call_for_ever():
+    lines, made = hour(2)
+    assert len(lines) == made
+
+
+def test_merged_calls_say_how_many_they_were_and_how_long_they_took():
+    pending = Pending(0.0)
+    pending._left = SAVED_BYTES / 4
+    calls = [Call("a", 1.0, 1.1, True), Call("b", 1.1, 1.2, True), Call("a", 1.3, 1.5, False)]
+    assert parsed(pending.lines(0.0, calls)) == [
+        {"call": "a", "t": 1.0, "d": 0.5, "n": 2, "busy": 0.3, "failed": 1},
+        {"call": "b", "t": 1.1, "d": 0.1},
+    ]
+
+
+def test_a_flood_of_metrics_keeps_the_last_of_each_name_and_counts_the_others():
+    pending = Pending(0.0)
+    pending._left = 0.0
+    values = [("reward", float(i), i, 0.1) for i in range(50)]
+    assert pending.lines(0.1, [], metrics=values) == []
+    assert pending.thinned == 49
+    assert parsed(pending.lines(9.0, [])) == [{"metric": "reward", "t": 0.1, "value": 49.0, "step": 49}]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """An emitter that writes to `events/actor/0.jsonl` in a folder."""
+    made = Emitter()
+    made.start(tmp_path, worker_file("actor:0"), "actor:0", run="abc", node=0, devices=(1,))
+    yield made
+    made.stop()
+
+
+NAME = worker_file("actor:0")
+FIRST = '{"process":"actor:0"}'
+
+
+def test_an_emitter_writes_what_happens(tmp_path, made):
+    made.call_began(1, "train", 0.0)
+    made.call_ended(1, "train", 0.0, True)
+    made.metric("reward", 0.7, 3)
+    made.note("died", "actor:1", "killed")
+    made.stop()
+    first, *rest = read(tmp_path, NAME)
+    assert first["process"] == "actor:0"
+    assert (first["v"], first["run"], first["pid"], first["devices"]) == (1, "abc", os.getpid(), [1])
+    kinds = [next(iter(item)) for item in rest]
+    assert {"usage", "call", "metric", "died"} <= set(kinds)
+    assert kinds[-1] == "stopped"
+    assert next(item for item in rest if "metric" in item)["value"] == 0.7
+
+
+def test_an_emitter_that_sleeps_is_woken_by_a_call(tmp_path, made):
+    wait_until(lambda: made._is_asleep, "it to sleep")
+    made.call_began(1, "train", 0.0)
+    wait_until(lambda: '"began":"train"' in (tmp_path / NAME).read_text(), "the call to be announced")
+    wait_until(lambda: made._is_asleep, "it to sleep during the call")
+    made.call_ended(1, "train", 0.0, True)
+    wait_until(lambda: '"call":"train"' in (tmp_path / NAME).read_text(), "the call to be written")
+
+
+def test_before_start_and_after_stop_nothing_is_taken(tmp_path, made):
+    made.stop()
+    size = (tmp_path / NAME).stat().st_size
+    made.metric("reward", 1.0)
+    made.note("died", "x")
+    assert not made._metrics
+    assert not made._notes
+    assert (tmp_path / NAME).stat().st_size == size
+    never = Emitter()
+    never.metric("reward", 1.0)
+    never.stop()
+
+
+def test_a_full_buffer_drops_and_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(emitter_module, "MOST_WAITING", 3)
+    held = threading.Event()
+    writes = EventFile.write
+
+    def hang(self, lines):
+        held.wait()
+        return writes(self, lines)
+
+    monkeypatch.setattr(EventFile, "write", hang)
+    made = Emitter()
+    made.start(tmp_path, NAME, "actor:0", run="abc")
+    # A file server that hangs: calls go on.
+    for number_ in range(50):
+        made.call_ended(number_, "train", 0.0, True)
+    held.set()
+    made.stop()
+    dropped = sum(item.get("dropped", 0) for item in read(tmp_path, NAME))
+    calls = sum("call" in item for item in read(tmp_path, NAME))
+    assert dropped + calls == 50
+    assert dropped >= 44
+
+
+def test_a_full_disk_drops_and_counts_and_the_rest_is_written_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    file = EventFile(tmp_path, NAME, '{"process":"actor:0"}')
+    assert file.write(['{"call":"a"}'])
+    real = os.write
+
+    def full(descriptor, data):
+        if len(data) > 4:
+            return real(descriptor, data[:4])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert not file.write(['{"call":"b"}'])
+    monkeypatch.setattr(os, "write", real)
+    assert file.write(['{"call":"c"}'])
+    lines = (tmp_path / NAME).read_text().splitlines()
+    # Half a line, and after it whole ones.
+    assert json.loads(lines[-1]) == {"call": "c"}
+    assert json.loads(lines[-2]) == {"process": "actor:0"}
+
+
+def test_lines_lost_to_a_full_disk_are_counted_in_the_file(tmp_path, made, monkeypatch):
+    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    real, is_full = os.write, True
+
+    def write(descriptor, data):
+        if is_full and b"call" in bytes(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    made.call_ended(1, "lost", 0.0, True)
+    wait_until(lambda: made._missing, "the loss to be noticed")
+    is_full = False
+    made.call_ended(1, "kept", 0.0, True)
+    made.stop()
+    found = read(tmp_path, NAME)
+    assert sum(item.get("dropped", 0) for item in found) >= 1
+    assert any(item.get("call") == "kept" for item in found)
+
+
+def test_a_removed_run_folder_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(file_module, "_LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    base = tmp_path / "run"
+    base.mkdir()
+    file = EventFile(base, NAME, FIRST)
+    assert file.write(["{}"])
+    shutil.rmtree(base)
+    assert not file.write(["{}"])
+    assert not base.exists()
+    # Its folder of events alone is.
+    base.mkdir()
+    assert file.write(["{}"])
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
+    (tmp_path / "events" / "actor").mkdir(parents=True)
+    (tmp_path / NAME).symlink_to(tmp_path / "secret")
+    assert not EventFile(tmp_path, NAME, FIRST).write(["{}"])
+    assert not (tmp_path / "secret").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_costs_the_events_and_nothing_else(tmp_path):
+    tmp_path.chmod(0o500)
+    assert not EventFile(tmp_path, NAME, FIRST).write(["{}"])
+
+
+def test_a_process_that_continues_a_file_begins_a_new_line(tmp_path):
+    path = tmp_path / NAME
+    path.parent.mkdir(parents=True)
+    path.write_text('{"process":"actor:0"}\n{"call":"tr')
+    assert EventFile(tmp_path, NAME, '{"process":"again"}').write(["{}"])
+    assert path.read_text().splitlines()[1:] == ['{"call":"tr', '{"process":"again"}', "{}"]
+
+
+def test_one_process_of_a_node_samples_it(tmp_path):
+    samplers = [Sampler(tmp_path, "abc", 0) for _ in range(2)]
+    for sampler in samplers:
+        sampler.look()
+        sampler.look()
+    assert [sampler._thread is not None for sampler in samplers] == [True, False]
+    wait_until(lambda: (tmp_path / node_file(0)).is_file(), "the first sample")
+    wait_until(lambda: len((tmp_path / node_file(0)).read_text().splitlines()) > 1, "the first sample")
+    first, sample, *_ = read(tmp_path, node_file(0))
+    assert first["node"] == 0
+    assert 0 <= sample["node"] <= 1
+    assert 0 < sample["memory"] <= sample["of"]
+
+
+def test_measured_calls_become_events_and_failures_are_marked(tmp_path, monkeypatch):
+    made = Emitter()
+    monkeypatch.setattr("roost.runtime.process.timers.emitter", made)
+    made.start(tmp_path, NAME, "actor:0", run="abc")
+    with measured_call("good"):
+        pass
+    with pytest.raises(ValueError, match="no"), measured_call("bad"):
+        raise ValueError("no")
+    made.stop()
+    calls = {item["call"]: item.get("failed") for item in read(tmp_path, NAME) if "call" in item}
+    assert calls == {"good": None, "bad": 1}
+    assert not made._running
+
+
+def test_log_metric_in_a_plain_process_does_nothing():
+    Worker().log_metric("reward", 0.7, step=3)
+
+
+def test_a_file_of_the_users_is_neither_removed_nor_appended_to(tmp_path, monkeypatch):
+    made = Emitter()
+    monkeypatch.setattr(driver_module, "emitter", made)
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "mine.jsonl").write_text('{"mine": 1}\n')
+    (folder / "driver.jsonl").write_text('{"mine": 2}\n')
+    (folder / "old.jsonl").write_text(FIRST + "\n")
+    run_dir = RunDir(path=str(tmp_path), token="abc", id="x")  # noqa: S106 - names a marker
+    driver_module.start_driver_events(run_dir)
+    made.stop()
+    assert sorted(path.name for path in folder.iterdir()) == ["driver.jsonl", "mine.jsonl"]
+    assert (folder / "driver.jsonl").read_text() == '{"mine": 2}\n'
+
+
+def test_flush_writes_what_waits_before_it_returns(tmp_path, made):
+    for number_ in range(20):
+        made.metric("reward", 0.5, number_)
+        made.flush(30)
+        assert (tmp_path / NAME).read_text().count('"metric"') == number_ + 1
+    Emitter().flush(30)
+
+
+def test_a_process_that_is_asked_writes_its_stacks_once(tmp_path):
+    request, answer = tmp_path / request_file("actor:0"), tmp_path / answer_file("actor:0")
+    answer_request(tmp_path, "actor:0")
+    assert not answer.exists()
+    request.parent.mkdir(parents=True)
+    request.write_text("abc")
+    answer_request(tmp_path, "actor:0")
+    assert answer.read_text().startswith("abc\n")
+    assert "in test_a_process_that_is_asked_writes_its_stacks_once" in answer.read_text()
+    assert not request.exists()
+    request.symlink_to("/etc/passwd")
+    answer_request(tmp_path, "actor:0")
+    assert answer.read_text().startswith("abc\n")
+
+
+def test_a_wait_is_a_line_of_its_own_and_short_ones_are_none(tmp_path, made):
+    now = time.perf_counter()
+    made.wait_began(1, lambda: "channel 'samples'", now)
+    made.wait_ended(1, lambda: "channel 'samples'", now)
+    made.wait_began(2, lambda: "actor:1", now - 1)
+    made.wait_ended(2, lambda: "actor:1", now - 1)
+    made.wait_began(3, lambda: 1 / 0, now - 1)
+    made.wait_ended(3, lambda: 1 / 0, now - 1)
+    made.stop()
+    waits = [item["wait"] for item in read(tmp_path, NAME) if "wait" in item]
+    assert waits == ["actor:1", "another process"]
+
+
+def test_a_long_wait_is_announced_while_it_lasts(tmp_path, made):
+    made.wait_began(1, lambda: "actor:1", time.perf_counter())
+    made.flush(60)
+    wait_until(lambda: any(item.get("waiting") == "actor:1" for item in read(tmp_path, NAME)), "the wait")
+
+
+def test_short_waits_share_a_line_from_the_start():
+    waits = [Call("actor:1", 1 + i / 100, 1.005 + i / 100, True, True) for i in range(10)]
+    found = parsed(Pending(0.0).lines(2.0, [*waits, Call("actor:1", 1.5, 1.6, True, True)]))
+    assert [(item["d"], item.get("n")) for item in found] == [(0.1, None), (0.095, 10)]
+
+
+def test_many_waits_share_a_line_apart_from_the_calls_around_them():
+    pending = Pending(0.0)
+    pending._left = SAVED_BYTES / 4
+    calls = [Call("a", 1.0, 2.0, True), Call("a", 1.1, 1.2, True, True), Call("a", 1.3, 1.5, True, True)]
+    assert parsed(pending.lines(0.0, calls)) == [
+        {"call": "a", "t": 1.0, "d": 1.0},
+        {"wait": "a", "t": 1.1, "d": 0.4, "n": 2, "busy": 0.3},
+    ]
+
+
+class Queue:
+    """Something with a gauge."""
+
+    depth = 1
+
+    def gauge(self):
+        return [("channel", "samples", {"depth": self.depth})]
+
+    def broken(self):
+        raise ValueError("no")
+
+
+def test_a_gauge_is_written_when_it_changes_and_ends_with_its_object(tmp_path, made):
+    def depths():
+        return [item["depth"] for item in read(tmp_path, NAME) if "channel" in item]
+
+    made.flush(60)
+    queue = Queue()
+    made.add_gauge(queue.broken)
+    made.add_gauge(queue.gauge)
+    wait_until(lambda: depths() == [1], "the first value")
+    queue.depth = 2
+    wait_until(lambda: depths() == [1, 2], "the second value")
+    del queue
+    made.stop()
+    assert depths() == [1, 2]
+
+
+def test_waiting_surrounds_a_wait_of_this_process(tmp_path, monkeypatch):
+    made = Emitter()
+    monkeypatch.setattr("roost.runtime.events.waits.emitter", made)
+    with waiting(lambda: "nobody"):
+        pass
+    made.start(tmp_path, NAME, "actor:0", run="abc")
+    with waiting(lambda: "actor:1"):
+        time.sleep(0.01)
+    made.stop()
+    (found,) = [item for item in read(tmp_path, NAME) if "wait" in item]
+    assert found["wait"] == "actor:1"
+    assert found["d"] >= 0.01
+
+
+def test_a_collector_that_breaks_ends_and_the_process_goes_on(tmp_path, monkeypatch):
+    made = Emitter()
+    made.start(tmp_path, NAME, "actor:0", run="abc")
+    thread = made._thread
+
+    def broken(*_, **__):
+        raise RuntimeError("the collector is broken")
+
+    monkeypatch.setattr(made, "_write", broken)
+    made.note("died", "actor:1")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not made.is_on
+    made.call_began(1, "train", 0.0)
+    made.call_ended(1, "train", 0.0, True)
+    made.metric("reward", 1.0)
+    made.flush(60)
+    made.stop()

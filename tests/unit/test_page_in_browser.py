@@ -1,0 +1,168 @@
+"""The page in a real browser: what it shows, with the keyboard, narrow and dark, for everyone, and of thousands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the page needs roost[watch]")
+
+from browsing import needs_axe, needs_browser, open_browser, open_page, serious_findings, served, wait_for
+from recordings import BEGAN, Recording
+from roost.runtime.events.format import header, line_of
+from roost.watch.live import LiveRun
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with open_browser() as made:
+        yield made
+
+
+@pytest.fixture
+def recording(tmp_path) -> Recording:
+    made = Recording(tmp_path)
+    made.busy()
+    made.traffic()
+    made.write("driver.jsonl", line_of("stopped", "", t=60.0))
+    return made
+
+
+@pytest.fixture
+def url(recording) -> Iterator[str]:
+    with served(LiveRun(recording.folder)) as address:
+        yield address
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """Where pictures go: set ROOST_PICTURES to keep them and look at them."""
+    folder = Path(os.environ.get("ROOST_PICTURES", tmp_path / "pictures"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_picture_of_the_page_and_nothing_is_wider_than_the_window(browser, url, pictures, width, dark):
+    with open_page(browser, url, width=width, dark=dark) as page:
+        page.wait_for_selector("#charts figure")
+        page.wait_for_selector(".lane .wait", state="attached")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        path = pictures / f"page-{width}-{'dark' if dark else 'light'}.png"
+        page.screenshot(path=path, full_page=True)
+        assert path.stat().st_size > 20_000
+
+
+@needs_axe
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing_serious(browser, url, dark):
+    with open_page(browser, url, dark=dark) as page:
+        page.wait_for_selector("#charts figure")
+        page.wait_for_selector(".lane .wait", state="attached")
+        page.click("[data-worker='actor:0']")
+        page.wait_for_selector("#detail:not([hidden])")
+        assert serious_findings(page) == []
+
+
+def test_the_tables_and_curves_show_what_goes_between_the_workers(browser, url):
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#charts figure")
+        assert "samples" in page.inner_text("#channels")
+        assert "1 behind" in page.inner_text("#engines")
+        assert "actor -> rollout" in page.inner_text("#links")
+        titles = page.eval_on_selector_all("#charts figcaption b", "all => all.map(one => one.textContent)")
+        assert titles[:2] == ["Step time", "reward"]
+        assert {"Items in channels", "Requests per second", "Latency of requests", "Updates of weights"} <= set(titles)
+
+
+def test_a_worker_is_opened_and_left_with_the_keyboard(browser, url, recording):
+    log = recording.folder / "logs" / "actor" / "1.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("hello from rank 1\n")
+    with open_page(browser, url) as page:
+        page.wait_for_selector("[data-worker='actor:1']")
+        page.focus("[data-worker='actor:0']")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#detail:not([hidden])")
+        assert page.inner_text("#detail-title") == "actor:1"
+        wait_for(page, "document.getElementById('log').textContent.includes('hello from rank 1')")
+        page.click("#ask-stack")
+        wait_for(page, "document.getElementById('stack').textContent.includes('is not running')")
+        page.keyboard.press("Escape")
+        assert page.is_hidden("#detail")
+        assert page.evaluate("document.activeElement.dataset.worker") == "actor:1"
+
+
+def test_lanes_are_zoomed_and_moved_with_the_keyboard_and_an_event_leads_to_its_lane(browser, url):
+    with open_page(browser, url) as page:
+        page.wait_for_selector(".lane")
+        page.keyboard.press("+")
+        assert page.input_value("#window") == "10"
+        page.keyboard.press("ArrowLeft")
+        assert page.get_attribute("#live", "aria-pressed") == "false"
+        page.keyboard.press("l")
+        assert page.get_attribute("#live", "aria-pressed") == "true"
+        before = page.inner_text("#range")
+        page.click("#events li:has-text('actor:3 died') button")
+        wait_for(page, f"document.getElementById('range').textContent !== {before!r}")
+        assert page.evaluate("page.laneEnd") == BEGAN + 40 + 5
+
+
+def test_names_with_markup_and_escapes_are_only_text(browser, tmp_path):
+    bad = "<img src=x onerror=window.hacked=1>\"'`\x1b[2J<script>window.hacked=1</script>"
+    recording = Recording(tmp_path)
+    lines = [
+        line_of("began", bad, t=1.0),
+        line_of("waiting", bad, t=1.2),
+        line_of("metric", bad, t=1.0, value=1, step=1),
+        line_of("metric", bad, t=2.0, value=2, step=2),
+        line_of("channel", bad, t=2.0, depth=1, puts=1, gets=0),
+        line_of("weights", bad, t=2.0, version=1, d=0.1),
+        line_of("engine", bad, t=2.0, url=bad, version=1),
+    ]
+    recording.write("bad/0.jsonl", header(f"{bad}:0", run="abc", pid=1, host=bad, wall=BEGAN, node=0), *lines)
+    recording.write("driver.jsonl", line_of("died", bad, t=3.0, text=bad), line_of("stopped", "", t=4.0))
+    with served(LiveRun(tmp_path)) as address, open_page(browser, address) as page:
+        page.wait_for_selector("#charts figure")
+        page.click(".tile")
+        page.wait_for_selector("#detail:not([hidden])")
+        assert page.evaluate("window.hacked") is None
+        assert page.query_selector("img") is None
+        assert "<script>" in page.inner_text("#events")
+
+
+def test_a_change_is_shown_while_the_page_is_open(browser, tmp_path):
+    recording = Recording(tmp_path)
+    recording.worker(0, wall=time.time())
+    with served(LiveRun(tmp_path)) as address, open_page(browser, address) as page:
+        page.wait_for_selector("[data-worker='actor:0']")
+        recording.write("driver.jsonl", line_of("died", "actor:0", t=3.0))
+        page.wait_for_selector("[data-worker='actor:0'].dead")
+        recording.write("driver.jsonl", line_of("restarted", "actor:0", t=4.0, text="ok"))
+        wait_for(page, "document.querySelector('.tile b').textContent.includes('↻1')")
+        recording.write("actor/0.jsonl", "this is no line of events")
+        wait_for(page, "document.getElementById('notices').textContent.includes('1 broken')")
+
+
+def test_of_4096_devices_the_page_shows_nodes_and_opens_one(browser, tmp_path):
+    recording = Recording(tmp_path)
+    base = tmp_path / "events" / "actor"
+    base.mkdir()
+    for rank in range(4096):
+        first = header(f"actor:{rank}", run="abc", pid=rank, host="h", wall=BEGAN, node=rank // 8, devices=(rank % 8,))
+        (base / f"{rank}.jsonl").write_text(f"{first}\n{line_of('call', 'train', t=1.0, d=1.0)}\n")
+    recording.write("driver.jsonl", line_of("stopped", "", t=60.0))
+    with served(LiveRun(tmp_path)) as address, open_page(browser, address) as page:
+        page.wait_for_selector(".node")
+        assert page.locator(".node").count() == 512
+        page.click("[aria-label^='open node 77:']")
+        page.wait_for_selector("[data-worker='actor:616']")
+        assert page.locator(".tile").count() == 8

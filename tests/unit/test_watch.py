@@ -1,0 +1,444 @@
+"""Reading events back: what each worker does, also from broken files and from nodes whose clocks differ."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from recordings import BEGAN, Recording
+from roost.runtime.events.format import header, line_of
+from roost.watch.charts import chart_facts
+from roost.watch.facts import page_facts
+from roost.watch.live import LiveRun, read_bound
+from roost.watch.model import RunModel
+from roost.watch.playback import PlayedRun
+from roost.watch.prometheus import prometheus_text
+from roost.watch.reading import EventReader
+from roost.watch.screen import draw_screen
+from roost.watch.trace import trace_of
+from roost.watch.views import State
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+@pytest.fixture
+def recording(tmp_path):
+    return Recording(tmp_path)
+
+
+def states(view):
+    return {worker.address: (str(worker.state), worker.doing) for worker in view.workers}
+
+
+def test_each_worker_is_busy_idle_silent_dead_or_ended(recording):
+    recording.worker(0, line_of("began", "train", t=19.0))
+    recording.worker(1, line_of("call", "train", t=5.0, d=2.0), line_of("usage", 0.1, t=19.0))
+    recording.worker(2, line_of("began", "train", t=3.0))
+    recording.worker(3, line_of("call", "train", t=5.0, d=2.0))
+    recording.worker(0, line_of("call", "score", t=1.0, d=0.5), group="judge")
+    recording.write("driver.jsonl", line_of("died", "actor:3", t=8.0), line_of("closed", "judge", t=9.0))
+    view = recording.view(BEGAN + 21)
+    assert states(view) == {
+        "actor:0": ("busy", "train"),
+        "actor:1": ("idle", "train"),
+        "actor:2": ("silent", "train"),
+        "actor:3": ("dead", "train"),
+        "judge:0": ("ended", "score"),
+    }
+    assert view.workers[0].since == BEGAN + 20
+    assert view.workers[1].last_seconds == 2.0
+    assert view.workers[1].idle_share == pytest.approx(0.9)
+    assert [event.what for event in view.events] == ["closed", "died"]
+
+
+def test_an_announced_call_ends_with_its_line_and_the_next_one_goes_on(recording):
+    recording.worker(
+        0,
+        line_of("began", "train", t=1.0),
+        line_of("call", "train", t=1.0, d=2.0),
+        line_of("began", "train", t=3.0),
+    )
+    assert states(recording.view(BEGAN + 5)) == {"actor:0": ("busy", "train")}
+    recording.worker(1, line_of("began", "train", t=1.0), line_of("call", "train", t=0.5, d=2.0, n=3, busy=1.9))
+    assert states(recording.view(BEGAN + 5))["actor:1"] == ("idle", "train")
+
+
+def test_a_restart_brings_a_worker_back_and_is_counted(recording):
+    recording.worker(0, line_of("began", "train", t=1.0))
+    recording.write("driver.jsonl", line_of("died", "actor:0", t=3.0), line_of("restarted", "actor:0", t=5.0, text="x"))
+    recording.worker(0, line_of("usage", 0.0, t=0.5), wall=BEGAN + 4, pid=200)
+    (worker,) = recording.view(BEGAN + 6).workers
+    assert (worker.state, worker.restarts, worker.pid) == (State.IDLE, 1, 200)
+
+
+def test_when_the_driver_stopped_the_run_is_over_whatever_the_time(recording):
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0))
+    recording.write("driver.jsonl", line_of("stopped", "", t=7.0))
+    view = recording.view(BEGAN + 10**6)
+    assert view.is_over
+    assert view.now == BEGAN + 7
+    assert view.workers[0].state is State.ENDED
+
+
+def test_lines_that_are_added_are_read_once_and_half_a_line_waits(recording):
+    reader, model = EventReader(recording.folder), RunModel()
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0))
+    model.take(reader.read())
+    recording.write("actor/0.jsonl", '{"call":"train","t":3', end="")
+    model.take(reader.read())
+    recording.write("actor/0.jsonl", '.0,"d":1.0}')
+    model.take(reader.read())
+    assert reader.trouble.broken == 0
+    assert model.view().workers[0].calls == 2
+    assert reader.read() == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "not json",
+        '{"call":"train"',
+        "[]",
+        "{}",
+        '{"call":"train","t":"x","d":1}',
+        '{"call":"train","t":NaN,"d":1}',
+        '{"process":{},"v":1}',
+        "[" * 5000,
+        "\x00\x00\x00",
+    ],
+)
+def test_a_broken_line_is_left_out_and_said(recording, broken):
+    recording.worker(0, broken, line_of("call", "train", t=1.0, d=1.0))
+    view = recording.view()
+    assert view.workers[0].calls == 1
+    assert "1 broken lines of events were left out" in view.notices
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"call":"train","t":1,"d":[]}', '{"metric":"m","t":1,"value":{}}', '{"usage":[],"t":1}']
+)
+def test_a_line_with_odd_values_spoils_nothing(recording, odd):
+    recording.worker(0, odd, line_of("call", "train", t=1.0, d=1.0))
+    view = recording.view()
+    assert view.workers[0].calls == 1
+    assert view.dropped == 1
+
+
+def test_lines_of_a_newer_roost_are_left_out_and_said(recording):
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0))
+    recording.write("actor/1.jsonl", '{"process":"actor:1","v":2,"other":1}', '{"thing":1}')
+    view = recording.view()
+    assert [worker.address for worker in view.workers] == ["actor:0"]
+    assert "2 lines of a newer Roost were left out" in view.notices
+
+
+def test_a_file_that_is_a_link_is_not_read_and_said(recording):
+    recording.worker(0)
+    (recording.folder / "events" / "actor" / "1.jsonl").symlink_to("/etc/passwd")
+    assert any("a symbolic link is in the way" in notice for notice in recording.view().notices)
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_clock_that_differs_is_corrected_and_said(recording, skew):
+    recording.write("driver.jsonl", line_of("launched", "actor", t=2.0))
+    recording.worker(0, line_of("call", "train", t=5.0, d=1.0))
+    recording.worker(1, line_of("call", "train", t=5.0, d=1.0), host="far", wall=BEGAN + 1 + skew)
+    view = recording.view(BEGAN + 6.5)
+    near, far = view.workers
+    assert abs(near.since - far.since) <= 1.0
+    assert (near.state, far.state) == (State.BUSY, State.BUSY)
+    assert any(notice.startswith("the clock of far differs by about") for notice in view.notices)
+
+
+def test_of_a_long_file_the_end_is_read_first(recording, monkeypatch):
+    monkeypatch.setattr("roost.watch.reading._FIRST_BYTES", 8192)
+    recording.worker(0, *[line_of("call", "train", t=float(i), d=0.5) for i in range(5000)])
+    reader, model = EventReader(recording.folder), RunModel()
+    model.take(reader.read())
+    worker = model.view().workers[0]
+    assert 0 < worker.calls < 200
+    assert worker.pid == 100
+    assert model.spans("actor:0")[-1].start == BEGAN + 1 + 4999
+    assert reader.trouble.broken == 0
+    assert reader.trouble.skipped > 100_000
+
+
+def test_metrics_become_curves_and_what_is_not_a_number_is_empty_on_the_page(recording):
+    recording.worker(
+        0,
+        line_of("metric", "reward", t=1.0, value=0.5, step=1),
+        line_of("metric", "reward", t=2.0, value="nan", step=2),
+    )
+    view = recording.view()
+    (curve,) = view.curves
+    assert (curve.worker, curve.name, len(curve.points)) == ("actor:0", "reward", 2)
+    (chart,) = [item for item in chart_facts(view) if item["title"] == "reward"]
+    assert chart["series"] == [{"name": "actor:0", "points": [[1.0, 0.5]]}]
+    json.dumps(chart_facts(view), allow_nan=False)
+
+
+def test_samples_of_nodes_are_kept(recording):
+    recording.write(
+        "node-0.jsonl",
+        header("node 0", run="abc", pid=9, host="head", wall=BEGAN, node=0),
+        line_of("node", 0.5, t=1.0, memory=100, of=200, devices=[[0.9, 10, 20]]),
+    )
+    (node,) = recording.view().nodes
+    assert (node.cpu, node.memory, node.memory_total, node.devices) == (0.5, 100, 200, ((0.9, 10, 20),))
+
+
+def test_events_of_an_earlier_run_in_the_same_folder_do_not_count(recording):
+    recording.write("actor/0.jsonl", header("actor:0", run="old", pid=1, host="head", wall=BEGAN - 99, node=0))
+    assert recording.view().workers == ()
+
+
+def test_a_run_without_events_has_an_empty_view(tmp_path):
+    reader, model = EventReader(tmp_path), RunModel()
+    assert not reader.exists
+    model.take(reader.read())
+    assert model.view().workers == ()
+
+
+def test_the_trace_has_a_thread_for_each_worker_and_the_events(recording):
+    recording.worker(0, line_of("call", "train", t=1.0, d=0.5))
+    recording.worker(2, line_of("call", "train", t=2.0, d=0.5, n=3, busy=0.4))
+    recording.write("driver.jsonl", line_of("died", "actor:2", t=4.0))
+    events = json.loads(trace_of(recording.folder))["traceEvents"]
+    calls = [(item["pid"], item["ts"], item["dur"], item["args"]["calls"]) for item in events if item["ph"] == "X"]
+    assert calls == [(0, 0, 500_000, 1), (1, 1_000_000, 500_000, 3)]
+    assert {item["args"]["name"] for item in events if item["name"] == "thread_name"} == {"actor:0", "actor:2"}
+    assert [item["name"] for item in events if item["ph"] == "i"] == ["actor:2 died"]
+
+
+@pytest.fixture
+def utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("utc")
+def test_the_screen_shows_a_run_at_80_by_24(recording, golden):
+    recording.busy()
+    text = draw_screen(recording.view(BEGAN + 61), title="train.py", status="running", width=80, height=24).plain
+    lines = text.split("\n")
+    assert len(lines) <= 24
+    assert max(map(cell_len, lines)) <= 80
+    golden(GOLDEN / "top.txt", text + "\n")
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 6), (80, 24), (200, 60), (1, 1)])
+@pytest.mark.parametrize("workers", [0, 1, 300])
+def test_the_screen_fits_whatever_its_size_and_the_number_of_workers(recording, width, height, workers):
+    recording.busy(workers)
+    recording.traffic()
+    text = draw_screen(recording.view(BEGAN + 61), title="t" * 300, status="running", width=width, height=height).plain
+    assert len(text.split("\n")) <= height
+    assert max(map(cell_len, text.split("\n"))) <= max(40, width)
+
+
+def test_no_escape_reaches_the_terminal(recording):
+    bad = "a\x1b[2J\x1b]0;x\x07\r\n\u202e<script>"
+    lines = line_of("began", bad, t=1.0), line_of("metric", bad, t=1.0, value=1)
+    first = header(f"{bad}:0", run="abc", pid=1, host=bad, wall=BEGAN, node=0)
+    recording.write("bad/0.jsonl", first, *lines)
+    recording.write("driver.jsonl", line_of("died", bad, t=3.0, text=bad))
+    text = draw_screen(recording.view(BEGAN + 5), title=bad, status=bad, width=80, height=24).plain
+    assert "died" in text
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert len(text.split("\n")) <= 24
+
+
+def test_top_prints_one_picture_where_there_is_no_terminal(recording, roost):
+    recording.busy()
+    code, out, _ = roost("top", str(recording.folder) + "/")
+    assert code == 0
+    assert "actor" in out
+    assert "reward" in out
+
+
+def test_top_and_trace_say_that_a_folder_has_no_events(tmp_path, roost):
+    for command in ("top", "trace"):
+        code, _, err = roost(command, str(tmp_path) + "/")
+        assert code == 2
+        assert "there are no events in" in err
+
+
+def test_trace_writes_a_file(recording, roost, tmp_path):
+    recording.busy()
+    code, _, err = roost("trace", str(recording.folder) + "/", "--out", str(tmp_path / "trace.json"))
+    assert code == 0, err
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_run_whose_driver_is_gone_has_ended_and_one_whose_folder_is_removed_keeps_its_view(recording):
+    recording.busy()
+    live = LiveRun(recording.folder)
+    # No driver locks the folder.
+    assert live.refresh().is_over
+    shutil.rmtree(recording.folder / "events")
+    recording.folder.rmdir()
+    view = live.refresh()
+    assert len(view.workers) == 9
+    assert any("the run folder is gone" in notice for notice in view.notices)
+
+
+def test_a_worker_that_waits_says_for_whom_and_waits_count_as_idle(recording):
+    recording.worker(0, line_of("began", "train", t=1.0), line_of("waiting", "channel 'samples'", t=6.0))
+    view = recording.view(BEGAN + 11)
+    (worker,) = view.workers
+    assert (worker.state, worker.waits_for, worker.doing) == (State.WAITING, "channel 'samples'", "train")
+    # Of the ten seconds it was busy in those between the first and the sixth.
+    assert worker.idle_share == pytest.approx(0.5)
+    recording.write("actor/0.jsonl", line_of("wait", "channel 'samples'", t=6.0, d=4.0))
+    (worker,) = recording.view(BEGAN + 11).workers
+    assert (worker.state, worker.waits_for) == (State.BUSY, "")
+    assert worker.idle_share == pytest.approx(0.5)
+
+
+def test_what_goes_between_the_workers_is_counted(recording):
+    recording.busy()
+    recording.traffic()
+    view = recording.view(BEGAN + 61)
+    (channel,) = view.channels
+    assert (channel.name, channel.depth, channel.most) == ("samples", 22, 64)
+    assert (channel.puts_per_second, channel.gets_per_second) == (
+        pytest.approx(40, rel=0.2),
+        pytest.approx(39, rel=0.2),
+    )
+    (link,) = view.links
+    assert (link.name, link.version, round(link.seconds, 3), link.size) == ("actor -> rollout", 5, 0.6, 512)
+    first, second = view.engines
+    assert (first.worker, first.version, first.behind, first.is_asleep) == ("rollout:0", 5, 0, False)
+    assert (second.version, second.behind, second.is_asleep, second.failed) == (4, 1, True, 1)
+    assert first.latency == pytest.approx(0.7 / 9)
+    states = {worker.address: str(worker.state) for worker in view.workers}
+    assert (states["rollout:1"], states["reward:1"]) == ("asleep", "waiting")
+    assert view.steps == tuple((float(step), 1.0) for step in range(1, 9))
+
+
+def test_a_channel_whose_process_is_restarted_counts_on(recording):
+    lines = [line_of("channel", "samples", t=float(t), depth=1, puts=10 * t, gets=0) for t in range(5)]
+    recording.worker(0, *lines, group="samples")
+    recording.worker(0, line_of("channel", "samples", t=1.0, depth=1, puts=3, gets=0), wall=BEGAN + 6, group="samples")
+    (channel,) = recording.view(BEGAN + 8).channels
+    assert channel.puts_per_second >= 0
+
+
+def test_reservations_are_events_in_words(recording):
+    recording.write("driver.jsonl", line_of("waits", "rollout", t=1.0, text="for 2 accelerators"))
+    recording.write("driver.jsonl", line_of("reserved", "rollout", t=2.0, text="2 accelerators"))
+    assert [event.what for event in recording.view().events] == ["reserved", "waits"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"bound_seconds": "x"}', '{"bound_seconds": -1}', "NaN"])
+def test_a_broken_search_gives_no_bound(tmp_path, text):
+    path = tmp_path / "search.json"
+    assert read_bound(path) is None
+    path.write_text(text)
+    assert read_bound(path) is None
+
+
+def test_the_bound_of_a_search_is_drawn_with_the_steps(recording):
+    recording.busy()
+    (recording.folder / "search.json").write_text('{"bound_seconds": 0.75}')
+    live = LiveRun(recording.folder)
+    view = live.refresh()
+    assert chart_facts(view, live.bound)[0]["bound"] == 0.75
+
+
+@pytest.mark.usefixtures("utc")
+def test_the_screen_shows_queues_engines_and_who_waits(recording):
+    recording.busy()
+    recording.traffic()
+    text = draw_screen(recording.view(BEGAN + 61), title="train.py", status="running", width=80, height=30).plain
+    assert "~ reward:1            0% channel 's" in text
+    assert "samples            22/64 items" in text
+    assert "rollout:0          weights 5  8.1 requests/s in 0.078 s" in text
+    assert "z 1 asleep" in text
+
+
+def test_a_recording_is_played_at_its_speed_and_ends_as_the_run_did(recording, monkeypatch):
+    recording.busy()
+    recording.write("driver.jsonl", line_of("stopped", "", t=60.0))
+    now = 100.0
+    monkeypatch.setattr("roost.watch.playback.time.monotonic", lambda: now)
+    run = PlayedRun(EventReader(recording.folder, whole=True).read())
+    assert run.refresh().workers == ()
+    now += 45
+    view = run.refresh()
+    assert {worker.address for worker in view.workers if worker.state is State.DEAD} == {"actor:3"}
+    assert [worker.restarts for worker in view.workers if worker.address == "actor:2"] == [0]
+    assert (run.status, view.is_over) == ("playing a recording", False)
+    now += 100
+    view = run.refresh()
+    assert (run.status, view.is_over) == ("the recording has ended", True)
+
+
+def test_the_recording_in_the_package_has_all_that_the_page_shows(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("roost.watch.playback.time.monotonic", lambda: now)
+    run = PlayedRun.shipped()
+    assert {worker.component for worker in run.refresh().workers} >= {"actor", "rollout"}
+    now += 1000
+    view = run.refresh()
+    assert {"died", "restarted", "launched", "reserved"} <= {event.what for event in view.events}
+    assert min(map(len, (view.channels, view.links, view.curves, view.nodes, view.steps))) > 0
+    assert view.notices == ()
+
+
+def test_the_trace_has_waits_of_a_category_of_their_own(recording):
+    recording.worker(0, line_of("call", "train", t=1.0, d=2.0), line_of("wait", "actor:1", t=1.5, d=1.0))
+    found = json.loads(trace_of(recording.folder))["traceEvents"]
+    assert [(item["name"], item["cat"]) for item in found if item["ph"] == "X"] == [
+        ("train", "actor"),
+        ("waits for actor:1", "wait"),
+    ]
+
+
+def test_a_time_of_day_that_jumps_moves_no_call(recording):
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0), line_of("clock", BEGAN - 86400.0, t=2.0))
+    recording.write("actor/0.jsonl", line_of("call", "train", t=3.0, d=1.0))
+    reader, model = EventReader(recording.folder), RunModel()
+    model.take(reader.read())
+    assert [span.start - BEGAN for span in model.spans("actor:0")] == [2.0, 4.0]
+
+
+def test_a_job_that_starts_again_in_the_same_folder_is_shown_from_its_beginning(recording):
+    recording.busy()
+    live = LiveRun(recording.folder)
+    assert len(live.refresh().workers) == 9
+    shutil.rmtree(recording.folder / "events")
+    again = header("driver", run="def", pid=2, host="head", wall=BEGAN + 100)
+    recording.write("driver.jsonl", again, line_of("launched", "actor", t=1.0, text="1 worker"))
+    recording.write("actor/0.jsonl", header("actor:0", run="def", pid=7, host="head", wall=BEGAN + 101, node=0))
+    view = live.refresh()
+    assert [(worker.address, worker.pid, worker.calls) for worker in view.workers] == [("actor:0", 7, 0)]
+    assert [event.what for event in view.events] == ["launched"]
+
+
+@pytest.mark.parametrize("kind", ["channel", "weights", "engine", "requests", "wait", "waiting"])
+@pytest.mark.parametrize(
+    "odd", ["x", [1], {}, None, -1, 1e400, float("nan"), 10**400, True], ids=lambda odd: repr(odd)[:9]
+)
+def test_odd_values_between_workers_spoil_nothing(recording, kind, odd):
+    names = ("depth", "puts", "gets", "getters", "most", "version", "d", "pause", "size", "url", "served", "seconds")
+    recording.busy()
+    recording.traffic()
+    recording.worker(5, line_of("call", "train", t=1.0, d=1.0), json.dumps({kind: odd, "t": 2.0}))
+    for name in names:
+        values = {"puts": 1, "gets": 1, "version": 1, "d": 1, "served": 1, "seconds": 1, name: odd}
+        recording.write("actor/5.jsonl", json.dumps({kind: "thing", "t": 3.0, **values}))
+    view = recording.view(BEGAN + 61)
+    json.dumps(page_facts(view, title="", status=""), allow_nan=False)
+    json.dumps(chart_facts(view), allow_nan=False)
+    prometheus_text(view)
+    assert len(draw_screen(view, title="", status="").plain.split("\n")) <= 24
+    assert "samples" in {channel.name for channel in view.channels}
