@@ -8,6 +8,7 @@
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
 #   make types-public   whether every public name has a type, with a pyright that you have installed
+#   make browser get a browser for the tests of the page: apt-get as root, and axe-core with npm
 #   make docs    the docs as a site   make docs-serve   the same, shown while you write
 
 PYTHON ?= python3
@@ -41,7 +42,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: demo demo-llm test-engines test check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean docs docs-serve types-public
+.PHONY: browser demo demo-llm test-engines test check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -68,6 +69,15 @@ lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check .
 	@echo "== mypy"
 	@$(BIN)/mypy
+
+# Debian's Chromium, and axe-core for the tests of accessibility. Without them, those tests are skipped and say so.
+AXE ?= axe-core@4.14.0
+browser:
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { timeout 120 apt-get update -qq; timeout 300 apt-get install -qq -y --no-install-recommends chromium; } >/dev/null 2>&1; then :; \
+	else echo "   no browser: the tests of the page in a browser are skipped (apt-get install chromium, as root)"; fi
+	@[ -f node_modules/axe-core/axe.min.js ] || timeout 120 npm install --silent --no-save --no-package-lock '$(AXE)' >/dev/null 2>&1 || \
+		echo "   $(AXE) is not available: the tests of accessibility are skipped"
 
 # Not part of `make lint`: pyright needs node. `npm install --global pyright`, or PYRIGHT='npx --yes pyright'.
 PYRIGHT ?= pyright
@@ -96,6 +106,16 @@ soak: $(VENV)/.installed-dev
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray
 
+# A wheel and an sdist, each installed into an empty virtual environment, where a job is planned and run.
+dist: $(VENV)/.installed-dev
+	@echo "== building"
+	@rm -rf dist
+	@$(BIN)/python -m build --quiet
+	@for made in dist/*.whl dist/*.tar.gz; do \
+		echo "== trying $$made"; \
+		PYTHON='$(PYTHON)' UV='$(UV)' RAY='$(RAY)' sh tests/dist/try.sh "$$made" || exit 1; \
+	done
+
 soak-search: $(VENV)/.installed-dev
 	@echo "== the search against brute force"
 	@SEARCH_INSTANCES=$(SEARCH_INSTANCES) $(BIN)/pytest -n 2 -k brute_force tests/property/test_search.py
@@ -114,6 +134,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/messages.py
 	@$(BIN)/python bench/failures.py
 	@$(BIN)/python bench/router.py
+	@$(BIN)/python bench/watch.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -137,7 +158,7 @@ $(VENV)/bin/python:
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	@echo "== installing Roost into $(VENV)"
 	@$(RENEW_PIP)
-	@$(INSTALL) --editable '.[demo,rl]' $(RAY)
+	@$(INSTALL) --editable '.[demo,rl,watch]' $(RAY)
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 

@@ -37,8 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the runs of the tests, and of the processes that they start, out of the developer's state folder."""
+    """Keep the runs of the tests, and of the processes that they start, out of the developer's state folder.
+
+    Nor do they plan on the developer's cluster.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ROOST_CLUSTER", raising=False)
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 

@@ -40,7 +40,7 @@ _OWN_LIBRARIES = (
     *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
     *("roost.runtime.reserve.holdings", "roost.runtime.runs.recorder"),
 )
-_PRELOADED = (
+PRELOADED = (
     *("ray", "ray._common.usage.usage_lib", "ray._common.pydantic_compat", "ray._private.arrow_serialization"),
     *("roost.comm.worker", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces"),
 )
@@ -144,7 +144,7 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, words: list[str
         os.environ.update(zip(_OWN, request, strict=False))
         words = request[len(_OWN) :]
         sys.path[0] = os.path.dirname(words[0])
-        for name in _PRELOADED:
+        for name in PRELOADED:
             # A worker that needs it finds out, and reports it better.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)

@@ -117,6 +117,11 @@ class Talker(Worker):
         self._kept = [self.recv(group, rank, async_op=True) for _ in range(count)]
         return self.count_threads() - threads, self.memory() - before
 
+    def say_many(self, size: int, count: int, group: str, rank: int) -> None:
+        """Send messages of some bytes one after the other, and wait while the other end takes no more."""
+        for _ in range(count):
+            self.send(bytes(size), group, rank, timeout=120)
+
     def flood(self, size: int, count: int, group: str, rank: int) -> int:
         """Send until the other end takes no more; returns how many messages it took."""
         handles = []

@@ -112,3 +112,15 @@ def test_commands_say_that_there_is_no_cluster():
         )
         assert done.returncode == 3, done.stderr
         assert "there is no Ray cluster to join" in done.stderr
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_job_of_two_nodes_says_at_once_that_there_is_no_cluster(tmp_path):
+    job = tmp_path / "job.yaml"
+    job.write_text("cluster: {num_nodes: 2, component_placement: {a: 0}}\nworkers: {a: w.A}\nentry: w.main\n")
+    (tmp_path / "w.py").write_text("from roost import Worker\nclass A(Worker): pass\ndef main(job): pass\n")
+    command = [sys.executable, "-m", "roost", "run", "job.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "there is no Ray cluster to join, and the job wants 2 nodes" in done.stderr
+    assert "`roost up 2x4`" in done.stderr

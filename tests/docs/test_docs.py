@@ -6,7 +6,8 @@
 - A shell block runs in that folder; `<!-- exit: 2 -->` before it says how it ends. `make` is only asked what it
   would do. A text block right after a shell block is what it prints, to the letter; `make golden` rewrites it.
 - A Python block runs with the names of the page's blocks before it.
-- A block after `<!-- ray: 2x4 -->` needs a live cluster: `tests/ray/test_docs_live.py` runs it. One after
+- A block after `<!-- ray: 2x4 -->` needs a live cluster: `tests/ray/test_docs_live.py` runs it. The text above it must
+  tell the reader to `roost up 2x4`. One after
   `<!-- shown -->` is for another program: it must be well formed, and is not run.
 """
 
@@ -29,6 +30,19 @@ from roost import RoostError, Topology, make_plan
 def test_pages_use_only_known_languages():
     used = {(page.name, block.language) for page in PAGES for block in blocks_of(page)}
     assert {language for _, language in used} <= {"yaml", "sh", "python", "text", "json", "toml"}, used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_with_live_blocks_says_which_cluster_they_need(page):
+    """For a block on a cluster of 2x4, the text above it must say `roost up 2x4`; for one that starts its own, so."""
+    for block in blocks_of(page):
+        cluster = block.notes.get("ray")
+        if cluster is not None:
+            above = "".join(page.read_text(encoding="utf-8").splitlines(keepends=True)[: block.line - 1])
+            words = "`local_cluster" if cluster == "own" else f"`roost up {cluster}`"
+            seen = re.sub(r"<!--.*?-->|^```.*?^```$", "", above, flags=re.M | re.S).replace("[`", "`")
+            where = f"{page.name}, block in line {block.line}"
+            assert words in seen or (cluster == "own" and ".local_cluster`" in seen), f"{where}: say {words} above it"
 
 
 @pytest.fixture(scope="module")

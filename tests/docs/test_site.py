@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -97,3 +97,14 @@ def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tm
     for page in pages:
         loaded = _LOADED.findall(page.read_text(encoding="utf-8"))
         assert not loaded, f"{page.name} loads {loaded}"
+
+
+def test_the_site_leaves_out_the_list_of_a_pages_own_headings():
+    spec = spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = "# Title\n\nText.\n\n- [One](#one)\n- [Two](#two)\n\n## One\n\n- [Two](#two)\n\n## Two\n"
+    assert hooks.on_page_markdown(page, page=None) == "# Title\n\nText.\n\n\n## One\n\n- [Two](#two)\n\n## Two\n"
+    for path in DOCS.rglob("*.md"):
+        top = hooks.on_page_markdown(path.read_text(encoding="utf-8")).partition("\n## ")[0]
+        assert "\n- [" not in top or "](#" not in top, path.name

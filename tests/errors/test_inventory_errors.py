@@ -720,7 +720,7 @@ def test_an_inventory_that_is_missing_or_a_folder_is_refused(tmp_path, monkeypat
     with pytest.raises(ConfigError) as folder:
         Topology.from_file("folder")
     assert str(missing.value) == "nowhere.yml: No such file or directory"
-    assert str(folder.value) == "folder: Is a directory"
+    assert str(folder.value) == "folder: Is a directory\n  hint: give the file, not its folder"
 
 
 def test_a_list_of_more_accelerators_than_a_node_can_have_is_refused():

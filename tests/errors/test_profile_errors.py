@@ -13,6 +13,7 @@ import pytest
 from roost import ConfigError, PlacementError, Topology
 from roost.config.profile import read_profile
 from roost.config.run import read_job_text
+from roost.config.topology import Accelerator, Node
 from roost.search.answer import search
 from roost.search.setup import make_setup
 
@@ -51,12 +52,13 @@ def test_all_mistakes_of_a_profile_are_told_at_once(tmp_path):
     assert len(caught.value.problems) == 3
 
 
-def test_unlike_accelerators_are_refused():
+def test_a_cluster_that_cannot_be_searched_is_refused():
     flow = read_job_text(JOB.replace("STEP", "rollout.generate -> actor.train"), name="job.yaml").flow
     profile = read_profile(
         {"version": 1, "calls": {name: {"seconds": {8: 3.0}} for name in ("rollout.generate", "actor.train")}}
     )
-    with pytest.raises(ConfigError, match="several kinds of accelerator: 4090 and H100"):
-        make_setup(flow, profile, Topology.from_shorthand("2x8:H100,1x8:4090"))
     with pytest.raises(ConfigError, match="no accelerators"):
         make_setup(flow, profile, Topology.from_shorthand("2x0"))
+    mixed = Topology(nodes=(Node(accelerators=(Accelerator(model="H100"), Accelerator(model="4090"))),))
+    with pytest.raises(ConfigError, match="node 0 has several kinds of accelerator: 4090 and H100"):
+        make_setup(flow, profile, mixed)

@@ -19,7 +19,7 @@ from rich.console import Console
 from roost import Plan, Topology, make_plan
 from roost.render.grid import PALETTE, ink, make_grid, short_names
 from roost.render.html import draw_html
-from roost.render.svg import draw_svg
+from roost.render.svg import DARK, LIGHT, draw_svg
 from roost.render.terminal import draw_terminal, to_ascii
 from roost.rl import make_flags_plan
 
@@ -111,15 +111,63 @@ def test_markup_in_names_is_text():
     assert "[red]" in draw_terminal(make_grid(plan), width=200).plain
 
 
-def test_text_reads_on_every_colour():
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours, as WCAG defines it."""
+
     def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        long = colour if len(colour) == 7 else "#" + "".join(digit * 2 for digit in colour[1:])
+        parts = [int(long[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_reads_on_every_colour():
     for colour in PALETTE:
-        light, dark = sorted((luminance(colour), luminance(ink(colour))), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, colour
+        assert contrast(colour, ink(colour)) >= 4.5, colour
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_reads_on_the_paper_and_in_the_cells_of_a_picture(theme):
+    for text in ("text", "soft"):
+        for ground in ("paper", "cell"):
+            assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
+
+
+def test_text_reads_on_a_page_in_both_themes():
+    page = draw_html(plan_of("job"), make_grid(plan_of("job")))
+    themes = re.findall(r":root\{([^}]*--paper[^}]*)\}", page)
+    assert len(themes) == 2
+    for theme in themes:
+        colours = dict(re.findall(r"--(\w+):(#\w+)", theme))
+        for text in ("text", "soft"):
+            for ground in ("paper", "tip"):
+                assert contrast(colours[text], colours[ground]) >= 4.5, (theme, text, ground)
+
+
+def test_a_picture_needs_no_css_variables():
+    assert "var(--" not in draw_svg(plan_of("job"), make_grid(plan_of("job")))
+
+
+def test_the_map_of_a_page_fits_a_telephone():
+    for name in ("job", "collocated", "disaggregated", "large"):
+        page = draw_html(plan_of(name), make_grid(plan_of(name)))
+        narrow = page[page.index('<div class="map narrow">') :]
+        widths = [float(width) for width in re.findall(r'<svg class="roost" width="([\d.]+)"', narrow)]
+        assert len(widths) == len(make_grid(plan_of(name)).rows)
+        # 390 px less the padding of the page.
+        assert max(widths) <= 390 - 32, name
+
+
+def test_a_page_has_all_workers_in_both_maps_and_can_tell_components_apart():
+    page = draw_html(plan_of("job"), make_grid(plan_of("job")))
+    blocks = re.findall(r'<g class="block" data-component="(\d)"', page)
+    assert [blocks.count(str(index)) for index in range(4)] == [8 + 8, 4 + 4, 2 + 2, 1 + 1]
+    assert re.findall(r'<li data-component="(\d)">', page) == ["0", "1", "2", "3"]
+    assert 'data-worker="rollout:3"' in page
+    assert '<input id="find" type="search"' in page
 
 
 def test_the_picture_of_the_readme_is_the_picture_of_its_job(golden):
@@ -159,13 +207,13 @@ def test_ranks_are_never_cut_off_the_map():
     for width in (60, 80, 120):
         text = draw_terminal(make_grid(plan), width=width).plain
         for rank in range(16):
-            assert len(re.findall(rf"\[[a-z_]* ?{rank} *\]", text)) == 4, (width, rank)
+            assert len(re.findall(rf"\[[a-z_…]* ?{rank} *\]", text)) == 4, (width, rank)
 
 
 def test_every_strip_has_its_own_numbers():
     text = draw_terminal(make_grid(plan_of("robots")), width=40).plain.splitlines()
     franka = next(index for index, line in enumerate(text) if "Franka" in line)
-    assert text[franka - 1].split() == ["0", "1"]
+    assert text[franka - 1].split()[-2:] == ["0", "1"]
 
 
 def test_a_wrapped_worker_has_no_bracket_where_it_continues():
@@ -194,7 +242,10 @@ def test_blocks_with_many_ranks_keep_their_key():
         lines = draw_terminal(make_grid(plan, fold=False), width=width).plain.splitlines()
         blocks = [block for line in lines for block in re.findall(r"\[([^\]]*)\]", line)]
         assert len(blocks) == 320
-        assert all(re.fullmatch(r"(ac\w*|ag\w*) \d+-\d+ *", block) for block in blocks), (width, blocks[:3])
+        assert all(re.fullmatch(r"(ac…|act…|actor|ag…|age…|agent|a#\d) \d+-\d+ *", block) for block in blocks), (
+            width,
+            blocks[:3],
+        )
 
 
 def test_keys_of_different_lengths_stay_apart():
@@ -205,6 +256,44 @@ def test_keys_of_different_lengths_stay_apart():
         found = re.findall(r"\[(\S+) [\d-]+ *\]", text)
         assert len(found) == 16 * 3 + 1
         assert len(set(found)) == 4, (width, set(found))
+
+
+def test_a_name_is_whole_or_visibly_cut():
+    names = ["actor", "rollout", "critic", "reward"]
+    plan = make_plan({"cluster": {"component_placement": {",".join(names): "0-7"}}}, Topology.from_shorthand("1x8"))
+    for width in range(40, 130, 3):
+        text = draw_terminal(make_grid(plan), width=width).plain
+        shown = set(re.findall(r"\[(\S+) \d+ *\]", text))
+        assert len(shown) == 4
+        assert all(key in names or re.fullmatch(r"[a-z]+…|[a-z](#\d)?", key) for key in shown), (width, shown)
+
+
+def test_an_svg_has_room_for_names():
+    text = draw_svg(plan_of("job"), make_grid(plan_of("job")))
+    for name in ("actor 7", "rollout 3", "reward 1", "env 0-7"):
+        assert f">{name}<" in text
+    assert "…" not in text
+
+
+def test_a_node_has_the_ranks_that_a_job_writes():
+    def labels(plan: Plan) -> list[list[str]]:
+        return [[text for strip in row.strips for text in strip.ranks_texts] for row in make_grid(plan).rows]
+
+    assert labels(plan_of("job")) == [["ranks 0-7"], ["ranks 8-15"], []]
+    robots = [["ranks 0-1 of robot"], ["ranks 2-3 of robot"]]
+    assert labels(plan_of("heterogeneous")) == [["ranks 0-8 of a800"], ["ranks 0-8 of 4090"], *robots]
+    assert labels(plan_of("large")) == [["ranks 0-255"], ["ranks 256-503"], ["ranks 504-511"]]
+    for drawn in (draw_terminal(make_grid(plan_of("job"))).plain, draw_svg(plan_of("job"), make_grid(plan_of("job")))):
+        assert "ranks 8-15" in re.sub(r"accelerators? each; ranks [\d-]+", "", drawn)
+
+
+def test_the_ranks_of_several_node_groups_are_all_there():
+    groups = [{"label": "a", "node_ranks": 0}, {"label": "b", "node_ranks": 1}]
+    topology = Topology.from_dict({"nodes": [{"accelerators": 2}] * 2, "groups": groups})
+    components = {"actor": {"node_group": "b,a", "placement": "0-3"}, "reward": "2-3"}
+    rows = make_grid(make_plan({"cluster": {"component_placement": components}}, topology)).rows
+    found = [row.strips[0].ranks_texts for row in rows]
+    assert found == [["ranks 2-3 of b,a"], ["ranks 0-1 of b,a", "ranks 2-3"]]
 
 
 def test_ascii_keeps_wide_names_over_their_cells():

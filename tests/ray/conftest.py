@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import forks
+import warm
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.runtime.connect.authentication import refresh_authentication
@@ -32,15 +31,7 @@ class Driver:
     """A Python script that runs next to the test and prints lines."""
 
     def __init__(self, path: Path, env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | env,
-            cwd=path.parent,
-        )
+        self.process = warm.start(path, env)
 
     def line(self) -> str:
         """The next line that it prints."""

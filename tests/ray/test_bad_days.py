@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -17,6 +16,7 @@ import psutil
 import pytest
 import ray
 
+import warm
 from roost import (
     CheckFailed,
     Cluster,
@@ -155,7 +155,7 @@ def test_a_sick_node_that_is_not_needed_blocks_no_job_and_is_shown(tmp_path):
         with Cluster(num_nodes=2, timeout=60) as cluster:
             assert [node.name for node in cluster.nodes] == ["local-0", "local-1"]
         status = subprocess.run(
-            [sys.executable, "-m", "roost", "status"], capture_output=True, text=True, timeout=180, check=False
+            ["roost", "status"], capture_output=True, text=True, timeout=180, check=False, env=warm.environment()
         )
         assert status.returncode == 0, status.stderr
         live = get_nodes()

@@ -21,6 +21,7 @@ from roost import AcceleratorsTaken, Cluster, Topology, make_plan
 from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two_components"
 JOB = """\
 cluster:
   num_nodes: 3
@@ -62,8 +63,8 @@ def test_nodes_as_table_map_json_and_inventory(tmp_path):
     topology = Topology.from_file(inventory)
     assert [len(node.accelerators) for node in topology.nodes] == [4, 4, 4, 0]
     (tmp_path / "job.yaml").write_text(JOB)
-    planned = roost("plan", str(tmp_path / "job.yaml"), "--inventory", str(inventory), "-f", "json")
-    live = roost("plan", str(tmp_path / "job.yaml"), "--live", "-f", "json")
+    planned = roost("plan", str(tmp_path / "job.yaml"), "--inventory", str(inventory), "--format", "json")
+    live = roost("plan", str(tmp_path / "job.yaml"), "--live", "--format", "json")
     assert json.loads(planned.stdout)["components"] == json.loads(live.stdout)["components"]
 
 
@@ -206,6 +207,10 @@ def test_a_local_cluster_comes_up_is_found_and_goes_down(own_folder):
         assert printed.startswith(address)
         by_address = roost("nodes", "--address", printed, env=env)
         assert by_address.stdout == nodes.stdout, "the address alone is enough"
+        few = roost("run", str(EXAMPLE / "job.yaml"), "cluster.num_nodes=3", env=env | {"PYTHONPATH": str(EXAMPLE)})
+        assert few.returncode == 3
+        assert "the job wants 3 nodes, and the local cluster 2x3:A100 has 2" in few.stderr
+        assert "roost up 3x4" in few.stderr
         code = "from roost import Cluster\nwith Cluster(num_nodes=2) as c: print(c.num_accelerators)"
         job = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False, env=os.environ | env

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -68,6 +69,9 @@ def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_the_promised_file
     )
     assert re.search(r"rollout:2 is back in place after [0-9.]+ s: node 1, accelerator 0,1, now pid \d+", shown)
     assert "(raylet)" not in shown
+    if find_spec("starlette") and find_spec("uvicorn"):
+        assert len(re.findall(r"^live page: http://127\.0\.0\.1:\d+/[\w-]{32}/$", shown, re.M)) == 2
+    assert re.search(r"^  open its page      roost watch \S+-colocate$", shown, re.M)
     assert max(map(len, (line for line in shown.splitlines() if "rollout:2 " not in line))) <= 80
     folders = sorted((tmp_path / "runs").iterdir())
     assert [folder.name.rpartition("-")[2] for folder in folders] == ["colocate", "disagg"]

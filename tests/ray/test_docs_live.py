@@ -111,12 +111,12 @@ def run_block(block: Block, folder: Path, environment: dict[str, str], where: st
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if block.language == "python" else subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     expected = int(block.notes.get("exit", "0"))
     said = f"{done.stdout}{done.stderr or ''}"
     assert done.returncode == expected, f"{where}: exit {done.returncode}, not {expected}:\n{said}"
-    # On a busy machine Ray itself remarks on standard output that many processes start.
+    # On a busy machine Ray itself remarks that many processes start.
     return "".join(line for line in done.stdout.splitlines(keepends=True) if "(raylet)" not in line)
 
 

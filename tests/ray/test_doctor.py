@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 from ray.util import list_named_actors
 
+import warm
 from roost.runtime.managers.node_manager import JOB_VARIABLE
 from roost.testing import LocalCluster, local_cluster
 from waiting import wait_until
@@ -33,12 +33,12 @@ def marked(job: str) -> Iterator[int]:
 
 def doctor(local: LocalCluster, *words: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "roost", "doctor", "--format", "json", *words],
+        ["roost", "doctor", "--format", "json", *words],
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
-        env=os.environ | local.environment,
+        env=warm.environment() | local.environment,
     )
     answer: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (1 if answer["problems"] else 0), done.stderr

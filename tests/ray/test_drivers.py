@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 
 import pytest
 import ray
 
+import warm
 from roost import Cluster, ClusterError, NameTaken, NodeManager, WorkerGroup
 from roost.runtime.runs.record import read_record
 from roost.runtime.status import get_status
@@ -85,11 +85,12 @@ def job(body: str) -> str:
 
 def look_from_elsewhere() -> dict:
     done = subprocess.run(
-        [sys.executable, "-m", "roost", "status", "--format", "json"],
+        ["roost", "status", "--format", "json"],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
+        env=warm.environment(),
     )
     return json.loads(done.stdout)
 
@@ -218,12 +219,12 @@ def test_after_a_kill_a_new_driver_starts_clean_and_leftovers_are_named(driver, 
         assert left[0].job.endswith("/worker")
         assert f":{mine.process.pid}:" in left[0].job
         done = subprocess.run(
-            [sys.executable, "-m", "roost", "status"],
+            ["roost", "status"],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-            env=os.environ | roost_local_cluster.environment,
+            env=warm.environment() | roost_local_cluster.environment,
         )
         assert done.returncode == 0, done.stderr
         assert "left over from jobs that have ended (1)" in done.stdout
@@ -283,3 +284,25 @@ def test_status_names_a_job_that_lost_its_manager(driver, roost_local_cluster):
     assert found[0].job is None
     assert sum(count for _, count in found[0].workers) == 1
     assert roost_local_cluster.address == get_status().address
+
+
+REMARK = """
+from ray._private import worker
+from ray._private.ray_logging import global_worker_stdstream_dispatcher as printer
+from roost import Cluster
+
+with Cluster(num_nodes=1, quiet=True):
+    print("from the job")
+    # As the thread does that gets it from the nodes; local clusters do not collect what is printed.
+    remark = {"is_err": False, "lines": ["many processes"], "pid": "raylet", "ip": "10.0.0.1"}
+    remark |= {"actor_name": None, "task_name": None, "job": None}
+    printer.emit(remark)
+    worker.print_to_stdstream({**remark, "lines": ["a worker died"]}, ignore_prefix=False)
+"""
+
+
+def test_standard_output_is_the_jobs_and_what_ray_prints_goes_to_standard_error(driver):
+    out, err = driver(REMARK).finish()
+    assert out == "from the job\n"
+    assert "many processes" in err
+    assert "a worker died" in err

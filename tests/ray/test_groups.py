@@ -506,3 +506,10 @@ def _other_python(folder: Path) -> Path:
     (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
     (folder / "bin" / "python").symlink_to(Path(sys.executable).resolve())
     return folder / "bin" / "python"
+
+
+def test_a_method_of_the_class_can_be_called_and_one_worker_gives_one_value(actor):
+    assert actor.call(Performer.rank_of).wait(60) == [0, 1, 2, 3, 4]
+    assert actor[3].rank_of().one(60) == 3
+    with pytest.raises(ConfigError, match=r"one\(\) is for a call to one worker, and 'rank_of' was called on 5"):
+        actor.rank_of().one()

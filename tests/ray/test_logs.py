@@ -152,6 +152,9 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
         assert not list(own.rglob("actor/0.log"))
         assert "from there" in there[0].read_text()
         wait_until(lambda: "from there" in _text(log_of(cluster, 1)), "the log is fetched")
+        events = Path(cluster.run_dir) / "events"
+        wait_until(lambda: '"call":"say"' in _text(events / "actor" / "1.jsonl"), "its events are fetched")
+        wait_until(lambda: '{"node":' in _text(events / "node-1.jsonl"), "the samples of its node are fetched")
         assert "from here" in log_of(cluster, 0).read_text()
         with pytest.raises(WorkerDied, match="actor:1") as caught:
             group.end(1, "kill").wait(60)
@@ -170,7 +173,10 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
     text = (tmp_path / "run" / "logs" / "actor.1" / "1.log").read_text()
     assert text.index("from there") < text.index("started again") < text.index("and again")
     assert text.count("from there") == 1
-    assert not list(own.rglob("actor/*.log")), "what was fetched is not left there"
+    left = [
+        path for path in own.rglob("*") if path.is_file() and "lost" not in path.parts and "node-2" not in path.name
+    ]
+    assert not left, "what was fetched is not left there"
 
 
 def _text(path: Path) -> str:

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -119,18 +120,25 @@ def test_what_a_foreign_actor_holds_is_named_with_who_holds_it_and_what_would_fi
 def test_a_waiting_reservation_takes_what_is_given_back(free_cluster, capsys):
     other = foreign(free_cluster, 1)
     assert ray.get(other.devices.remote(), timeout=60) == [0]
+    seen: list[str] = []
 
     def give_back() -> None:
-        wait_until(
-            lambda: "waiting for accelerator 0 of node 1" in capsys.readouterr().err, "it says what it waits for"
-        )
-        ray.kill(other)
+        command = [sys.executable, "-m", "roost", "status"]
+        try:
+            wait_until(
+                lambda: "waiting for accelerator 0 of node 1" in capsys.readouterr().err, "it says what it waits for"
+            )
+            seen.append(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
+        finally:
+            ray.kill(other)
 
     helper = threading.Thread(target=give_back)
     helper.start()
-    with free_cluster.reserve(plan_of(free_cluster, actor="4"), timeout=60) as held:
+    with free_cluster.reserve(plan_of(free_cluster, actor="4"), timeout=180) as held:
         assert held.accelerators == [(1, 0)]
     helper.join(60)
+    assert re.search(r"  plan waits for accelerator 0 of node 1 \(.*\), held by ", seen[0]), seen
+    assert not free_cluster.node_manager.get_waits(), "it waits no more"
 
 
 def test_without_reserve_nothing_is_reserved_in_ray(free_cluster):

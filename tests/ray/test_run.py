@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from ray.util import list_named_actors
 
+import warm
 from roost import Cluster
 from roost.runtime.runs.record import read_record
 from roost.testing import LocalCluster
@@ -66,8 +69,9 @@ cluster:
 
 
 def run(local: LocalCluster, folder: Path, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "roost", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | local.environment
+    command = [sys.executable, "-c", code] if code else ["roost", *arguments]
+    environment = {name: value for name, value in warm.environment().items() if name != "PYTHONPATH"}
+    environment |= local.environment
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=300)
 
 
@@ -155,3 +159,142 @@ def test_the_script_of_the_documents_with_hydra(roost_local_cluster, tmp_path):
     assert "TestWorker: 4 workers ready on 1 node" in done.stderr
     for rank in range(4):
         assert f"Hello from TestWorker rank {rank}!" in done.stderr
+
+
+TOGETHER = """
+import time
+from pathlib import Path
+from roost import Worker
+
+HERE = Path(__file__).parent
+
+class Meets(Worker):
+    def __init__(self, others, fails=False):
+        super().__init__()
+        (HERE / f"{self.group_name}.here").touch()
+        deadline = time.monotonic() + 60
+        while not all((HERE / f"{name}.here").exists() for name in others):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.group_name} is alone")
+            time.sleep(0.02)
+        if fails:
+            raise ValueError("no model")
+        if "waits" in others:
+            time.sleep(600)
+
+def main(job):
+    print(sorted(job.groups), job.config["steps"])
+"""
+MEETING = """
+cluster:
+  num_nodes: 2
+  component_placement: {a: 0-1, b: 2, c: 4-5}
+workers:
+  a: {class: meet.Meets, kwargs: {others: [b, c]}}
+  b: {class: meet.Meets, kwargs: {others: [a, c]}}
+  c: {class: meet.Meets, kwargs: {others: [a, b]}}
+entry: meet.main
+steps: 1
+"""
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Path:
+    (tmp_path / "meet.py").write_text(TOGETHER)
+    (tmp_path / "job.yaml").write_text(MEETING)
+    return tmp_path
+
+
+def test_groups_are_launched_at_the_same_time_and_overrides_are_recorded(roost_local_cluster, meeting):
+    done = run(roost_local_cluster, meeting, "run", "job.yaml", "steps=7", "--name", "base", "--note", "a try")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['a', 'b', 'c'] 7\n"
+    record = read_record(meeting / "runs" / "base")
+    assert record.job.arguments == ["steps=7", "--name", "base", "--note", "a try"]
+    assert (record.note, record.project) == ("a try", str(meeting))
+    for path in meeting.glob("*.here"):
+        path.unlink()
+    again = run(roost_local_cluster, meeting, "rerun", str(meeting / "runs" / "base"))
+    assert again.stdout == "['a', 'b', 'c'] 7\n", again.stderr
+    assert sorted(path.name for path in (meeting / "runs").iterdir()) == [".gitignore", "base", "base-2"]
+    listed = run(roost_local_cluster, meeting, "runs").stdout
+    assert [line.split()[0] for line in listed.splitlines()] == ["ID", "base-2", "base"]
+    assert listed.splitlines()[1].endswith("a try")
+    (meeting / "elsewhere").mkdir()
+    assert "this project has no runs yet" in run(roost_local_cluster, meeting / "elsewhere", "runs").stdout
+    assert "base-2" in run(roost_local_cluster, meeting / "elsewhere", "runs", "--all").stdout
+
+
+def test_groups_that_are_launched_together_fail_together(shared_cluster, roost_local_cluster, meeting):
+    (meeting / "waits.here").touch()
+    wait = ["workers.a.kwargs.others=[b, waits]", "workers.c.kwargs.others=[a, waits]"]
+    done = run(roost_local_cluster, meeting, "run", "job.yaml", *wait, "+workers.b.kwargs.fails=true")
+    assert done.returncode == 1
+    assert "ValueError: no model\nin b:0 on node 0" in done.stderr
+    assert isinstance(shared_cluster, Cluster)
+    left = [entry["name"] for entry in list_named_actors(all_namespaces=True)]
+    assert not [name for name in left if name in ("a:0", "a:1", "b:0", "c:0", "c:1")]
+
+
+def test_a_run_is_stopped_by_its_name(roost_local_cluster, job):
+    module = job / "two_components.py"
+    module.write_text(module.read_text() + STOPPED)
+    command = [sys.executable, "-m", "roost", "run", "job.yaml", "-q", "entry=two_components.wait", "--name", "long"]
+    environment = os.environ | roost_local_cluster.environment
+    with (
+        subprocess.Popen(command, cwd=job, stdout=subprocess.PIPE, text=True, env=environment) as running,
+        contextlib.ExitStack() as undo,
+    ):
+        undo.callback(running.kill)
+        assert running.stdout.readline() == "waiting\n"
+        stopped = run(roost_local_cluster, job, "stop", str(job / "runs" / "long"))
+        assert (stopped.returncode, stopped.stderr) == (0, "run long has ended: interrupted: SIGTERM\n")
+        assert running.stdout.read() == "finally\nsaved 4 weights\n"
+    again = run(roost_local_cluster, job, "stop", str(job / "runs" / "long"))
+    assert again.returncode == 2
+    assert "run long is not running: interrupted: SIGTERM" in again.stderr
+
+
+def test_a_run_starts_a_local_cluster_of_its_own_and_leaves_nothing_of_it(job):
+    command = [sys.executable, "-m", "roost", "run", "job.yaml", "-q", "--local", "2x4", "--name", "alone"]
+    done = subprocess.run(command, cwd=job, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("step 0: 8 samples")
+    address = read_record(job / "runs" / "alone").address
+    assert not any(address in " ".join(item.info["cmdline"] or ()) for item in psutil.process_iter(["cmdline"]))
+
+
+def test_following_without_a_worker_follows_all(roost_local_cluster, job):
+    assert run(roost_local_cluster, job, "run", "job.yaml", "-q", "--name", "said").returncode == 0
+    command = [sys.executable, "-m", "roost", "logs", "--follow", "--run", str(job / "runs" / "said")]
+    with subprocess.Popen(command, cwd=job, stdout=subprocess.PIPE, text=True) as following:
+        seen = {following.stdout.readline().split()[0] for _ in range(2)}
+        following.kill()
+    assert seen <= {f"{name}:{rank}" for name in ("actor", "rollout") for rank in range(4)}
+
+
+CARRIED = """
+import os
+from pathlib import Path
+from roost import Worker
+
+class Reads(Worker):
+    def read(self):
+        import carried
+        return os.path.dirname(carried.__file__) == os.getcwd(), Path("data.txt").read_text()
+
+def main(job):
+    print(job.groups["a"].read().wait())
+"""
+
+
+def test_a_working_dir_is_copied_to_every_node(roost_local_cluster, tmp_path):
+    (tmp_path / "carried.py").write_text(CARRIED)
+    (tmp_path / "data.txt").write_text("hello")
+    text = "cluster: {num_nodes: 2, working_dir: ., component_placement: {a: '0,4'}}\n"
+    (tmp_path / "job.yaml").write_text(f"{text}workers: {{a: carried.Reads}}\nentry: carried.main\n")
+    done = run(roost_local_cluster, tmp_path, "run", "job.yaml", "-q")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[(True, 'hello'), (True, 'hello')]\n")
+    wrong = run(roost_local_cluster, tmp_path, "run", "job.yaml", "cluster.working_dir=nowhere")
+    assert "working_dir is 'nowhere', which is not a folder here" in wrong.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from roost import Plan
+from roost.cli.main import _COMMANDS, load_command
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "examples/job.yaml"
@@ -35,6 +37,61 @@ def test_plan_without_hardware_assumes_and_says_so(roost):
     assert code == 0
     assert "assuming 3x8" in err
     assert "warning: 8 of 24 accelerators idle" in err
+
+
+@pytest.mark.parametrize("form", ["map", "svg", "html"])
+def test_a_picture_of_assumed_hardware_says_so_itself(roost, form):
+    mark = "! assumed hardware: 3x8; the job may get other nodes"
+    assert mark in roost("plan", JOB, "--format", form)[1]
+    assert mark not in roost("plan", JOB, *HARDWARE, "--format", form)[1]
+
+
+@pytest.fixture
+def hardware_job(tmp_path):
+    """A job that says which hardware its project has."""
+    path = tmp_path / "job.yaml"
+    text = "cluster:\n  num_nodes: 2\n  hardware: 4x2:H100,3x0\n  component_placement:\n    actor: all\n"
+    path.write_text(text)
+    return path
+
+
+def test_a_job_is_planned_on_the_first_nodes_of_its_own_hardware(roost, hardware_job, monkeypatch):
+    monkeypatch.setenv("ROOST_CLUSTER", "9x9")
+    code, out, err = roost("plan", str(hardware_job))
+    assert (code, err) == (0, "")
+    assert "2 nodes · 4 accelerators" in out
+    assert "2 x H100" in out
+    assert "assumed" not in out
+
+
+def test_a_flag_wins_over_the_hardware_of_the_job(roost, hardware_job):
+    assert "4090" in roost("plan", str(hardware_job), "--cluster", "2x1:4090")[1]
+
+
+def test_a_job_without_num_nodes_has_all_of_its_hardware(roost, hardware_job):
+    hardware_job.write_text(hardware_job.read_text().replace("  num_nodes: 2\n", ""))
+    assert "7 nodes · 8 accelerators" in roost("plan", str(hardware_job))[1]
+
+
+@pytest.mark.parametrize("written", ["4x2:H100", "inventory.yaml"])
+def test_the_variable_describes_the_cluster_of_jobs_that_do_not(roost, hardware_job, monkeypatch, tmp_path, written):
+    (tmp_path / "inventory.yaml").write_text(
+        "nodes: [" + ", ".join(["{accelerators: {count: 2, model: H100}}"] * 4) + "]"
+    )
+    hardware_job.write_text(hardware_job.read_text().replace("  hardware: 4x2:H100,3x0\n", ""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROOST_CLUSTER", written)
+    code, out, err = roost("plan", "job.yaml")
+    assert code == 0
+    assert "2 nodes · 4 accelerators" in out
+    assert err == f"note: planning on {written}, from ROOST_CLUSTER\n"
+
+
+def test_a_mistake_in_the_variable_names_the_variable(roost, monkeypatch):
+    monkeypatch.setenv("ROOST_CLUSTER", "two")
+    code, _, err = roost("plan", JOB)
+    assert code == 2
+    assert "ROOST_CLUSTER: cluster 'two': 'two' is not nodes x accelerators" in err
 
 
 def test_plan_as_json_is_pure_json(roost):
@@ -178,7 +235,8 @@ def test_diff_as_json(roost):
         "diff", "examples/collocated.yaml", "examples/disaggregated.yaml", "--cluster", "2x8", "--format", "json"
     )
     assert code == 1
-    assert json.loads(out)["facts"]["mode"] == ["collocated", "disaggregated"]
+    mode = {"what": "mode", "of": None, "before": "collocated", "after": "disaggregated"}
+    assert mode in json.loads(out)["facts"]
 
 
 def test_where_shows_the_seat_and_the_environment(roost):
@@ -239,6 +297,36 @@ def test_who_explains_hardware_that_does_not_exist(roost, hardware, said):
     code, out, err = roost("who", JOB, hardware, *HARDWARE)
     assert (code, out) == (2, "")
     assert said in err
+
+
+@pytest.fixture
+def two_nodes(tmp_path, monkeypatch):
+    """A job for two nodes with a rollout on the third."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(
+        "cluster:\n  num_nodes: 2\n  component_placement:\n    actor: 0-15\n    rollout: 8-17\n"
+    )
+    return "job.yaml"
+
+
+@pytest.mark.parametrize("command", [["plan"], ["lint"], ["run", "--dry-run"]])
+def test_a_node_beyond_num_nodes_is_an_error_as_it_would_be_at_run(roost, two_nodes, command):
+    code, out, err = roost(command[0], two_nodes, *command[1:], "--cluster", "4x8")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "job.yaml:5:16: component 'rollout' asks for hardware rank 16, which is on node 2, but num_nodes is 2, "
+        "so node ranks are 0-1",
+        "    rollout: 8-17",
+        "               ^^",
+        "  hint: a job runs on the first num_nodes nodes: write num_nodes: 3, or choose other ranks",
+    ]
+
+
+def test_a_component_on_all_is_planned_on_more_nodes_than_num_nodes(roost, two_nodes):
+    Path(two_nodes).write_text(Path(two_nodes).read_text().replace("8-17", "all").replace("0-15", "all"))
+    code, _, err = roost("plan", two_nodes, "--cluster", "4x8")
+    assert code == 0
+    assert err == "warning: cluster.num_nodes is 2, but the plan is for 4 nodes [num-nodes]\n"
 
 
 def test_lint_reports_and_can_be_strict(roost):
@@ -318,12 +406,12 @@ def test_the_map_keeps_to_the_width_of_the_terminal():
 def test_a_terminal_without_unicode_gets_ascii():
     done = run("plan", "examples/collocated.yaml", "--cluster", "2x8", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
-    assert b"[roll 0]" in done.stdout
+    assert b"[rol~ 0]" in done.stdout
     done.stdout.decode("ascii")
 
 
 def test_a_reader_that_closes_the_pipe_gets_no_traceback():
-    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan {JOB} -c 3x8 -f json | head -1"
+    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan {JOB} -c 3x8 --format json | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=60)
     assert done.stdout == b"{\n"
     assert b"Traceback" not in done.stderr
@@ -337,7 +425,7 @@ def test_standard_output_may_be_closed():
 
 
 def test_a_job_can_come_through_a_pipe():
-    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan /dev/stdin -c 1x8 -f table"
+    command = f"{sys.executable} -c 'from roost.cli.main import main; main()' plan /dev/stdin -c 1x8 --format table"
     job = b"cluster: {component_placement: {actor: 0-3}}"
     done = subprocess.run(["bash", "-c", command], input=job, capture_output=True, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -363,7 +451,7 @@ def test_an_answer_that_cannot_be_written_is_an_error():
             JOB,
             "-c",
             "9x8",
-            "-f",
+            "--format",
             "json",
         ]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, timeout=60)
@@ -372,7 +460,94 @@ def test_an_answer_that_cannot_be_written_is_an_error():
 
 
 def test_a_dash_is_standard_input():
-    command = [sys.executable, "-c", "from roost.cli.main import main; main()", "plan", "-", "-c", "1x8", "-f", "table"]
+    command = [
+        sys.executable,
+        "-c",
+        "from roost.cli.main import main; main()",
+        "plan",
+        "-",
+        "-c",
+        "1x8",
+        "--format",
+        "table",
+    ]
     job = b"cluster: {component_placement: {actor: 0-3}}"
     done = subprocess.run(command, input=job, capture_output=True, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stdout.count(b"actor:")) == (0, 4)
+
+
+def test_an_error_is_json_for_a_program_and_text_for_people(roost, two_nodes):
+    code, out, err = roost("plan", two_nodes, "--cluster", "4x8", "--format", "json")
+    assert code == 2
+    (problem,) = json.loads(out)["problems"]
+    assert problem["message"].startswith("component 'rollout' asks for hardware rank 16")
+    assert problem["hint"].endswith("choose other ranks")
+    key = "cluster.component_placement.rollout"
+    assert problem["where"] == {"key": key, "file": "job.yaml", "line": 5, "column": 16}
+    assert err.startswith("job.yaml:5:16: component 'rollout'")
+
+
+def test_a_mistake_on_the_command_line_is_json_too(roost):
+    code, out, _ = roost("lint", "--format", "json")
+    assert code == 2
+    assert json.loads(out)["error"] == "ConfigError"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", JOB, "--format", "xml"], "'xml' is not one of 'map', 'table', 'json', 'svg', 'html'"),
+        (["plan", JOB, "--live", "--timeout", "0"], "it must be at least 1"),
+        (["plan", JOB, "--live", "--timeout", "9999"], "it must be at most 3600"),
+        (["runs", "--number", "many"], "it must be a whole number"),
+        (["plan", JOB, "--live", "--timeout", "soon"], "it must be a number"),
+    ],
+)
+def test_the_value_of_an_option_is_refused_in_plain_words(roost, words, said):
+    code, _, err = roost(*words)
+    assert code == 2
+    assert said in err
+    assert "Input should" not in err
+    assert "Value error" not in err
+    assert f"see roost {words[0]} --help" in err
+
+
+def test_help_and_version_are_commands_too(roost):
+    assert roost("help", "plan") == roost("plan", "--help")
+    assert roost("help") == roost("--help")
+    assert roost("version") == roost("--version")
+    code, _, err = roost("help", "plam")
+    assert (code, "Did you mean 'plan'" in err) == (2, True)
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_folder_is_not_a_job(roost):
+    code, _, err = roost("plan", ".")
+    hint = "  hint: give the file of the job, such as job.yaml\n"
+    assert (code, err) == (2, f". is a folder, and not that of a run\n{hint}")
+    code, _, err = roost("run", ".")
+    assert (code, err) == (2, ".: Is a directory\n  hint: give the file, not its folder\n")
+
+
+def test_short_options_mean_the_same_in_all_commands():
+    meanings: dict[str, set[str]] = {}
+    for name in (name for panel in _COMMANDS.values() for name in panel):
+        for option in load_command(name).params:
+            for short in (word for word in option.opts if len(word) == 2):
+                meanings.setdefault(short, set()).add(max(option.opts, key=len))
+    assert meanings["-f"] == {"--follow"}
+    assert meanings["-o"] == {"--out"}
+
+
+def test_errors_on_a_terminal_are_coloured_counted_and_set_apart(roost, tmp_path, monkeypatch):
+    job = tmp_path / "job.yaml"
+    job.write_text("cluster:\n  num_nodes: two\n  component_placement:\n    actor: 0..3\n")
+    monkeypatch.chdir(tmp_path)
+    _, _, plain = roost("plan", "job.yaml", "--cluster", "1x8")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR")
+    _, _, coloured = roost("plan", "job.yaml", "--cluster", "1x8")
+    assert "\x1b[1;31mnum_nodes must be a whole number" in coloured
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert shown.split("\n\n")[-1] == "2 problems\n"
+    assert [line for line in shown.splitlines() if line and "problems" not in line] == plain.splitlines()

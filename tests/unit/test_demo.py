@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -33,7 +36,7 @@ from roost.demo.advice import advise
 from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
-from roost.demo.pictures import curve_svg, curve_text, timeline_svg, timeline_text
+from roost.demo.pictures import axis_ticks, curve_svg, curve_text, timeline_svg, timeline_text
 from roost.demo.rounds import Restart, Round, Trained
 from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
 from roost.demo.tasks import CARTPOLE
@@ -175,8 +178,34 @@ def test_the_pictures_are_svg_and_label_their_events():
     assert len(curve.findall(f"{SVG}circle")) == 3
     assert {"CartPole <&>", "rollout:2 killed", "500"} <= {item.text for item in curve.iter(f"{SVG}text")}
     drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
-    assert {"actor:0", "env:0", "│ rollout:2 killed"} <= {item.text for item in drawn.iter(f"{SVG}text")}
+    assert {"actor:0", "env:0", "1.5 s: rollout:2 killed"} <= {item.text for item in drawn.iter(f"{SVG}text")}
     assert next(item.text for item in drawn.iter(f"{SVG}title")) == "actor:0 learn: 1.000 s, 1 calls"
+
+
+def test_the_timeline_has_an_axis_and_a_legend():
+    drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
+    texts = [item.text for item in drawn.iter(f"{SVG}text")]
+    assert [text for text in texts if re.fullmatch(r"[\d.]+ s", text)] == [f"{tick:g} s" for tick in axis_ticks(3)]
+    assert {"actor", "learn", "env", "step"} <= set(texts)
+
+
+def test_a_short_call_is_wide_enough_to_be_seen():
+    spans = {"a:0": [Span(name="long", start=0, end=1000), Span(name="short", start=1000, end=1000.001)]}
+    drawn = read_svg(timeline_svg("run", Timeline.of(spans, {"a:0": 0}), {"a": "#0072B2"}))
+    calls = [rect for rect in drawn.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    assert [float(rect.get("width")) >= 2 for rect in calls] == [True, True]
+    row = next(rect for rect in drawn.iter(f"{SVG}rect") if rect.get("class") == "cell")
+    ends = [float(rect.get("x")) + float(rect.get("width")) for rect in calls]
+    assert max(ends) <= float(row.get("x")) + float(row.get("width")) + 0.01
+
+
+@given(st.floats(1e-6, 1e6))
+def test_the_ticks_of_an_axis_are_few_and_within_it(seconds):
+    ticks = axis_ticks(seconds)
+    assert ticks[0] == 0
+    assert len(ticks) <= 10
+    assert ticks[-1] <= seconds * (1 + 1e-5)
+    assert len(ticks) >= 3
 
 
 def test_a_curve_of_no_or_one_value_can_be_drawn():
@@ -378,7 +407,7 @@ def test_minutes_are_split_among_the_modes_and_replace_the_goal():
     [
         (["--minutes", "0"], "--minutes is 0: it is a number above 0"),
         (["--minutes", "nan"], "--minutes is nan: it is a number above 0"),
-        (["--out", "/dev/null/here"], "cannot make /dev/null/here/"),
+        (["--runs-dir", "/dev/null/here"], "cannot make /dev/null/here/"),
     ],
 )
 def test_invalid_options_are_refused_before_anything_starts(arguments, said):

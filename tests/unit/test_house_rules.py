@@ -31,11 +31,13 @@ LAYERS = {
     "rl": {"weights", "comm", "runtime", "machine", "placement", *PURE},
     "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", *PURE},
     "doctor": {"runtime", "machine", "placement", *PURE},
+    "watch": {"runtime", "machine", "render", "placement", *PURE},
     "demo": {"testing", "rl", "weights", "search", "config", "render", ""},
     "cli": {
         "demo",
         "doctor",
         "testing",
+        "watch",
         "rl",
         "weights",
         "comm",
@@ -47,6 +49,7 @@ LAYERS = {
         *PURE,
         "",
     },
+    "mypy_plugin": set(),
     "__main__": {"cli"},
     "": set(),
 }
@@ -60,14 +63,16 @@ OUTSIDE = {
     "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
+    "watch": {"rich", "starlette", "uvicorn", "opentelemetry"},
     "demo": {"gymnasium", "numpy", "rich", "torch"},
     "cli": {"rich", "typer", "yaml"},
+    "mypy_plugin": {"mypy"},
     "": {"lazy_loader"},
 }
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
-    "connect", "runs", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "job", "status", "leftovers",
+    "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
+    "options", "cluster", "groups", "targets", "job", "status", "leftovers",
 ]  # fmt: skip
 
 
@@ -170,6 +175,8 @@ TIME_OF_DAY = {
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
     "machine/disks.py": "the age of files",
     "runtime/cluster.py": "when a job began, for people",
+    "runtime/events/emitter.py": "the time of day that a process's events begin with, for people",
+    "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
     "runtime/failures/carry.py": "when a worker failed, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
     "runtime/groups/members.py": "since when a worker has its state, for people",
@@ -177,6 +184,7 @@ TIME_OF_DAY = {
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
     "runtime/runs/folder.py": "the age of files",
     "runtime/runs/recorder.py": "when something happened in a run, for people",
+    "watch/live.py": "compares the events of a run with the time of day",
 }
 
 

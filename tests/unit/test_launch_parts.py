@@ -248,6 +248,12 @@ def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
         make_run_dir(tmp_path / "file" / "run")
 
 
+def test_the_end_of_a_log_has_all_that_python_says_of_a_crash(tmp_path):
+    path = tmp_path / "0.log"
+    path.write_text("before\n" + "Fatal Python error: Segmentation fault\n" + "  File\n" * 60)
+    assert read_tail(path, lines=5).splitlines() == ["Fatal Python error: Segmentation fault", *["  File"] * 60]
+
+
 def test_the_end_of_a_log_is_read_without_the_rest(tmp_path):
     path = tmp_path / "0.log"
     path.write_bytes(b"x" * 1_000_000 + b"\nlast but one\n\xff\x1b[31mlast\n")

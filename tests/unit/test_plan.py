@@ -164,9 +164,31 @@ def test_a_diff_lists_workers_that_moved_appeared_and_went():
     assert {item.worker.rank for item in found.changed_variables} == {0, 1}  # LOCAL_WORLD_SIZE is 2, not 4
     assert found.to_dict()["moved"][0] == {
         "worker": "actor:2",
-        "before": "node 0, accelerator 2",
-        "after": "node 1, accelerator 0",
+        "before": {"node_rank": 0, "kind": "accelerator", "local_ranks": [2]},
+        "after": {"node_rank": 1, "kind": "accelerator", "local_ranks": [0]},
     }
+    assert found.to_dict()["facts"] == [
+        {
+            "what": "components",
+            "of": None,
+            "before": ["actor", "rollout", "old"],
+            "after": ["actor", "rollout", "new"],
+        }
+    ]
+
+
+def test_a_diff_as_json_has_the_hardware_as_an_inventory_has_it():
+    groups = [{"label": "g", "node_ranks": 0}]
+    small = Topology.from_dict({"nodes": [{"accelerators": 4}], "groups": groups})
+    before, after = plan(small, actor="0-3"), plan(Topology.from_shorthand("1x4:H100,1x0"), actor="0-3")
+    facts = [tuple(item.values()) for item in before.diff(after).to_dict()["facts"]]
+    assert facts == [
+        ("num_nodes", None, 1, 2),
+        ("cluster", None, {"num_nodes": 1, "num_accelerators": 4}, {"num_nodes": 2, "num_accelerators": 4}),
+        ("node", 0, {"accelerators": 4}, {"accelerators": {"count": 4, "type": "nvidia", "model": "H100"}}),
+        ("node", 1, None, {"accelerators": 0}),
+        ("node_group", "g", small.groups[0].to_dict(), None),
+    ]
 
 
 def test_a_diff_covers_more_than_places():
@@ -193,6 +215,30 @@ def test_lint_finds_idle_accelerators():
 def test_lint_reports_sharing_as_information():
     (finding,) = lint(plan(Topology.from_shorthand("1x4"), actor="0-3", reward="1-2"))
     assert str(finding) == "info: actor and reward share 2 accelerators: node 0: 1-2 [shared]"
+
+
+def test_lint_warns_of_components_that_overlap_in_part():
+    made = plan(Topology.from_shorthand("4x8"), actor="0-15", rollout="8-23", reward="24-31")
+    (finding,) = lint(made)
+    assert (finding.code, finding.level) == ("overlap", "warning")
+    assert finding.message == "actor (0-15) and rollout (8-23) overlap in part: both have hardware ranks 8-15"
+
+
+def test_an_overlap_of_components_on_different_node_groups_is_told_by_node():
+    groups = [{"label": "a", "node_ranks": "0-1"}, {"label": "b", "node_ranks": "1-2"}]
+    topology = Topology.from_dict({"nodes": [{"accelerators": 2}] * 3, "groups": groups})
+    made = plan(topology, actor={"node_group": "a", "placement": "all"}, env={"node_group": "b", "placement": "all"})
+    (finding,) = lint(made)
+    assert finding.message == "actor and env overlap in part: both are on accelerators of node 1: 0-1"
+
+
+def test_three_components_have_each_pair_that_overlaps():
+    made = plan(Topology.from_shorthand("1x8"), a="0-3", b="2-5", c="3-7", d="0-7")
+    assert [item.message.partition(" overlap")[0] for item in lint(made) if item.code == "overlap"] == [
+        "a (0-3) and b (2-5)",
+        "a (0-3) and c (3-7)",
+        "b (2-5) and c (3-7)",
+    ]
 
 
 def test_lint_finds_an_uneven_spread():

@@ -330,6 +330,16 @@ def test_the_whole_plan_of_a_job_is_kept(tmp_path):
     assert not (tmp_path / "run" / "plan.json").exists(), "the plan of an earlier run is removed"
 
 
+def test_groups_that_are_launched_together_are_recorded_in_the_order_of_the_plan(tmp_path):
+    job = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3", "rollout": "4-7"}}}
+    recorder = begin(make_run_dir(tmp_path / "run"))
+    recorder.note_plan(make_plan(job, TOPOLOGY))
+    for name in ("helpers", "rollout", "actor"):
+        launch(recorder, name)
+    recorder.end()
+    assert [group.name for group in read_record(tmp_path / "run").groups] == ["actor", "rollout", "helpers"]
+
+
 def test_the_users_own_files_in_the_run_folder_are_left_alone(tmp_path, caplog):
     mine = {"plan.json": "my plan", "job.yaml": "my job"}
     for name, text in mine.items():
@@ -824,6 +834,11 @@ def test_logs_are_found_by_the_id_of_their_run(tmp_path, roost):
     (folder / "logs" / "actor" / "0.log").write_text("hello\n")
     assert roost("logs", "actor:0", "--run", "run") == (0, "hello\n", "")
     assert roost("logs", "actor:0", "--run", str(folder)) == (0, "hello\n", "")
+    lines = roost("logs", "actor:0", "--run", "run", "--format", "json")[1].splitlines()
+    assert [json.loads(line) for line in lines] == [{"worker": "actor:0", "line": "hello"}]
+    listed = json.loads(roost("logs", "--run", "run", "--format", "json")[1])
+    assert listed["run"] == str(folder)
+    assert [(log["worker"], log["bytes"]) for log in listed["logs"]] == [("actor:0", 6)]
     code, _, err = roost("logs", "actor:0", "--run", "rum")
     assert (code, "did you mean run?" in err) == (2, True)
 
@@ -839,6 +854,13 @@ def test_rerun_prints_what_it_would_do_and_what_has_changed(tmp_path, roost, mon
         f"{sys.executable} 'my script.py' --lr 1\n  in {tmp_path}\n"
         "the environment has changed:\n  ~ NCCL_DEBUG: unset -> INFO\n"
     )
+    code, out, _ = roost("rerun", "run", "--dry-run", "--format", "json")
+    assert code == 0
+    assert json.loads(out) == {
+        "command": [sys.executable, "my script.py", "--lr", "1"],
+        "folder": str(tmp_path),
+        "environment": {"NCCL_DEBUG": {"before": "unset", "after": "INFO"}},
+    }
     for changed, options, said in (
         (replace(script, cwd="/no/such/place"), [], "which no longer exists"),
         (replace(script, command=("python", "-")), [], "what was typed is not kept"),
@@ -866,6 +888,12 @@ def test_rerun_reports_a_changed_copy_of_the_job(tmp_path, roost):
     code, _, err = roost("rerun", "run", *nowhere)
     assert "run run has no plan" in err, "it continues without one"
     assert (code, f"with a file that has changed since: {path}\n" in err) == (0, True), err
+    code, out, _ = roost("rerun", "run", *nowhere, "--format", "json")
+    answer = json.loads(out)
+    assert (code, answer["command"][:3], answer["plan"]) == (0, ["roost", "run", "job.yaml"], None)
+    assert (answer["file"], answer["file_changed"]) == (str(path), True)
+    code, _, err = roost("rerun", "run", "--format", "json")
+    assert (code, "--format json is for --dry-run" in err) == (2, True)
 
 
 def test_a_run_from_another_machine_is_shown_with_its_logs_and_without_control_characters(tmp_path, roost):

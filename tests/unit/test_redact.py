@@ -97,7 +97,7 @@ def job(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "form", ["plan -f svg", "plan -f html", "where", "where --format json", "diff", "diff --format json"]
+    "form", ["plan --format svg", "plan --format html", "where", "where --format json", "diff", "diff --format json"]
 )
 def test_a_variable_that_is_a_secret_is_not_shown(job, roost, form):
     other = job.with_name("other.yaml")
@@ -113,7 +113,7 @@ def test_a_variable_that_is_a_secret_is_not_shown(job, roost, form):
 
 
 def test_a_plan_keeps_the_values_that_its_workers_need(job, roost):
-    assert "sekret" in roost("plan", str(job), "--cluster", "1x1", "-f", "json")[1]
+    assert "sekret" in roost("plan", str(job), "--cluster", "1x1", "--format", "json")[1]
 
 
 @given(st.text(st.characters(exclude_characters="\0"), max_size=40))
@@ -127,7 +127,7 @@ def test_pictures_are_well_formed_whatever_the_text_in_them_is(text):
 
 
 def test_a_control_character_in_a_value_leaves_the_svg_well_formed(job, roost):
-    svg = roost("plan", str(job), "--cluster", "1x1", "-f", "svg")[1]
+    svg = roost("plan", str(job), "--cluster", "1x1", "--format", "svg")[1]
     root = ElementTree.fromstring(svg)  # noqa: S314 - made here
     titles = "".join(item.text or "" for item in root.iter("{http://www.w3.org/2000/svg}title"))
     assert "TITLE=\\x1b]0;title\\x07 \\u202e <b>" in titles
@@ -146,7 +146,7 @@ def test_a_saved_plan_of_another_person_is_shown_without_escapes(tmp_path, roost
         node = Node(accelerators=(Accelerator(model=EVIL),), name=name)
         (tmp_path / f"{name[:5]}.json").write_text(make_plan(config, Topology(nodes=(node,))).to_json())
     plain, evil = sorted(map(str, tmp_path.iterdir()), reverse=True)
-    for words in (["plan", evil], ["plan", evil, "-f", "svg"], ["where", evil, "a:0"], ["diff", plain, evil]):
+    for words in (["plan", evil], ["plan", evil, "--format", "svg"], ["where", evil, "a:0"], ["diff", plain, evil]):
         _, out, err = roost(*words)
         assert "]0;title" in out
         assert not [c for c in "\x1b\x07\u202e" if c in out + err], words

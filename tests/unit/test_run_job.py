@@ -15,9 +15,10 @@ from roost.cli.main import app
 from roost.cli.user_traceback import user_frames, user_report
 from roost.config.job import read_job_draft
 from roost.runtime.failures.failure import attach_failures
-from roost.runtime.job import load, run_job
+from roost.runtime.job import run_job
 from roost.runtime.options import ClusterOptions, RunOptions
 from roost.runtime.runs.record import RunJob
+from roost.runtime.targets import load
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
 
@@ -107,6 +108,17 @@ def test_a_dry_run_is_the_plan():
         (RunOptions(), {}),
         (RunOptions(placement="hybrid", isolate_accelerator=False), {"--placement": "hybrid", "--no-isolate": True}),
         (RunOptions(reserve=False, quiet=True), {"--no-reserve": True, "--quiet": True}),
+        (
+            RunOptions(overrides=("steps=5", "+lr=0.1"), name="base", note="a first try", wait=7200.0, local="2x4"),
+            {
+                "steps=5": True,
+                "+lr=0.1": True,
+                "--local": "2x4",
+                "--name": "base",
+                "--note": "a first try",
+                "--wait": "7200s",
+            },
+        ),
         (RunOptions(address="10.0.0.1:6379", run_dir="out"), {"--address": "10.0.0.1:6379", "--run-dir": "out"}),
     ],
 )
@@ -130,3 +142,42 @@ def test_a_cluster_config_that_was_read_is_not_read_again():
         ClusterOptions.check(3, config)
     with pytest.raises(ConfigError, match="record is 1: it is True or False"):
         ClusterOptions.check(record=1)
+
+
+def test_check_reports_all_that_can_be_known_without_a_cluster(tmp_path):
+    text = (JOB / "job.yaml").read_text()
+    (tmp_path / "job.yaml").write_text(text.replace("two_components.Actor", "two_components.Actr"))
+    (tmp_path / "two_components.py").write_text((JOB / "two_components.py").read_text())
+
+    def check(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "roost", "check", "job.yaml", "--cluster", "2x4", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    done = check("entry=two_components.mian", "cluster.component_placement.rollout=6-9")
+    assert done.returncode == 2
+    assert done.stderr.count("hint:") == 3, done.stderr
+    assert "job.yaml:11:12: two_components.Actr: module 'two_components' has no 'Actr'" in done.stderr
+    assert "did you mean two_components.main?" in done.stderr
+    assert "component 'rollout' asks for hardware rank 9" in done.stderr
+    right = check("workers.actor.class=two_components.Actor")
+    assert right.returncode == 0, right.stderr
+    assert right.stdout.startswith("job.yaml can run: 2 components, 6 workers, entry two_components.main, plan ")
+    wrong = check("workers.actor.class=two_components.Actor", "+workers.actor.kwargs.speed=1")
+    assert "worker 'actor': Actor.create_group: got an unexpected keyword argument 'speed'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--local", "2x4", "--address", "auto"], "--local and --address contradict each other"),
+        (["--name", "a", "--run-dir", "b"], "--name and --run-dir contradict each other"),
+        (["--name", "a/b"], "'a/b' cannot name a run"),
+        (["--name", "latest"], "'latest' cannot name a run"),
+        (["--wait", "soon"], "'soon' is not a time"),
+        (["stepps=3"], "the file has no 'stepps'"),
+    ],
+)
+def test_wrong_options_of_a_run_are_refused_before_anything_starts(words, message):
+    refused = CliRunner().invoke(app, ["run", str(JOB / "job.yaml"), *words])
+    assert isinstance(refused.exception, ConfigError)
+    assert message in str(refused.exception)

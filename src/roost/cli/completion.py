@@ -47,7 +47,7 @@ def _workers(context: typer.Context) -> dict[str, int]:
     names = ("cluster", "inventory", "placement", "no_isolate")
     flags = Flags(**{name: given[name] for name in names if given.get(name)})
     try:
-        return {part.name: part.world_size for part in load_plan(job, flags)[0].components}
+        return {part.name: part.world_size for part in load_plan(job, flags).components}
     except RoostError:
         # The flag with the right hardware may still be to come.
         parts = read_job_draft(job).job.cluster.components

@@ -19,9 +19,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from roost import __version__
 from roost.cli.out import drop_output
+from roost.cli.report import plain_words, tell_error, wants_json
 from roost.cli.shell import complete_in_bash
 from roost.cli.user_traceback import user_report
-from roost.errors import ClusterError, RoostError
+from roost.errors import ClusterError, ConfigError, RoostError
 
 _COMMANDS = {
     "Start here": {
@@ -43,14 +44,20 @@ _COMMANDS = {
             "job.yaml --cluster 8x8:H100 --profile profile.yaml",
         ),
         "check-proof": ("Check a proof that `roost search --prove` wrote, with code of its own.", "proof.json"),
+        "check": ("Check all that can be known about a job before it runs.", "job.yaml --cluster 2x8"),
         "lint": ("Warn about what is valid in a plan but may be a mistake.", "job.yaml --cluster 2x8 --strict"),
     },
     "Run": {
         "run": ("Place a job, launch its workers and call its entry point.", "job.yaml"),
+        "top": ("Show a run on the terminal while it runs: who does what, metrics, events.", "latest"),
+        "watch": ("Show a run on a local web page while it runs, and afterwards.", "latest --open"),
+        "stack": ("Show where all threads of a worker are, without stopping it.", "latest actor:3"),
+        "trace": ("Write what the workers of a run did as a trace that Perfetto opens.", "latest --out trace.json"),
         "logs": ("Show what the workers of a run printed, or list the logs.", "actor:3 --follow"),
         "runs": ("List your runs on this machine, newest first.", ""),
         "show": ("Show all that is known about a run: what ran where and how it ended.", "20261115-2242"),
         "profile": ("Make a profile for `roost search` from the times that runs recorded.", "latest --out p.yaml"),
+        "stop": ("Stop a run that is running, as Ctrl-C would.", "latest"),
         "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),
     },
     "Inspect the cluster": {
@@ -64,6 +71,9 @@ _COMMANDS = {
     },
 }
 """By panel of the help and by name: the summary, and the arguments of an example."""
+
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Typer's own class, which it has no public name for."""
 
 
 class _WithoutFlagTypes:
@@ -133,17 +143,46 @@ def _options(
     pass
 
 
+def _spelt_out(arguments: list[str]) -> list[str]:
+    """Return the arguments with `version` and `help CMD` as the flags that they stand for.
+
+    >>> _spelt_out(["help", "plan"]), _spelt_out(["help"]), _spelt_out(["version"])
+    (['plan', '--help'], ['--help'], ['--version'])
+    """
+    if arguments[:1] == ["version"]:
+        return ["--version", *arguments[1:]]
+    return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
+
+
+def _run(arguments: list[str]) -> int:
+    """Run a command and return its exit code; a mistake on the command line is raised as a ConfigError."""
+    try:
+        return int(app(args=arguments, prog_name="roost", standalone_mode=False) or 0)
+    except _UsageError as error:
+        path = getattr(error.ctx, "command_path", "roost")
+        if not arguments:
+            # It is the help, which is what someone who types only `roost` wants.
+            error.show()
+            return int(error.exit_code)
+        message = plain_words(error.format_message()).removesuffix(".")
+        raise ConfigError(f"{path}: {message}", hint=f"see {path} --help") from None
+
+
 def main() -> NoReturn:
     """Run the command line."""
     if sys.stdout is None:
         # Closed, as by `>&-`.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
+    arguments = sys.argv[1:]
     try:
         complete_in_bash(app)
-        app()
+        code = _run(_spelt_out(arguments))
     except RoostError as error:
-        print(error, file=sys.stderr)
+        tell_error(error, as_data=wants_json(arguments))
         sys.exit(3 if isinstance(error, ClusterError) else 2)
+    except typer.Abort:
+        print("aborted", file=sys.stderr)
+        sys.exit(1)
     except Exception as error:
         report = user_report(error)
         if report is not None:
@@ -155,4 +194,4 @@ def main() -> NoReturn:
         print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
         drop_output()
         sys.exit(2)
-    sys.exit(0)
+    sys.exit(code)

@@ -13,6 +13,10 @@ TextFormat = Literal["text", "json"]
 Job = Annotated[
     Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON; - is standard input.")
 ]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings in place of those in the file; +KEY=VALUE adds one."),
+]
 Cluster = Annotated[
     str | None,
     typer.Option("--cluster", "-c", metavar="2x8", help="Nodes x accelerators [: model], as in 4x8:H100,2x4:4090,1x0."),
@@ -20,7 +24,7 @@ Cluster = Annotated[
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", metavar="FILE", help="A file that describes the hardware.")
 ]
-TextForm = Annotated[TextFormat, typer.Option("--format", "-f", metavar="FORMAT", help="Output format: text or json.")]
+TextForm = Annotated[TextFormat, typer.Option("--format", metavar="FORMAT", help="Output format: text or json.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to this file instead of standard output.")
 ]

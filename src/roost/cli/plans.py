@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 from roost.cli.options import TIMEOUT_SECONDS, Cluster, Inventory, Live, LiveTimeout, Rules, Shared
 from roost.cli.out import tell
 from roost.config.flow import FlowConfig
+from roost.config.job import ClusterConfig
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
 from roost.placement.plan import Plan
-from roost.placement.planner import make_plan
+from roost.placement.planner import check_num_nodes, make_plan
 from roost.text import join_words
 
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
 
 _SUFFIXES = (".yaml", ".yml", ".json")
+_VARIABLE = "ROOST_CLUSTER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +76,73 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def load_plan(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None]:
-    """Plan a job, or read a saved plan; with --live also return the cluster that the job is planned on."""
-    return load_job(path, flags)[:2]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A plan, and what is known about it beyond the plan itself."""
+
+    plan: Plan
+    live: LiveHardware | None = None
+    """With --live: the cluster that the job is planned on."""
+    flow: FlowConfig | None = None
+    assumed: str = ""
+    """The hardware in shorthand, if nothing says which there is."""
 
 
-def load_job(path: Path, flags: Flags) -> tuple[Plan, LiveHardware | None, FlowConfig | None]:
-    """Load a plan as `load_plan` does, and the flow of the job if it has one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The hardware to plan on; `assumed` is its shorthand if nothing says which there is."""
+
+    topology: Topology
+    assumed: str = ""
+
+
+def load_plan(path: Path, flags: Flags) -> Plan:
+    """Plan a job, or read a saved plan."""
+    return load_job(path, flags).plan
+
+
+def load_job(path: Path, flags: Flags, overrides: Sequence[str] = ()) -> Loaded:
+    """Load a plan as `load_plan` does, with the live cluster and the flow of the job if there are any."""
     path, text, saved = _read(path)
     if saved is None:
-        return _plan_job(path, text, flags, None)
+        return plan_job(path, text, flags, overrides=overrides)
     flags.refuse(f"{path} is a saved plan, which includes its hardware")
-    return saved, None, None
+    if overrides:
+        raise ConfigError(f"{path} is a saved plan, whose settings are fixed", hint=f"leave out {' '.join(overrides)}")
+    return Loaded(plan=saved)
+
+
+def find_hardware(config: ClusterConfig, cluster: str | None, inventory: Path | None, flags: str) -> Hardware:
+    """Return the hardware of the flags, of the job, of `ROOST_CLUSTER`, or else an assumed one.
+
+    A job gets the first `num_nodes` nodes of a cluster; hardware that flags describe is taken whole. `flags` names
+    those of the command in a remark.
+    """
+    if cluster is not None:
+        return Hardware(topology=Topology.from_shorthand(cluster))
+    if inventory is not None:
+        return Hardware(topology=Topology.from_file(inventory))
+    if config.hardware is not None:
+        return Hardware(topology=_first_nodes(config.hardware, config.num_nodes))
+    if named := os.environ.get(_VARIABLE):
+        tell(f"note: planning on {named}, from {_VARIABLE}")
+        return Hardware(topology=_first_nodes(_read_variable(named), config.num_nodes))
+    assumed = f"{config.num_nodes or 1}x8"
+    tell(f"note: no {flags} given: assuming {assumed}")
+    return Hardware(topology=Topology.from_shorthand(assumed), assumed=assumed)
+
+
+def _read_variable(named: str) -> Topology:
+    try:
+        return Topology.from_file(named) if named.endswith(_SUFFIXES) else Topology.from_shorthand(named)
+    except ConfigError as error:
+        raise ConfigError(replace(item, message=f"{_VARIABLE}: {item.message}") for item in error.problems) from None
+
+
+def _first_nodes(topology: Topology, count: int | None) -> Topology:
+    if count is None or count >= topology.num_nodes or topology.groups:
+        return topology
+    return replace(topology, nodes=topology.nodes[:count])
 
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
@@ -95,7 +152,7 @@ def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     if len(saved) == 2:
         flags.refuse("both are saved plans, which include their hardware")
     hardware = saved[0].topology if saved else None
-    one, other = (plan or _plan_job(path, text, flags, hardware)[0] for path, text, plan in read)
+    one, other = (plan or plan_job(path, text, flags, hardware).plan for path, text, plan in read)
     return one, other
 
 
@@ -140,30 +197,27 @@ def _parse_plan(path: Path, text: str) -> Plan:
         raise ConfigError(problems) from None
 
 
-def _plan_job(
-    path: Path, text: str, flags: Flags, hardware: Topology | None
-) -> tuple[Plan, LiveHardware | None, FlowConfig | None]:
+def plan_job(
+    path: Path, text: str, flags: Flags, hardware: Topology | None = None, overrides: Sequence[str] = ()
+) -> Loaded:
+    """Plan a job from its text, on the hardware of the flags or else on this one."""
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    draft = read_job_text(text, name=str(path))
-    num_nodes = draft.job.cluster.num_nodes
+    draft = read_job_text(text, name=str(path), overrides=overrides)
+    config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
-    live = None
+    live, assumed = None, ""
     if flags.live:
         from roost.cli.visit import visit_hardware  # loads psutil, which planning a job does without
 
-        live = visit_hardware(num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
+        live = visit_hardware(config.num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
         hardware = live.topology
         if live.note:
             tell(live.note)
-    elif flags.cluster is not None:
-        hardware = Topology.from_shorthand(flags.cluster)
-    elif flags.inventory is not None:
-        hardware = Topology.from_file(flags.inventory)
-    elif hardware is None:
-        assumed = f"{num_nodes or 1}x8"
-        tell(f"note: no --cluster, --inventory or --live given: assuming {assumed}")
-        hardware = Topology.from_shorthand(assumed)
+    elif hardware is None or flags.hardware:
+        found = find_hardware(config, flags.cluster, flags.inventory, "--cluster, --inventory or --live")
+        hardware, assumed = found.topology, found.assumed
     plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
-    return plan, live, draft.flow
+    check_num_nodes(draft.job, plan)
+    return Loaded(plan=plan, live=live, flow=draft.flow, assumed=assumed)

@@ -11,7 +11,7 @@ import typer
 from roost.cli.shell import offer
 from roost.errors import ConfigError
 from roost.runtime.runs.index import find_run, list_runs
-from roost.runtime.runs.record import PLAN_FILE, read_record
+from roost.runtime.runs.record import PLAN_FILE, RECORD_FILE, read_record
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -30,10 +30,15 @@ Run = Annotated[
 def find_folder(path: Path) -> Path:
     """Return the folder of a run by its id or its path."""
     try:
-        return find_run(str(path))
+        folder = find_run(str(path))
     except ConfigError as error:
         hint = error.problems[0].hint
         raise ConfigError(f"there is no file {str(path)!r}, and no run with that name", hint=hint) from None
+    if folder == path.absolute() and not any((folder / name).exists() for name in (RECORD_FILE, PLAN_FILE)):
+        jobs = sorted(str(file) for suffix in ("yaml", "yml") for file in path.glob(f"*.{suffix}"))
+        hint = f"give the file of the job, such as {jobs[0]}" if jobs else "give the file of a job, or a run"
+        raise ConfigError(f"{path} is a folder, and not that of a run", hint=hint)
+    return folder
 
 
 def plan_file(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from roost.text import printable_lines
 
-_CALLER = "roost.runtime.job"  # imports the user's modules and calls their entry point
+_CALLERS = ("roost.runtime.targets", "roost.runtime.job")  # import the user's modules, call their entry point
 _BETWEEN = ("importlib", "contextlib")  # their frames may come between the caller and the user's code
 
 
@@ -20,7 +20,7 @@ def user_frames(error: BaseException) -> TracebackType | None:
         if package not in _BETWEEN:
             if is_called and package != "roost":
                 return trace
-            is_called = module == _CALLER
+            is_called = module in _CALLERS
         trace = trace.tb_next
     return None
 

@@ -13,9 +13,22 @@ from roost.config.document import PlainValue, Value
 from roost.config.fields import Field, Section, Table
 from roost.config.hardware import AcceleratorType, accelerator_types
 from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, read_node_groups
-from roost.config.reading import Notes, read_list
+from roost.config.reading import Notes, read_list, read_text
 from roost.config.topology import Accelerator, Node, Topology
-from roost.config.values import DEVICE, FILLED_TEXT, MEMORY, TEXT, TEXTS, UNITS, Kind, Schema, choice, items, whole
+from roost.config.values import (
+    DEVICE,
+    FILLED_TEXT,
+    MEMORY,
+    TEXT,
+    TEXTS,
+    UNITS,
+    Kind,
+    Schema,
+    choice,
+    items,
+    typed,
+    whole,
+)
 from roost.config.yaml_file import INVENTORY_FILE_LIMIT, read_file
 from roost.errors import ConfigError
 from roost.text import plural, shorten
@@ -72,12 +85,12 @@ INVENTORY_FIELDS = Table(
 )
 
 
-def read_shorthand(text: str) -> Topology:
-    """Read `4x8:H100,2x4:4090,1x0`: a list of nodes x accelerators : model."""
+def read_shorthand(text: str, what: str = "cluster") -> Topology:
+    """Read `4x8:H100,2x4:4090,1x0`: a list of nodes x accelerators : model. Messages call it `what`."""
     if not isinstance(text, str):
         raise ConfigError(f"a cluster is described by text such as '2x8', not by a {type(text).__name__}")
     nodes: list[Node] = []
-    what = f"cluster {shorten(text)!r}"
+    what = f"{what} {shorten(text)!r}"
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})\s*[xX]\s*([0-9]{1,9})\s*(?::\s*([^\s:,]+)\s*)?", part)
         if not match:
@@ -91,6 +104,28 @@ def read_shorthand(text: str) -> Topology:
             raise ConfigError(f"{what} is too large: at most {most}")
         nodes += [Node(accelerators=(Accelerator(model=model),) * accelerators)] * count
     return Topology(nodes=tuple(nodes))
+
+
+def _read_shorthand_value(value: Value, notes: Notes, what: str) -> Topology | None:
+    text = read_text(value, notes, what)
+    if text is None:
+        return None
+    try:
+        return read_shorthand(text, what)
+    except ConfigError as error:
+        for problem in error.problems:
+            notes.config(value, problem.message, problem.hint)
+        return None
+
+
+_GROUP = r"\s*[0-9]{1,9}\s*[xX]\s*[0-9]{1,9}\s*(:\s*[^\s:,]+\s*)?"
+SHORTHAND = Kind(
+    _read_shorthand_value,
+    lambda: typed(
+        "string", pattern=f"^{_GROUP}(,{_GROUP})*$", error="write nodes x accelerators, such as 2x8 or 4x8:H100,1x0"
+    ),
+)
+"""A cluster in shorthand, read as its topology."""
 
 
 def read_inventory_file(path: str | Path) -> Topology:

@@ -13,13 +13,15 @@ from typing import Any
 
 from roost.config.document import Value
 from roost.config.fields import Field, Section, Table
+from roost.config.inventory import SHORTHAND
 from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_node_groups
 from roost.config.ranks import Segment
 from roost.config.reading import Notes, PlacementText, check_name, describe
-from roost.config.values import FLAG, LABELS, PLACEMENT, by_name, items, whole
+from roost.config.topology import Topology
+from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
-from roost.text import did_you_mean
+from roost.text import did_you_mean, plural
 
 COMPONENT_FIELDS = Table(
     "Ranks of hardware, and after a colon the process ranks on them: `0-7`, `0-3:0-7` for two processes on each, "
@@ -37,6 +39,19 @@ CLUSTER_FIELDS = Table(
         by_name(COMPONENT_FIELDS, least=1),
         "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
         required=True,
+    ),
+    Field(
+        "hardware",
+        SHORTHAND,
+        "The cluster to plan on where no flag names another: nodes x accelerators : model. `roost run` takes what is "
+        "there.",
+        examples=("4x8:H100,3x0",),
+    ),
+    Field(
+        "working_dir",
+        FILLED_TEXT,
+        "A folder with the job's code, which Ray copies to every node; from the folder that `roost run` is started in.",
+        examples=(".",),
     ),
     Field("node_groups", items(GROUP_FIELDS), "Labels over nodes, with their hardware and their environment."),
     naming="{name}",
@@ -99,6 +114,10 @@ class ClusterConfig:
     num_nodes: int | None
     components: tuple[ComponentConfig, ...]
     node_groups: tuple[NodeGroup, ...] = ()
+    hardware: Topology | None = None
+    """The cluster to plan on, if the job says."""
+    working_dir: str | None = None
+    """The folder with the job's code that Ray copies to every node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +261,19 @@ def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterC
     section = table.read(value, notes, "cluster")
     num_nodes = section.read("num_nodes")
     groups = read_node_groups(section.read("node_groups", ()), notes, num_nodes, f"num_nodes is {num_nodes}")
+    hardware = section.read("hardware")
+    if hardware is not None and num_nodes is not None and hardware.num_nodes < num_nodes:
+        has = f"hardware has {plural(hardware.num_nodes, 'node')}"
+        notes.config(section.value("hardware"), f"{has}, but num_nodes is {num_nodes}", "change one of the two")
     components, names = _read_components(section, notes)
-    return ClusterConfig(num_nodes=num_nodes, components=components, node_groups=groups), names
+    config = ClusterConfig(
+        num_nodes=num_nodes,
+        components=components,
+        node_groups=groups,
+        hardware=hardware,
+        working_dir=section.read("working_dir"),
+    )
+    return config, names
 
 
 def _no_cluster_hint(keys: list[str]) -> str:

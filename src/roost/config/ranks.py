@@ -26,7 +26,8 @@ MAX_PROCESSES = 2_000_000
 _DIGITS = 15
 _Span = tuple[int, int]
 _Parsed = TypeVar("_Parsed")
-_TOKEN = re.compile(r"[0-9]+|[A-Za-z_]+|[-:,]|\s+|.", re.DOTALL)
+_DASHES = ("..", "...", "…", "~", "to", "–", "—", "−", "‒", "－")
+_TOKEN = re.compile(r"[0-9]+|[A-Za-z_]+|\d+|\.\.+|[-:,]|\s+|.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def _process_gap(processes: RankRange, expected: int, span: _Span) -> SyntaxProb
 
 
 def _token_hint(text: str) -> str:
-    hints = dict.fromkeys("–—−‒", "write a range with '-', as in 0-3")
+    hints = dict.fromkeys(_DASHES, "write a range with '-', as in 0-3")
     hints[":"] = "a segment is resources[:processes], as in 0-3:0-7"
     hints["-"] = "a range has two ends, as in 0-3"
     hints["."] = "ranks are whole numbers"
@@ -205,10 +206,18 @@ class _Parser:
             end = self._tokens[self._next - 1][2]
             text, at, stop = self._peek()
             if not self.at_end() and text != ",":
-                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), _token_hint(text))
+                raise SyntaxProblem(f"unexpected {text!r}", (at, stop), self._range_hint() or _token_hint(text))
             yield resources, processes, (start, end), last
             if not self._take(","):
                 return
+
+    def _range_hint(self) -> str:
+        """Return the range that was meant, if the next token joins two numbers in place of a dash."""
+        before, (text, _, _), *after = self._tokens[self._next - 1 : self._next + 2]
+        ends = [before[0], *(token[0] for token in after)]
+        if text not in _DASHES or len(ends) < 2 or not all(end.isdecimal() and len(end) <= _DIGITS for end in ends):
+            return ""
+        return f"write a range with '-': {int(ends[0])}-{int(ends[1])}"
 
     def _peek(self) -> tuple[str, int, int]:
         return ("", self._end, self._end + 1) if self.at_end() else self._tokens[self._next]
@@ -250,6 +259,9 @@ class _Parser:
             raise SyntaxProblem("ranks cannot be negative", (at, stop), "ranks count from 0")
         if text in (",", ":"):
             raise SyntaxProblem(f"a {what} rank is missing before {text!r}", (at, stop), _token_hint(text))
+        if text.isdecimal() and not text.isascii() and len(text) <= _DIGITS:
+            hint = f"write it with the digits 0 to 9: {int(text)}"
+            raise SyntaxProblem(f"{text!r} is not written with ASCII digits", (at, stop), hint)
         if not (text.isascii() and text.isdigit()):
             raise SyntaxProblem(f"expected a {what} rank, found {text!r}", (at, stop), "ranks are numbers from 0 on")
         if len(text) > _DIGITS:

@@ -170,7 +170,9 @@ def read_int(value: Value, notes: Notes, what: str, *, minimum: int = 0, maximum
     text = str(scalar).strip()
     digits = text.removeprefix("-")
     if isinstance(scalar, bool | float) or not (digits.isascii() and digits.isdigit()):
-        notes.config(value, f"{what} must be a whole number, not {describe(value)}")
+        foreign = not digits.isascii() and digits.isdecimal() and len(digits) <= 18
+        hint = f"write it with the digits 0 to 9: {int(text)}" if foreign else ""
+        notes.config(value, f"{what} must be a whole number, not {describe(value)}", hint)
         return None
     number = int(text) if len(text) <= 18 else minimum - 1 if text.startswith("-") else maximum + 1
     if number < minimum:

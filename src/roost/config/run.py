@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from roost.config.fields import Field, Table
 from roost.config.flow import FLOW_FIELDS, FlowConfig, read_flow
 from roost.config.job import JobDraft, read_job_draft
 from roost.config.node_groups import WORKER_VARIABLES
+from roost.config.overrides import override
 from roost.config.reading import Notes, known_hint, read_fields
 from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
 from roost.config.yaml_file import parse_text
@@ -57,6 +59,12 @@ class WorkerConfig:
     """The part of each of its accelerators that a worker uses."""
     source: Value | None = field(default=None, repr=False, compare=False)
 
+    def where(self, key: str = "class") -> Where | None:
+        """Return the place of one of its settings, or of the whole if it has no such setting."""
+        if self.source is None:
+            return None
+        return (self.source.get(key) or self.source).where()
+
     def where_variable(self, name: str) -> Where | None:
         """Return the place where the job names an environment variable."""
         section = self.source.get("env_vars") if self.source else None
@@ -69,6 +77,7 @@ class RunConfig:
 
     workers: tuple[WorkerConfig, ...]
     entry: str
+    entry_where: Where | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +89,9 @@ class RunDraft(JobDraft):
     flow: FlowConfig | None = None
 
 
-def read_job_text(text: str, *, name: str) -> RunDraft:
-    """Read all sections of a job from its text; messages call the file `name`."""
-    return read_run_draft(parse_text(text, name=name))
+def read_job_text(text: str, *, name: str, overrides: Sequence[str] = ()) -> RunDraft:
+    """Read all sections of a job from its text, with settings of the command line; messages call the file `name`."""
+    return read_run_draft(override(parse_text(text, name=name), overrides))
 
 
 def read_run_draft(config: object) -> RunDraft:
@@ -113,7 +122,12 @@ def read_run_config(config: object) -> RunConfig:
     if "entry" not in given:
         notes.config(document, "the job has no 'entry'", hint="name the function that runs it: entry: my_job.main")
     notes.raise_if_any()
-    return RunConfig(workers=tuple(draft.workers[name] for name in draft.names), entry=str(draft.entry))
+    entry = document.get("entry")
+    return RunConfig(
+        workers=tuple(draft.workers[name] for name in draft.names),
+        entry=str(draft.entry),
+        entry_where=None if entry is None else entry.where(),
+    )
 
 
 def _section(document: Value, name: str, notes: Notes) -> Value | None:
@@ -145,7 +159,7 @@ def _read_worker(name: str, value: Value, notes: Notes) -> WorkerConfig | None:
     what = f"worker {name!r}"
     if value.kind != "mapping":
         target = TARGET.read(value, notes, what)
-        return None if target is None else WorkerConfig(component=name, target=target)
+        return None if target is None else WorkerConfig(component=name, target=target, source=value)
     section = WORKER_FIELDS.read(value, notes, what)
     read = {key: section.read(key) for key in WORKER_FIELDS.fields}
     target, args = read.pop("class"), tuple(read.pop("args") or ())

@@ -44,6 +44,7 @@ def load_text(path: str | Path, *, limit: int) -> str:
             data = file.read(limit + 1) if size <= limit else b""
     except (OSError, ValueError) as error:
         hint = "for YAML text use JobConfig.from_text" if "\n" in str(path) else ""
+        hint = "give the file, not its folder" if isinstance(error, IsADirectoryError) else hint
         raise ConfigError(f"{name}: {getattr(error, 'strerror', None) or error}", hint=hint) from None
     check_size(name, max(size, len(data)), limit)
     try:
@@ -65,7 +66,7 @@ def check_size(name: str, size: int, limit: int) -> None:
         )
 
 
-def parse_text(text: str, *, name: str = "<text>") -> Value:
+def parse_text(text: str, *, name: str = "<text>") -> YamlValue:
     """Read YAML (or JSON) text; messages call the file `name`."""
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise ConfigError(f"{name}: not a text: it contains half a surrogate pair")
@@ -73,15 +74,19 @@ def parse_text(text: str, *, name: str = "<text>") -> Value:
         raise ConfigError(f"{name}: the file is empty")
     if name.endswith(".json"):
         text = _json_as_yaml(text, name)
-    file = _File(name, text, 0)
-    try:
-        file = _File(name, text, _checked_size(text, name))
-        node = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise _yaml_error(error, file) from None
+    node, file = compose(text, SourceFile(name, text))
     if node is None:
         raise ConfigError(f"{name}: the file has comments but no values")
     return YamlValue(node, (), file)
+
+
+def compose(text: str, file: SourceFile) -> tuple[yaml.Node | None, SourceFile]:
+    """Compose the nodes of a YAML text that `file` shows in messages; return them and the file with its size."""
+    try:
+        sized = SourceFile(file.name, file.text, _checked_size(text, file.name))
+        return yaml.compose(text, Loader=_Loader), sized
+    except yaml.YAMLError as error:
+        raise _yaml_error(error, file) from None
 
 
 def as_document(config: object) -> Value:
@@ -118,7 +123,12 @@ def _json_as_yaml(text: str, name: str) -> str:
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+        # At the end of the file, point behind the last thing in it.
+        at = min(error.pos, len(text.rstrip()))
+        start = text.rfind("\n", 0, at) + 1
+        line = text[start:].partition("\n")[0]
+        where = Where(key="", file=name, line=text.count("\n", 0, at) + 1, text=line, offset=at - start)
+        raise ConfigError(f"not JSON: {error.msg}", where=where) from None
     except RecursionError:
         raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
@@ -127,7 +137,7 @@ def _json_as_yaml(text: str, name: str) -> str:
     return pair.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text).replace("\t", " ")
 
 
-def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
+def _yaml_error(error: yaml.YAMLError, file: SourceFile) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return ConfigError(f"{file.name}: not YAML: {first_line(error)}")
@@ -144,6 +154,13 @@ def _yaml_error(error: yaml.YAMLError, file: _File) -> ConfigError:
         hint = "an anchor (&name) must come before the alias (*name) that uses it"
     elif "duplicate anchor" in problem or "duplicate anchor" in str(context):
         message, hint = "this anchor (&name) is declared twice", "give each anchor its own name"
+    elif "flow" in str(context) and "did not find expected" in problem:
+        # Where the reader notices is often far below the bracket that is open, or at the end of the file.
+        mark = getattr(error, "context_mark", None) or mark
+        text = file.line(mark.line)
+        opened = text[mark.column : mark.column + 1]
+        message = f"not YAML: this {opened!r} is not closed, or a ',' is missing after it"
+        hint = f"close it with {'}' if opened == '{' else ']'!r}, or quote a value that has brackets, commas or colons"
     elif "mapping values are not allowed" in problem:
         hint = "quote the value, or check the indentation"
     where = Where(key="", file=file.name, line=mark.line + 1, text=text, offset=min(mark.column, len(text)))
@@ -155,11 +172,25 @@ class YamlValue(Value):
 
     __slots__ = ("_file", "_node")
 
-    def __init__(self, node: yaml.Node, path: KeyPath, file: _File) -> None:
+    def __init__(self, node: yaml.Node, path: KeyPath, file: SourceFile) -> None:
         super().__init__(path)
         self._node = node
         self._file = file
         file.count(1)
+
+    @property
+    def node(self) -> yaml.Node:
+        """What the parser composed."""
+        return self._node
+
+    @property
+    def file(self) -> SourceFile:
+        """Where it was read."""
+        return self._file
+
+    def pairs(self) -> list[tuple[yaml.Node, yaml.Node]]:
+        """Return the nodes of a mapping's pairs, merged keys included."""
+        return self._pairs(self._node)
 
     @property
     def kind(self) -> Kind:
@@ -174,15 +205,15 @@ class YamlValue(Value):
 
     def items(self) -> Iterator[tuple[Value, Value]]:
         for key, value in self._pairs(self._node):
-            path = (*self.path, _node_text(key))
-            yield YamlValue(key, path, self._file), self._file.value(value, path)
+            path = (*self.path, node_text(key))
+            yield YamlValue(key, path, self._file.of(key)), self._file.value(value, path)
 
     def elements(self) -> Iterator[Value]:
         for index, node in enumerate(self._node.value):
             yield self._file.value(node, (*self.path, index))
 
     def keys(self) -> list[str]:
-        return [_node_text(key) for key, _ in self._pairs(self._node)]
+        return [node_text(key) for key, _ in self._pairs(self._node)]
 
     def where(self, span: tuple[int, int] | None = None) -> Where:
         mark = self._node.start_mark
@@ -199,9 +230,9 @@ class YamlValue(Value):
         return Where(key=self.key, file=self._file.name, line=mark.line + 1, text=line, offset=column, length=length)
 
     def _child(self, name: str) -> Value | None:
-        found = [(key, value) for key, value in self._pairs(self._node) if _node_text(key) == name]
+        found = [(key, value) for key, value in self._pairs(self._node) if node_text(key) == name]
         if len(found) > 1:
-            again = YamlValue(found[1][0], (*self.path, name), self._file).where()
+            again = YamlValue(found[1][0], (*self.path, name), self._file.of(found[1][0])).where()
             line = found[0][0].start_mark.line + 1
             raise ConfigError(f"{name!r} is written twice, first in line {line}", where=again)
         return self._file.value(found[0][1], (*self.path, name)) if found else None
@@ -235,22 +266,34 @@ class YamlValue(Value):
                 inner = self._pairs(source, depth + 1)
                 self._file.count(len(inner) + 1)
                 for pair in inner:
-                    merged.setdefault(_node_text(pair[0]), pair)
-        names = {_node_text(key) for key, _ in own}
+                    merged.setdefault(node_text(pair[0]), pair)
+        names = {node_text(key) for key, _ in own}
         return [*(pair for name, pair in merged.items() if name not in names), *own]
 
 
-class _File:
+class SourceFile:
     """A composed file: its name, its lines, and the OmegaConf document that resolves its interpolations."""
 
-    def __init__(self, name: str, text: str, values: int) -> None:
+    def __init__(self, name: str, text: str, values: int = 0) -> None:
         self.name = name
         self.text = text
         # Split as YAML does, so that its line numbers match.
         self._lines = re.split("\r\n|[\r\n\x85\u2028\u2029]", text)
         # A value is read a few times at most; only aliases and merges can make it many more.
         self._left = 100_000 + 8 * values
+        self._whole: yaml.Node | None = None
+        self._sources: Mapping[int, tuple[yaml.Node, SourceFile]] = {}
         self._omega: Any = None
+
+    def change(self, whole: yaml.Node, sources: Mapping[int, tuple[yaml.Node, SourceFile]]) -> None:
+        """Let the document be `whole`, whose nodes in `sources`, by their id, are from other files."""
+        self._whole, self._sources, self._omega = whole, sources, None
+        for _, other in sources.values():
+            other._whole = whole
+
+    def of(self, node: yaml.Node) -> SourceFile:
+        """Return the file that a node of this document is from."""
+        return self._sources.get(id(node), (node, self))[1]
 
     def line(self, index: int) -> str:
         return self._lines[index] if index < len(self._lines) else ""
@@ -261,14 +304,15 @@ class _File:
             raise ConfigError(f"{self.name}: its aliases and merges expand without end")
 
     def value(self, node: yaml.Node, path: KeyPath) -> Value:
-        value = YamlValue(node, path, self)
+        value = YamlValue(node, path, self.of(node))
         if not isinstance(node, yaml.ScalarNode) or "${" not in node.value:
             return value
         from omegaconf import OmegaConf  # slow to load, and most files do not interpolate
 
         try:
             if self._omega is None:
-                self._omega = OmegaConf.create(self.text)
+                text = self.text if self._whole is None else yaml.serialize(self._whole, Dumper=yaml.SafeDumper)
+                self._omega = OmegaConf.create(text)
             found = self._omega
             for part in path:
                 found = found[_omega_key(found, part)]
@@ -286,7 +330,7 @@ def _omega_key(container: Any, part: str | int) -> Any:
     return typed if isinstance(typed, bool | int | float) else part
 
 
-def _node_text(key: yaml.Node) -> str:
+def node_text(key: yaml.Node) -> str:
     """Return a key's text; a mapping or a list as a key has none, so its identity stands in for it."""
     return str(key.value) if isinstance(key, yaml.ScalarNode) else f"?{id(key)}"
 

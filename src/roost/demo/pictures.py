@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import ceil
+from math import ceil, log10
+from math import floor as floor_of
 from xml.sax.saxutils import escape
 
 import numpy as np
@@ -19,6 +20,8 @@ _SHADES = " ░▒▓█"
 _MARGIN = 24
 _LABEL = 88
 _WIDTH = 720
+_LEAST_WIDTH = 2.0
+"""A call is drawn at least so wide, or a short one would not be seen."""
 
 
 def curve_text(values: Sequence[float], *, width: int, height: int, top: float) -> list[str]:
@@ -67,7 +70,7 @@ def curve_svg(title: str, noun: str, values: Sequence[float], *, top: float, mar
     body = []
     for part in range(5):
         y = floor - part / 4 * height
-        body.append(f'<line x1="{left}" x2="{right}" y1="{y:g}" y2="{y:g}" stroke="var(--line)"/>')
+        body.append(f'<line x1="{left}" x2="{right}" y1="{y:g}" y2="{y:g}" class="rule"/>')
         body.append(_text(_MARGIN, y + 4, f"{top * part / 4:g}", "soft"))
     for index, said in marks.items():
         if 0 <= index < len(values):
@@ -84,32 +87,60 @@ def curve_svg(title: str, noun: str, values: Sequence[float], *, top: float, mar
 
 
 def timeline_svg(title: str, timeline: Timeline, colours: Mapping[str, str]) -> str:
-    """Draw a line for each worker: what it did, and when."""
-    seconds = max(timeline.end - timeline.start, 1e-9)
+    """Draw a line for each worker: what it did, and when; with the seconds below, and what the colours mean."""
+    start = timeline.start
+    seconds = max(timeline.end - start, 1e-9)
     top, lane, left = _MARGIN + 52, 18, _MARGIN + _LABEL
     wide = _WIDTH - _LABEL
     floor = top + lane * len(timeline.tracks)
 
     def x_of(at: float) -> float:
-        return left + (at - timeline.start) / seconds * wide
+        return left + (at - start) / seconds * wide
 
     body = []
     for row, track in enumerate(timeline.tracks):
         y = top + row * lane
         body.append(_text(_MARGIN, y + 12, track.worker, "soft"))
         body.append(f'<rect class="cell" x="{left}" y="{y}" width="{wide}" height="{lane - 3}" rx="2"/>')
+    for tick in axis_ticks(seconds):
+        x = x_of(start + tick)
+        body.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="{top}" y2="{floor + 4}" class="rule"/>')
+        body.append(_text(x + 2, floor + 15, f"{tick:g} s", "soft"))
+    for row, track in enumerate(timeline.tracks):
+        y = top + row * lane
         for span in track.spans:
-            width = max(x_of(span.end) - x_of(span.start), 0.6)
+            width = max(x_of(span.end) - x_of(span.start), _LEAST_WIDTH)
             tip = _tip(f"{track.worker} {span.name}: {span.end - span.start:.3f} s, {span.calls} calls")
             body.append(
-                f'<rect x="{x_of(span.start):.2f}" y="{y + 1}" width="{width:.2f}" height="{lane - 5}" '
-                f'fill="{colours.get(track.component, "#999999")}">{tip}</rect>'
+                f'<rect x="{min(x_of(span.start), left + wide - width):.2f}" y="{y + 1}" width="{width:.2f}" '
+                f'height="{lane - 5}" fill="{colours.get(track.component, "#999999")}">{tip}</rect>'
             )
-    for index, mark in enumerate(timeline.marks):
+    for mark in timeline.marks:
         body.append(_upright(x_of(mark.at), top - 4, floor, mark.name))
-        body.append(_text(min(x_of(mark.at), left + wide - 130), floor + 14 + 15 * index, f"│ {mark.name}", "soft"))
-    height = floor + 15 * len(timeline.marks) + _MARGIN
-    return _document(title, f"who did what when, {seconds:.0f} s in all", height, body)
+    y = floor + 40
+    for mark in timeline.marks:
+        body.append(f'<line x1="{_MARGIN + 7}" x2="{_MARGIN + 7}" y1="{y - 11}" y2="{y + 2}" stroke="#D55E00"/>')
+        body.append(_text(_MARGIN + 22, y, f"{mark.at - start:.1f} s: {mark.name}", "soft"))
+        y += 18
+    for name in dict.fromkeys(track.component for track in timeline.tracks):
+        spans = (span for track in timeline.tracks if track.component == name for span in track.spans)
+        calls = ", ".join(dict.fromkeys(span.name for span in spans))
+        colour = colours.get(name, "#999999")
+        body.append(f'<rect x="{_MARGIN}" y="{y - 11}" width="14" height="14" rx="3" fill="{colour}"/>')
+        body += [_text(_MARGIN + 22, y, name, "node"), _text(left, y, calls, "soft")]
+        y += 20
+    return _document(title, f"who did what when, {seconds:.0f} s in all", y - 20 + _MARGIN, body)
+
+
+def axis_ticks(seconds: float) -> list[float]:
+    """Return round numbers of seconds for an axis, from 0, at most ten of them.
+
+    >>> axis_ticks(47), axis_ticks(1.3)
+    ([0.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2])
+    """
+    power = 10.0 ** floor_of(log10(seconds / 10))
+    step = next(power * part for part in (1, 2, 5, 10, 20) if seconds / (power * part) < 10)
+    return [float(f"{number * step:.6g}") for number in range(int(seconds / step) + 1)]
 
 
 def _text(x: float, y: float, text: str, kind: str = "") -> str:

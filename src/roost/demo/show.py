@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class DemoOptions:
     """How long to train in all; None trains until the goal is reached."""
     seed: int = 0
     folder: Path = Path("runs")
+    show_page: Callable[[Path], AbstractContextManager[str]] = lambda _: contextlib.nullcontext("")
+    """Serves a page of the run in a folder for the time of a block, and returns its address, or nothing."""
 
     def goal(self) -> Goal:
         """Return the goal of each mode."""
@@ -75,11 +78,14 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) 
     task, goal = options.task, options.goal()
     job = task.make_job(mode)
     console.print(f"\n[bold]{mode}[/]: {mode.said}")
-    # Ray's remarks on standard output would tear the picture.
+    # Ray's remarks would tear the picture.
     with (
-        contextlib.redirect_stdout(WithoutRemarks(sys.stdout)),
+        contextlib.redirect_stderr(WithoutRemarks(sys.stderr)),
         Cluster(cluster_cfg=job["cluster"], run_dir=folder, quiet=True) as cluster,
+        options.show_page(folder) as address,
     ):
+        if address:
+            console.print(Text(f"live page: {address}"), soft_wrap=True)
         plan = make_plan(job, cluster)
         grid = make_grid(plan, title=f"{mode}: {mode.said}")
         cluster.recorder.note_plan(plan)
@@ -166,7 +172,7 @@ def _say_files(folders: Sequence[Path], console: Console) -> None:
         shown = Text("  ".join(name for name in names if not name.startswith(".")))
         console.print(Padding(shown, (0, 0, 0, 2), expand=False))
     first, *others = folders
-    steps = {"see a run again": f"roost show {first.name}"}
+    steps = {"see a run again": f"roost show {first.name}", "open its page": f"roost watch {first.name}"}
     if others:
         steps["compare the modes"] = f"roost diff {first.name} {others[0].name}"
     steps |= {"see who did what": "open trace.json at ui.perfetto.dev", "start your own": "roost new my-job"}

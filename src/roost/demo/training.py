@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from roost import (
     CallResult,
@@ -43,7 +44,7 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
     """Train in one mode until the goal is reached."""
     began = time.monotonic()
     with Channel.create("batches"), contextlib.ExitStack() as stack:
-        groups = []
+        groups: list[WorkerGroup[Any]] = []
         for cls, options in ((Actor, {}), (Rollout, {}), (Env, {"games": GAMES})):
             name, since = cls.__name__.lower(), time.monotonic()
             draft = cls.create_group(seed=seed, **options)
@@ -63,7 +64,9 @@ def check_died(end: Outcome) -> None:
 class _Run:
     """The three groups at work together, and the record of what they did."""
 
-    def __init__(self, groups: Sequence[WorkerGroup], watcher: Watcher, *, kill: bool, launch_seconds: float) -> None:
+    def __init__(
+        self, groups: Sequence[WorkerGroup[Any]], watcher: Watcher, *, kill: bool, launch_seconds: float
+    ) -> None:
         self._actor, self._rollout, self._env = groups
         self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
         self._watcher = watcher
@@ -111,7 +114,7 @@ class _Run:
             return bool(self.rounds)
         return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
 
-    def _play(self) -> CallResult:
+    def _play(self) -> CallResult[Any]:
         playing = self._env.play(STEPS, self._version)
         if self._has_to_kill and self._version >= _KILL_ROUND:
             self._has_to_kill = False
@@ -122,7 +125,7 @@ class _Run:
                 os.kill(pid, signal.SIGKILL)
         return playing
 
-    def _wait(self, playing: CallResult) -> list[Played]:
+    def _wait(self, playing: CallResult[Any]) -> list[Played]:
         """Return what the environments played; restart rollout workers that die before they finish."""
         deadline = time.monotonic() + _ROUND_SECONDS
         while True:
@@ -198,7 +201,7 @@ class _Run:
                 self._restart_dead()
             raise ClusterError(f"an update of the weights failed {_UPDATE_TRIES} times: see the log")
 
-    def _add(self, group: WorkerGroup, spans: list[list[Span]]) -> None:
+    def _add(self, group: WorkerGroup[Any], spans: list[list[Span]]) -> None:
         for rank, own in zip(group.ranks, spans, strict=True):
             self._spans[f"{group.name}:{rank}"] += own
 

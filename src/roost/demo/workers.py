@@ -69,6 +69,8 @@ class Env(Worker):
         oldest = int(arrays.pop("versions").min())
         self._batches.put(Batch(**arrays, last=self._seen.copy()), key=self.rank)
         answers, self._answers = self._answers, []
+        if returns:
+            self.log_metric("episode return", sum(returns) / len(returns), step=version)
         return Played(returns=returns, oldest=oldest, spans=self._recorder.take(), answers=answers)
 
     def _ask(self, version: int) -> tuple[Any, Any, int]:

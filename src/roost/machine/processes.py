@@ -18,6 +18,7 @@ from roost.redact import hide_in_words
 from roost.text import printable, shorten
 
 _TERMINATE_SECONDS = 3.0
+_LOOK_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -88,6 +89,29 @@ def end_processes(processes: Sequence[Process], user: str) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
+
+
+def stop_process(pid: int, began: float, timeout: float) -> bool:
+    """Ask a process that began at this time after the boot to end, and return whether it has after `timeout` seconds.
+
+    PermissionError if it is another user's.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        process = psutil.Process(pid)
+        if abs(began_after_boot(pid) - began) > 1:
+            return True
+        process.terminate()
+        # One whose parent has not noticed its end yet has ended.
+        while process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied:
+        raise PermissionError(f"process {pid} is another user's") from None
+    return True
 
 
 def began_after_boot(pid: int | None = None) -> float:

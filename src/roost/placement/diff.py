@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, zip_longest
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
-from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
+from roost.placement.placement import Piece, Placement, WorkerId, pieces_of
 from roost.redact import hide, hide_in_data
 from roost.text import plural
 
@@ -51,6 +52,20 @@ class ChangedHands:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedValue:
+    """A value that differs between two plans, as JSON has it: of the job, a component, a node or a node group."""
+
+    what: str
+    of: str | int | None = None
+    before: Any
+    after: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON has them."""
+        return {"what": self.what, "of": self.of, "before": self.before, "after": self.after}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDiff:
     """The difference of two plans; false if they are equal."""
 
@@ -61,6 +76,8 @@ class PlanDiff:
     changed_hands: tuple[ChangedHands, ...]
     facts: tuple[tuple[str, str, str], ...]
     """What else differs, as (what, before, after): the mode, the number of nodes, the topology."""
+    values: tuple[ChangedValue, ...] = ()
+    """The facts as values instead of text."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
@@ -69,7 +86,7 @@ class PlanDiff:
         """Return the difference as JSON has it."""
         return {
             "moved": [
-                {"worker": str(item.worker), "before": seat(item.before), "after": seat(item.after)}
+                {"worker": str(item.worker), "before": _seat_data(item.before), "after": _seat_data(item.after)}
                 for item in self.moved
             ],
             "appeared": [str(worker) for worker in self.appeared],
@@ -88,7 +105,7 @@ class PlanDiff:
                 }
                 for item in self.changed_hands
             ],
-            "facts": {what: [before, after] for what, before, after in self.facts},
+            "facts": [value.to_dict() for value in self.values],
         }
 
 
@@ -105,10 +122,12 @@ def diff_plans(before: Plan, after: Plan) -> PlanDiff:
         changed_variables=tuple(_changed_variables(before, after, [item for item in both if item in stayed])),
         changed_hands=tuple(_changed_hands(before, after)),
         facts=tuple(_facts(before, after)),
+        values=tuple(_values(before, after)),
     )
     if not found and before != after:
         # Every worker keeps its place and its variables, and still the plans differ.
-        return replace(found, facts=(("plan", before.hash[:8], after.hash[:8]),))
+        hashes = ChangedValue(what="plan", before=before.hash, after=after.hash)
+        return replace(found, facts=(("plan", before.hash[:8], after.hash[:8]),), values=(hashes,))
     return found
 
 
@@ -153,6 +172,55 @@ def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
     if before.topology != after.topology:
         found += _cluster_facts(before.topology, after.topology)
     return found
+
+
+def _values(before: Plan, after: Plan) -> Iterator[ChangedValue]:
+    """Yield the facts as values."""
+    pairs: list[tuple[str, str | int | None, Any, Any]] = [
+        ("mode", None, before.mode.value, after.mode.value),
+        ("num_nodes", None, before.num_nodes, after.num_nodes),
+        ("components", None, before.names, after.names),
+        ("sizes_ignored", None, before.sizes_ignored, after.sizes_ignored),
+    ]
+    for name in (name for name in before.names if name in after.names):
+        old, new = before.component(name), after.component(name)
+        pairs += [
+            ("node_groups", name, list(old.node_groups), list(new.node_groups)),
+            ("stride", name, old.stride, new.stride),
+        ]
+    if before.topology != after.topology:
+        pairs.append(("cluster", None, _shape(before.topology), _shape(after.topology)))
+        pairs += [
+            ("node", rank, _node_data(old_node), _node_data(new_node))
+            for rank, (old_node, new_node) in enumerate(zip_longest(before.topology.nodes, after.topology.nodes))
+            if old_node != new_node
+        ]
+    for what, of, one, other in pairs:
+        if one != other:
+            yield ChangedValue(what=what, of=of, before=one, after=other)
+    groups = [{group.label: group for group in plan.topology.groups} for plan in (before, after)]
+    for label in {**groups[0], **groups[1]}:
+        sides = [side.get(label) for side in groups]
+        if sides[0] != sides[1]:
+            # Two groups may differ in a secret alone, and then look alike.
+            shown = [None if group is None else hide_in_data(group.to_dict()) for group in sides]
+            yield ChangedValue(what="node_group", of=label, before=shown[0], after=shown[1])
+
+
+def _shape(topology: Topology) -> dict[str, int]:
+    return {"num_nodes": topology.num_nodes, "num_accelerators": topology.num_accelerators}
+
+
+def _node_data(node: Node | None) -> Any:
+    return None if node is None else Topology(nodes=(node,)).to_dict()["nodes"][0]
+
+
+def _seat_data(placement: Placement) -> dict[str, Any]:
+    return {
+        "node_rank": placement.cluster_node_rank,
+        "kind": placement.hardware_type,
+        "local_ranks": list(placement.local_hardware_ranks),
+    }
 
 
 def _cluster_facts(before: Topology, after: Topology) -> list[tuple[str, str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
@@ -14,6 +15,7 @@ from roost.placement.plan import ComponentPlan, Plan
 from roost.text import join_words, plural
 
 _Occupants = dict[Piece, list[WorkerId]]
+_Sharing = dict[tuple[str, ...], dict[int, list[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +33,17 @@ class Finding:
 def lint(plan: Plan) -> tuple[Finding, ...]:
     """Return the findings on a plan, warnings first."""
     occupants = plan.occupants()
-    found = [("num-nodes", _num_nodes(plan)), ("sizes-ignored", _sizes_ignored(plan)), ("idle", _idle(plan, occupants))]
+    groups = _sharing(occupants)
+    pairs = _partial_overlaps(occupants, groups)
+    found = [("num-nodes", _num_nodes(plan)), ("sizes-ignored", _sizes_ignored(plan))]
+    found += [("overlap", _overlap(plan, *pair, groups)) for pair in pairs]
+    found += [("idle", _idle(plan, occupants))]
     for component in plan.components:
         found += [("uneven", _uneven(plan, component)), ("apart", _far_apart(component))]
         found += [("tensor-parallel-cut", _cut_by_node(component)), ("left-over", _left_over(component))]
     warnings = [Finding(code=code, level="warning", message=message) for code, message in found if message]
-    return (*warnings, *(Finding(code="shared", level="info", message=message) for message in _shared(occupants)))
+    shared = {names: ranks for names, ranks in groups.items() if names not in pairs}
+    return (*warnings, *(Finding(code="shared", level="info", message=message) for message in _shared(shared)))
 
 
 def _num_nodes(plan: Plan) -> str:
@@ -74,16 +81,50 @@ def _by_node(ranks: dict[int, list[int]]) -> str:
     return "; ".join(parts[:6]) + (f"; and {len(parts) - 6} more" if len(parts) > 6 else "")
 
 
-def _shared(occupants: _Occupants) -> Iterator[str]:
-    groups: dict[tuple[str, ...], dict[int, list[int]]] = {}
+def _sharing(occupants: _Occupants) -> _Sharing:
+    """Return the accelerators that several components are on, local ranks by node, for each set of components."""
+    groups: _Sharing = {}
     for piece, workers in occupants.items():
         names = tuple(dict.fromkeys(worker.component for worker in workers))
         if piece.kind == ACCELERATOR and len(names) > 1:
             groups.setdefault(names, {}).setdefault(piece.node_rank, []).append(piece.local_rank)
+    return groups
+
+
+def _shared(groups: _Sharing) -> Iterator[str]:
     for names, ranks in groups.items():
         count = sum(map(len, ranks.values()))
         where = _by_node({node: sorted(local) for node, local in sorted(ranks.items())})
         yield f"{join_words(names)} share {plural(count, 'accelerator')}: {where}"
+
+
+def _partial_overlaps(occupants: _Occupants, groups: _Sharing) -> list[tuple[str, str]]:
+    """Return the pairs of components that share accelerators, while each also has some without the other."""
+    has: Counter[str] = Counter()
+    for piece, workers in occupants.items():
+        if piece.kind == ACCELERATOR:
+            has.update({worker.component for worker in workers})
+    common: Counter[tuple[str, str]] = Counter()
+    for names, ranks in groups.items():
+        common.update(dict.fromkeys(combinations(names, 2), sum(map(len, ranks.values()))))
+    return [pair for pair, count in common.items() if count < min(has[pair[0]], has[pair[1]])]
+
+
+def _overlap(plan: Plan, one: str, other: str, groups: _Sharing) -> str:
+    first, second = plan.component(one), plan.component(other)
+    if first.node_groups != second.node_groups:
+        # Their ranks are counted over different node groups, so only nodes tell where they meet.
+        both: dict[int, list[int]] = {}
+        for names, ranks in groups.items():
+            for node, local in ranks.items() if {one, other} <= set(names) else ():
+                both[node] = sorted({*both.get(node, ()), *local})
+        return f"{one} and {other} overlap in part: both are on accelerators of {_by_node(dict(sorted(both.items())))}"
+    common = sorted(set(first.hardware_ranks) & set(second.hardware_ranks))
+    unit = "hardware rank" if len(common) == 1 else "hardware ranks"
+    return (
+        f"{one} ({format_ranks(first.hardware_ranks)}) and {other} ({format_ranks(second.hardware_ranks)}) overlap "
+        f"in part: both have {unit} {format_ranks(common)}"
+    )
 
 
 def _uneven(plan: Plan, component: ComponentPlan) -> str:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from roost.config.job import JobConfig, read_job_draft
 from roost.config.run import read_run_draft
-from roost.errors import ConfigError
+from roost.errors import ConfigError, PlacementError, Problem
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.plan import Plan
 from roost.text import join_words
@@ -41,6 +41,42 @@ def make_plan(
         kind = ModelParallelComponentPlacement
     plan = kind(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
     return replace(plan, sizes_ignored=ignored)
+
+
+def check_num_nodes(job: JobConfig, plan: Plan) -> None:
+    """Raise PlacementError if the job names hardware of a node that it would not get: it runs on the first num_nodes.
+
+    A component on `all` takes what there is, and runs on fewer nodes as well.
+    """
+    count = job.cluster.num_nodes
+    if count is None or count >= plan.topology.num_nodes:
+        return
+    problems = []
+    for component in job.cluster.components:
+        space = plan.topology.space(component.node_groups or None)
+        for segment in component.segments:
+            ranks = segment.resources.as_range() if segment.resources else ()
+            beyond = next((rank for rank in ranks if space.locate(rank).node_rank >= count), None)
+            if beyond is not None:
+                node = space.locate(beyond).node_rank
+                there = "node rank is 0" if count == 1 else f"node ranks are 0-{count - 1}"
+                problems.append(
+                    Problem(
+                        message=f"component {component.name!r} asks for {space.unit} {beyond}, which is on "
+                        f"node {node}, but num_nodes is {count}, so {there}",
+                        hint=f"a job runs on the first num_nodes nodes: write num_nodes: {_last_node(plan) + 1}, "
+                        "or choose other ranks",
+                        where=component.where(segment, last=True),
+                        ranks=(beyond,),
+                    )
+                )
+                break
+    if problems:
+        raise PlacementError(problems)
+
+
+def _last_node(plan: Plan) -> int:
+    return max(placement.cluster_node_rank for item in plan.components for placement in item.placements)
 
 
 def _is_model_parallel(job: JobConfig) -> tuple[bool, str | None]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
+from roost.config.node_groups import CLUSTER, RESERVED
 from roost.config.ranks import format_ranks, runs_of
 from roost.config.topology import Node
 from roost.placement.placement import Piece
@@ -62,11 +63,22 @@ class Strip:
     """Cells that another job has now."""
     notes: tuple[tuple[str, ...], ...] = ()
     """Lines of text below the blocks, each with a word for every cell."""
+    ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """The hardware ranks of the cells as a job writes them, by the node groups that they are counted over."""
 
     @property
     def blocks(self) -> list[Block]:
         """The blocks of all lanes."""
         return [block for lane in self.lanes for block in lane]
+
+    @property
+    def ranks_texts(self) -> list[str]:
+        """The hardware ranks in words: `ranks 8-15`, or `ranks 0-7 of a800` where a node group counts them."""
+        return [
+            f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
+            + ("" if label == CLUSTER else f" of {label}")
+            for label, ranks in self.ranks
+        ]
 
     def label(self, cell: int) -> str:
         """Return the number of a cell, with a mark if it is taken."""
@@ -82,7 +94,8 @@ class Strip:
     def shape(self) -> object:
         """Return what two strips must have in common to look alike: everything but the ranks."""
         lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
-        return self.kind, self.title, self.cells, self.others, self.taken, self.notes, lanes
+        labels = tuple(label for label, _ in self.ranks)
+        return self.kind, self.title, self.cells, self.others, self.taken, self.notes, labels, lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +138,8 @@ class Grid:
     summary: str
     rows: tuple[Row, ...]
     legend: tuple[Entry, ...]
+    mark: str = ""
+    """What a reader must know before believing the picture."""
 
 
 def make_grid(
@@ -135,11 +150,13 @@ def make_grid(
     only: Iterable[str] | None = None,
     taken: Iterable[Piece] = (),
     notes: Sequence[Mapping[Piece, str]] = (),
+    assumed: str = "",
 ) -> Grid:
     """Make the picture of a plan, or of some of its components.
 
     `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now; each of `notes` is a
-    line of words below the pieces of hardware that it names.
+    line of words below the pieces of hardware that it names. `assumed` is hardware that nobody described, in shorthand:
+    the picture says so.
     """
     held = set(taken)
     shown = set((plan if only is None else plan.only(only)).names)
@@ -171,7 +188,8 @@ def make_grid(
         )
         for index, component in enumerate(plan.components)
     )
-    return Grid(title=title, summary=" · ".join(parts), rows=tuple(rows), legend=legend)
+    mark = f"! assumed hardware: {assumed}; the job may get other nodes" if assumed else ""
+    return Grid(title=title, summary=" · ".join(parts), rows=tuple(rows), legend=legend, mark=mark)
 
 
 def ink(colour: str) -> str:
@@ -183,12 +201,16 @@ def ink(colour: str) -> str:
 
 
 def short_names(names: Sequence[str], length: int) -> list[str]:
-    """Return a distinct key of about `length` letters for each name: its beginning, its initials, or a number.
+    """Return a distinct key of about `length` letters for each name: itself, its beginning, its initials, or a number.
 
-    >>> short_names(["rollout", "reward_model", "reward_rule", "env1", "env2"], 3)
-    ['rol', 'rm', 'rr', 'e#3', 'e#4']
+    A beginning ends in an ellipsis, or is a single letter: it must not look like another name, or a typing mistake.
+
+    >>> short_names(["rollout", "reward_model", "reward_rule", "env1", "env2"], 4)
+    ['rol…', 'rm', 'rr', 'env1', 'env2']
+    >>> short_names(["rollout", "actor", "env1", "env2"], 3)
+    ['ro…', 'ac…', 'e#2', 'e#3']
     """
-    cuts = [name[:length] for name in names]
+    cuts = [_beginning(name, length) for name in names]
     initials = ["".join(part[:1] for part in re.split(r"[_.-]+", name))[:length] for name in names]
     keys: list[str] = []
     for index, name in enumerate(names):
@@ -199,6 +221,10 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
         else:
             keys.append(numbered(name, index))
     return keys
+
+
+def _beginning(name: str, length: int) -> str:
+    return name if len(name) <= length else name[:1] if length == 1 else f"{name[: length - 1]}…"
 
 
 def numbered(name: str, index: int) -> str:
@@ -257,6 +283,7 @@ def _strips(
             others=tuple(sorted(others)),
             taken=taken,
             notes=tuple(line for line in said if any(line)),
+            ranks=tuple(_ranks(plan, rank, kind, cells, [block.component for block in found])),
         )
 
     if node.accelerators:
@@ -268,6 +295,20 @@ def _strips(
     if BARE_NODE in blocks or not (node.accelerators or declared):
         title = "the node itself" if node.accelerators or declared else "no accelerators"
         yield strip(BARE_NODE, title, 1)
+
+
+def _ranks(
+    plan: Plan, node_rank: int, kind: str, cells: int, components: Sequence[int]
+) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Yield the ranks of a node's cells, over the node groups of the components on it, or else over the cluster."""
+    used = {plan.components[index].node_groups or (CLUSTER,): None for index in components}
+    if not used and kind == ACCELERATOR:
+        used = {(CLUSTER,): None}
+    for labels in used:
+        # A bare node's rank in the whole cluster is its node rank, which its row has already.
+        if kind != BARE_NODE or not set(labels) <= set(RESERVED):
+            first = plan.topology.space(labels).rank_of(node_rank, 0, kind)
+            yield ",".join(labels), tuple(range(first, first + cells))
 
 
 def _lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
@@ -309,11 +350,20 @@ def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
                 first=same[0].first,
                 last=same[-1].last,
                 name="" if not same[0].name else f"{same[0].name} … {same[-1].name}",
-                strips=same[0].strips,
+                strips=tuple(_all_ranks(strips) for strips in zip(*(row.strips for row in same), strict=True)),
                 folded=f"{len(same)} nodes alike: {said or 'idle'}",
             )
         )
     return folded
+
+
+def _all_ranks(strips: Sequence[Strip]) -> Strip:
+    """Return the first of several strips that look alike, with the ranks of all."""
+    ranks = [
+        (label, tuple(sorted({rank for strip in strips for rank in strip.ranks[index][1]})))
+        for index, (label, _) in enumerate(strips[0].ranks)
+    ]
+    return replace(strips[0], ranks=tuple(ranks))
 
 
 def _summary(component: ComponentPlan) -> str:

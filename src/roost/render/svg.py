@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape as escape_markup
 from itertools import pairwise
 
@@ -15,8 +16,13 @@ from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, shor
 from roost.text import printable_lines
 
 _MARGIN = 24
-_LABEL = 132
+_LABEL = (132, 220)
+"""The least and the most width of the labels of nodes."""
 _CELL = 92
+_WIDEST_CELL = 150
+"""Cells are widened up to this so that names fit."""
+_KEY = 8
+"""How many letters of a name stay where it does not fit."""
 _LANE = 26
 _GAP = 18
 _LETTER = 7.4
@@ -27,14 +33,25 @@ _WRAP = 10
 _NODE_CELLS = 4
 """A bare node is drawn this many cells wide, since many workers share it."""
 
-STYLE = """
-  .roost{--paper:#ffffff;--text:#1f2328;--soft:#59636e;--line:#d1d9e0;--cell:#f6f8fa}
-  @media(prefers-color-scheme:dark){.roost{--paper:#0d1117;--text:#f0f6fc;--soft:#9198a1;--line:#3d444d;--cell:#151b23}}
-  .roost text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;fill:var(--text)}
-  .roost .title{font-size:16px;font-weight:600}.roost .node{font-weight:600}
-  .roost .soft{fill:var(--soft)}.roost .paper{fill:var(--paper)}
-  .roost .cell{fill:var(--cell);stroke:var(--line)}
-  .roost .block:hover rect{stroke:var(--text);stroke-width:2}
+LIGHT = {"paper": "#ffffff", "text": "#1f2328", "soft": "#59636e", "line": "#d1d9e0", "cell": "#f6f8fa"}
+DARK = {"paper": "#0d1117", "text": "#f0f6fc", "soft": "#9198a1", "line": "#3d444d", "cell": "#151b23"}
+
+
+def _colours(theme: Mapping[str, str]) -> str:
+    return (
+        f".roost text{{fill:{theme['text']}}}.roost .soft{{fill:{theme['soft']}}}.roost .paper{{fill:{theme['paper']}}}"
+        f".roost .cell{{fill:{theme['cell']};stroke:{theme['line']}}}.roost .rule{{stroke:{theme['line']}}}"
+        f".roost .block:hover rect{{stroke:{theme['text']}}}"
+    )
+
+
+# Plain colours: many viewers know no CSS variables, and would draw everything black. They ignore the dark theme.
+STYLE = f"""
+  .roost text{{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}}
+  .roost .title{{font-size:16px;font-weight:600}}.roost .node,.roost .mark{{font-weight:600}}
+  {_colours(LIGHT)}
+  .roost .block:hover rect{{stroke-width:2}}
+  @media(prefers-color-scheme:dark){{{_colours(DARK)}}}
 """
 
 
@@ -43,15 +60,26 @@ def draw_svg(plan: Plan, grid: Grid) -> str:
     return _Drawing(plan, grid).document()
 
 
+def draw_rows(plan: Plan, grid: Grid, *, cells: int) -> list[str]:
+    """Return an SVG for each row of the grid, for a page that has the style and the legend; `cells` fit in a line."""
+    return [_Drawing(plan, grid, cells).row(row) for row in grid.rows]
+
+
 class _Drawing:
-    def __init__(self, plan: Plan, grid: Grid) -> None:
+    def __init__(self, plan: Plan, grid: Grid, wrap: int = _WRAP) -> None:
+        self._wrap = wrap
         self._plan = plan
         self._grid = grid
         self._names = [entry.name for entry in grid.legend]
-        self._short = short_names(self._names, 3)
-        widest = max((cells_per_line(strip.cells, _WRAP) for row in grid.rows for strip in row.strips), default=1)
+        self._short = short_names(self._names, _KEY)
+        widest = max((cells_per_line(strip.cells, self._wrap) for row in grid.rows for strip in row.strips), default=1)
+        strips = [strip for row in grid.rows for strip in row.strips]
+        labels = [row.name for row in grid.rows]
+        labels += [text for strip in strips for text in (strip.title, *strip.ranks_texts)]
+        self._label_width = min(max(_LABEL[0], round(max(map(_width, labels), default=0)) + 16), _LABEL[1])
         self._cell = self._cell_width()
-        self._width = max(widest, _NODE_CELLS) * self._cell
+        self._node_cells = min(_NODE_CELLS, wrap)
+        self._width = max(widest, self._node_cells) * self._cell
         self._used_short: set[int] = set()
         self._out: list[str] = []
         self._y: float = _MARGIN
@@ -62,15 +90,18 @@ class _Drawing:
             self._text(_MARGIN, self._grid.title, "title")
             self._y += 22
         self._text(_MARGIN, self._grid.summary, "soft")
+        if self._grid.mark:
+            self._y += 20
+            self._text(_MARGIN, self._grid.mark, "mark")
         self._y += _GAP
         for row in self._grid.rows:
             self._row(row)
         self._legend()
-        text = [_width(self._grid.title) * _TITLE, _width(self._grid.summary)]
-        longest = max(map(_width, self._names), default=0) + _width(" (xxx) ")
+        text = [_width(self._grid.title) * _TITLE, _width(self._grid.summary), _width(self._grid.mark) * _TITLE]
+        longest = max(map(_width, self._names), default=0) + _width(f" ({'x' * _KEY}) ")
         text += [longest + _width(entry.summary) + 30 for entry in self._grid.legend]
-        text += [_LABEL + _width(row.folded) for row in self._grid.rows if row.folded]
-        width = round(max(_LABEL + self._width, *text)) + 2 * _MARGIN
+        text += [self._label_width + _width(row.folded) for row in self._grid.rows if row.folded]
+        width = round(max(self._label_width + self._width, *text)) + 2 * _MARGIN
         height = round(self._y + _MARGIN)
         label = f'"{escape(f"Placement map: {self._grid.title} {self._grid.summary}".strip())}"'
         return (
@@ -79,12 +110,21 @@ class _Drawing:
             f'<rect class="paper" width="100%" height="100%"/>\n' + "\n".join(self._out) + "\n</svg>\n"
         )
 
+    def row(self, row: Row) -> str:
+        """Return the SVG of one row, without margins."""
+        self._row(replace(row, folded=_clip(row.folded, self._width)))
+        width, height = self._label_width + self._width, round(self._y - _MARGIN)
+        return (
+            f'<svg class="roost" width="{width:g}" height="{height}" viewBox="{_MARGIN} {_MARGIN} {width:g} {height}" '
+            f'role="img" aria-label="{escape(row.title)}">' + "\n".join(self._out) + "</svg>"
+        )
+
     def _text(self, x: float, text: str, kind: str = "", y: float | None = None) -> None:
         self._out.append(f'<text class="{kind}" x="{x:g}" y="{self._y if y is None else y:g}">{escape(text)}</text>')
 
     def _row(self, row: Row) -> None:
         for number, strip in enumerate(row.strips):
-            labels = [(strip.title, "soft")]
+            labels = [(text, "soft") for text in (strip.title, *strip.ranks_texts)]
             if number == 0:
                 labels.insert(0, (row.title, "node"))
                 labels += [(row.name, "soft")] if row.name else []
@@ -92,16 +132,16 @@ class _Drawing:
             self._strip(row, strip)
             bottom = self._y
             for index, (text, kind) in enumerate(labels):
-                self._text(_MARGIN, _clip(text, _LABEL - 8), kind, top + 12 + 17 * index + 16)
+                self._text(_MARGIN, _clip(text, self._label_width - 8), kind, top + 12 + 17 * index + 16)
             self._y = max(bottom, top + 17 * len(labels) + 12)
         if row.folded:
             self._y += 10
-            self._text(_MARGIN + _LABEL, row.folded, "soft")
+            self._text(_MARGIN + self._label_width, row.folded, "soft")
             self._y += 4
         self._y += _GAP
 
     def _strip(self, row: Row, strip: Strip) -> None:
-        per_line = cells_per_line(strip.cells, _WRAP)
+        per_line = cells_per_line(strip.cells, self._wrap)
         for start in range(0, strip.cells, per_line):
             stop = min(start + per_line, strip.cells)
             height = max(len(strip.lanes), 1) * _LANE + 4
@@ -109,7 +149,7 @@ class _Drawing:
                 for cell in range(start, stop):
                     self._text(self._x(cell, start) + 4, strip.label(cell), "soft", self._y + 10)
             top = self._y + 14
-            span = _NODE_CELLS if strip.kind == BARE_NODE else 1
+            span = self._node_cells if strip.kind == BARE_NODE else 1
             for cell in range(start, stop):
                 self._out.append(
                     f'<rect class="cell" x="{self._x(cell, start):g}" y="{top:g}" width="{span * self._cell - 4}" '
@@ -133,7 +173,7 @@ class _Drawing:
             return
         entry = self._grid.legend[block.component]
         tip = "\n".join(_details(self._plan, self._names[block.component], row, strip, block))
-        parts = [f'<g class="block" tabindex="0"><title>{escape(tip)}</title>']
+        parts = [f'<g class="block" data-component="{block.component}" tabindex="0"><title>{escape(tip)}</title>']
         middle = top + (_LANE - 2) / 2
         for (_, before), (after, _) in pairwise(runs):
             parts.append(
@@ -143,7 +183,7 @@ class _Drawing:
             )
         for first, last in runs:
             x = self._x(first, shown.start) + 3
-            span = _NODE_CELLS if strip.kind == BARE_NODE else last - first + 1
+            span = self._node_cells if strip.kind == BARE_NODE else last - first + 1
             width = span * self._cell - 10
             parts.append(
                 f'<rect x="{x:g}" y="{top:g}" width="{width}" height="{_LANE - 2}" rx="4" fill="{entry.colour}"/>'
@@ -176,19 +216,28 @@ class _Drawing:
             self._y += 22
 
     def _cell_width(self) -> int:
-        """Return a width with room for the key and the ranks of every block, even one of a single cell."""
-        labels = [
-            f"{self._short[block.component]} {block.ranks_text}"
+        """Return a width with room for the name and the ranks of every block, even one of a single cell.
+
+        Where that would be too wide, a key takes the place of the name.
+        """
+        alone = [
+            block
             for row in self._grid.rows
             for strip in row.strips
             if strip.kind != BARE_NODE
             for block in strip.blocks
             if any(first == last for first, last in block.pieces(range(strip.cells)))
         ]
-        return max(_CELL, round(max(map(_width, labels), default=0)) + 24)
+
+        def needed(names: Sequence[str]) -> int:
+            labels = (f"{names[block.component]} {block.ranks_text}" for block in alone)
+            return max(_CELL, round(max(map(_width, labels), default=0)) + 24)
+
+        with_names, with_keys = needed(self._names), needed(self._short)
+        return with_names if with_names <= _WIDEST_CELL else max(with_keys, _WIDEST_CELL)
 
     def _x(self, cell: int, start: int) -> float:
-        return _MARGIN + _LABEL + (cell - start) * self._cell
+        return _MARGIN + self._label_width + (cell - start) * self._cell
 
 
 def _details(plan: Plan, name: str, row: Row, strip: Strip, block: Block) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Every block has brackets around it and its component's name in it, so that nothing depends on colour:
 
     node 0     0       1       2       3       4       5       6       7
-    8 x H100   [act 0 ][act 1 ][act 2 ][act 3 ][rol 0 ════════════════════════]
+    8 x H100   [ac… 0 ][ac… 1 ][ac… 2 ][ac… 3 ][rollout 0 ════════════════════]
+    ranks 0-7
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class _Drawing:
         self._basic = basic_colours
         self._colours = list(terminal_colours(grid, basic_colours=basic_colours).values())
         self._width = max(40, width)
-        labels = [_title(row) for row in grid.rows] + [s.title for row in grid.rows for s in row.strips]
+        strips = [strip for row in grid.rows for strip in row.strips]
+        labels = [*map(_title, grid.rows), *(text for strip in strips for text in (strip.title, *strip.ranks_texts))]
         longest = max((cell_len(label) for label in labels), default=0)
         self._label = min(max(longest + 2, _LABEL_WIDTH[0]), _LABEL_WIDTH[1])
         self._shortest = short_names([entry.name for entry in grid.legend], 1)
@@ -62,6 +64,8 @@ class _Drawing:
             yield Text(_cut(self._grid.title, self._width), style="bold")
         for text in _wrapped(self._grid.summary, self._width):
             yield Text(text, style="dim")
+        for text in _wrapped(self._grid.mark, self._width) if self._grid.mark else ():
+            yield Text(text, style="yellow")
         yield Text("")
         for row in self._grid.rows:
             yield from self._row(row)
@@ -98,7 +102,8 @@ class _Drawing:
                 cells = min(_pieces(block, _lines(strip.cells, per_line)))
                 left = cells * width - 2 - len(f" {block.ranks_text}")
                 room[block.component] = min(room[block.component], left)
-        cuts = [short_names(names, length) for length in (max(map(len, names), default=1), 4, 3, 2)]
+        longest = max(map(len, names), default=1)
+        cuts = [short_names(names, length) for length in (longest, *range(min(longest - 1, 8), 1, -1))]
         keys = [
             next((cut[index] for cut in cuts if cell_len(cut[index]) <= room[index]), self._shortest[index])
             for index in range(len(names))
@@ -113,9 +118,12 @@ class _Drawing:
                 yield self._line(_title(row), header, "bold")
             elif header:
                 yield self._line("", header)
-            yield from self._strip(strip)
-        if row.folded:
-            yield self._line("", Text(_cut(row.folded, self._width - self._label), style="dim"))
+            labels = [strip.title, *strip.ranks_texts]
+            yield from self._strip(strip, labels)
+            if row.folded and number == len(row.strips) - 1:
+                folded = Text(_cut(row.folded, self._width - self._label), style="dim")
+                yield self._line(labels.pop(0) if labels else "", folded)
+            yield from (self._line(label, Text("")) for label in labels)
 
     def _line(self, label: str, body: Text, style: str = "dim") -> Text:
         """Return a line of a label, padded to its column, and a body."""
@@ -130,24 +138,24 @@ class _Drawing:
         bare = strip.kind == BARE_NODE
         return Text("" if bare else "".join(f" {strip.label(index)}".ljust(width) for index in shown), style="dim")
 
-    def _strip(self, strip: Strip) -> Iterator[Text]:
+    def _strip(self, strip: Strip, labels: list[str]) -> Iterator[Text]:
+        """Yield the lines of a strip, with the labels in front of them; those that are left stay in the list."""
         empty = strip.empty()
         per_line, width = self._cells[id(strip)]
-        title = strip.title
         for shown in _lines(strip.cells, per_line):
             if shown.start:
-                yield self._line("", self._header(strip, shown))
+                yield self._line(labels.pop(0) if labels else "", self._header(strip, shown))
             lanes = [
                 lane
                 for lane in strip.lanes
                 if any(block.cells[0] < shown.stop and block.cells[-1] >= shown.start for block in lane)
             ]
             for number, lane in enumerate(lanes or [()]):
-                yield self._line(title, self._lane(lane, shown, width, empty if number == 0 else {}))
-                title = ""
+                body = self._lane(lane, shown, width, empty if number == 0 else {})
+                yield self._line(labels.pop(0) if labels else "", body)
             for note in strip.notes:
                 words = "".join(_cut(f" {note[cell]}", width - 1).ljust(width) for cell in shown)
-                yield self._line("", Text(words, style="dim"))
+                yield self._line(labels.pop(0) if labels else "", Text(words, style="dim"))
 
     def _lane(self, lane: Sequence[Block], shown: range, width: int, empty: dict[int, str]) -> Text:
         line = Text()

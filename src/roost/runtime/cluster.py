@@ -37,6 +37,8 @@ from roost.redact import hide_in_words
 from roost.runtime.connect import connection
 from roost.runtime.connect.connection import Connection
 from roost.runtime.connect.stop import Stop
+from roost.runtime.events.driver import EVENTS_VARIABLE, start_driver_events
+from roost.runtime.events.emitter import emitter
 from roost.runtime.launch.allocate import allocate
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.ports import PortLease
@@ -53,11 +55,11 @@ from roost.runtime.managers.watch import Watch
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.log_forwarder import LogForwarder
+from roost.runtime.nodes.log_forwarder import Elsewhere, LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
-from roost.runtime.options import TIMEOUT_SECONDS, ClusterOptions
+from roost.runtime.options import RESERVE_SECONDS, TIMEOUT_SECONDS, ClusterOptions
 from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators
-from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
+from roost.runtime.reserve.reserver import reserve_accelerators
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import own_run_dir
 from roost.runtime.runs.record import RunNode
@@ -118,6 +120,7 @@ class Cluster(metaclass=_OnePerProcess):
     - `port_range`: first and last port to lease from, on every node.
     - `run_dir`: the run's folder, for the workers' logs; by default a new one in ROOST_RUNS_DIR or the user's folder.
     - `quiet`: do not show launches and what workers print; by default as ROOST_QUIET says.
+    - `working_dir`: a folder with your code that Ray copies to every node; workers start in the copy.
     - `record`: keep a record of the run in its folder, for `roost runs` and `roost show`, unless it is False.
     """
 
@@ -138,6 +141,7 @@ class Cluster(metaclass=_OnePerProcess):
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool | None = None,
         record: bool | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         options = ClusterOptions.check(
             num_nodes,
@@ -149,6 +153,7 @@ class Cluster(metaclass=_OnePerProcess):
             run_dir=run_dir,
             quiet=quiet,
             record=record,
+            working_dir=working_dir,
         )
         self._pid = os.getpid()
         self._keeps_record = options.record is not False
@@ -201,7 +206,14 @@ class Cluster(metaclass=_OnePerProcess):
         raise ClusterError(f"no free namespace after {_MAX_TRIES} tries")
 
     def _connect(self, options: ClusterOptions, namespace: str, *, may_start: bool) -> Connection:
-        made = connection.connect(options.address, namespace, may_start=may_start, timeout=options.timeout)
+        made = connection.connect(
+            options.address,
+            namespace,
+            may_start=may_start,
+            timeout=options.timeout,
+            num_nodes=options.num_nodes or 1,
+            working_dir=options.working_dir,
+        )
         self._undo.callback(lambda: connection.disconnect(made, max(_DISCONNECT_SECONDS, self._seconds_left)))
         return made
 
@@ -221,7 +233,11 @@ class Cluster(metaclass=_OnePerProcess):
             command=" ".join(hide_in_words(sys.argv))[:200],
             since=time.time(),
             run_dir=self._undo.enter_context(own_run_dir(options.run_dir)),
+            keeps_events=self._keeps_record and os.environ.get(EVENTS_VARIABLE) != "off",
         )
+        if job.keeps_events:
+            start_driver_events(job.run_dir)
+            self._undo.callback(emitter.stop)
         self._undo.callback(self._recorder.end)
         managers = start_managers(job, nodes, options.groups, options.port_range)
         self._undo.callback(self._end_managers, made, managers)
@@ -571,10 +587,13 @@ class Cluster(metaclass=_OnePerProcess):
         return node_rank
 
 
-def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[tuple[str, str, str]]:
-    """Return the logs of workers that are only on their own nodes: Ray's id of the node, the worker, and the path."""
-    workers = worker_manager.get_workers()
-    return [(nodes[worker.node_rank].ray_id, worker.address, worker.log) for worker in workers if worker.log]
+def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[Elsewhere]:
+    """Return the logs of workers that are only on their own nodes."""
+    return [
+        Elsewhere(nodes[worker.node_rank].ray_id, worker.node_rank, worker.address, worker.log)
+        for worker in worker_manager.get_workers()
+        if worker.log
+    ]
 
 
 def _user() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,8 +14,11 @@ from roost.config.node_groups import MAX_NODES, NodeGroup
 from roost.errors import ConfigError
 from roost.machine.ports import check_port_range
 from roost.placement.planner import PlacementKind
+from roost.text import shorten
 
 TIMEOUT_SECONDS = 180.0
+RESERVE_SECONDS = 60.0
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class ClusterOptions:
     namespace: str | None = None
     run_dir: str | os.PathLike[str] | None = None
     quiet: bool | None = None
+    working_dir: str | None = None
+    """The folder that Ray copies to every node, in full."""
 
     @classmethod
     def check(
@@ -43,6 +49,7 @@ class ClusterOptions:
         timeout: float = TIMEOUT_SECONDS,
         port_range: tuple[int, int] | None = None,
         record: bool | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
         **others: Any,
     ) -> ClusterOptions:
         """Check the arguments of `Cluster(…)`; ConfigError if one is wrong."""
@@ -61,6 +68,9 @@ class ClusterOptions:
             num_nodes = config.num_nodes
         if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
+        folder = working_dir or (config.working_dir if config else None)
+        if folder is not None and not os.path.isdir(folder):
+            raise ConfigError(f"working_dir is {os.fspath(folder)!r}, which is not a folder here")
         return cls(
             num_nodes=num_nodes,
             groups=config.node_groups if config else (),
@@ -68,6 +78,7 @@ class ClusterOptions:
             timeout=float(timeout),
             port_range=check_port_range(port_range),
             record=record,
+            working_dir=None if folder is None else os.path.abspath(folder),
             **others,
         )
 
@@ -82,26 +93,41 @@ class RunOptions:
     quiet: bool = False
     address: str | None = None
     run_dir: str | None = None
+    local: str | None = None
+    """The local cluster to start for the run, in shorthand."""
+    name: str | None = None
+    """The name of the run's folder."""
+    note: str | None = None
+    """What the user wants to remember about the run."""
+    wait: float = RESERVE_SECONDS
+    """How many seconds to wait for accelerators that other jobs hold."""
+    overrides: tuple[str, ...] = ()
+    """Settings that replace those of the file, as typed: `cluster.num_nodes=2`."""
 
     def to_flags(self) -> tuple[tuple[str, str | bool], ...]:
-        """Return the flags of `roost run` that ask for this, as the run's record keeps them, without defaults.
+        """Return the arguments of `roost run` that ask for this, as the run's record keeps them, without defaults.
 
         >>> RunOptions(placement="hybrid", reserve=False).to_flags()
         (('--placement', 'hybrid'), ('--no-reserve', True))
         """
         flags: dict[str, str | bool | None] = {
+            **dict.fromkeys(self.overrides, True),
             "--placement": self.placement if self.placement != "auto" else None,
             "--no-isolate": not self.isolate_accelerator,
             "--no-reserve": not self.reserve,
             "--quiet": self.quiet,
             "--address": self.address,
             "--run-dir": self.run_dir,
+            "--local": self.local,
+            "--name": self.name,
+            "--note": self.note,
+            "--wait": f"{self.wait:g}s" if self.wait != RESERVE_SECONDS else None,
         }
         return tuple((name, value) for name, value in flags.items() if value)
 
     @classmethod
     def from_flags(cls, flags: Iterable[tuple[str, str | bool]]) -> RunOptions:
-        """Read the flags of a run's record."""
+        """Read the arguments of a run's record."""
         given = dict(flags)
         texts = {name: value for name, value in given.items() if isinstance(value, str)}
         return cls(
@@ -111,4 +137,21 @@ class RunOptions:
             quiet="--quiet" in given,
             address=texts.get("--address"),
             run_dir=texts.get("--run-dir"),
+            overrides=tuple(name for name in given if not name.startswith("--")),
+            local=texts.get("--local"),
+            name=texts.get("--name"),
+            note=texts.get("--note"),
+            wait=read_seconds(texts["--wait"]) if "--wait" in texts else RESERVE_SECONDS,
         )
+
+
+def read_seconds(text: str) -> float:
+    """Read a time such as `90`, `30m`, `2h` or `1.5d`, in seconds.
+
+    >>> read_seconds("2h"), read_seconds("90")
+    (7200.0, 90.0)
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)", text.strip())
+    if found is None:
+        raise ConfigError(f"{shorten(repr(text))} is not a time", hint="write seconds, or 45s, 30m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]

@@ -18,7 +18,7 @@ from roost.machine.processes import find_processes
 from roost.placement.plan import Piece
 from roost.runtime.connect import connection
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
-from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo, driver_of
+from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo, NodeManager, driver_of
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo, SickNode
@@ -53,6 +53,8 @@ class JobStatus:
     """The managers that are alive."""
     workers: tuple[tuple[str, int], ...]
     """How many workers are in each state."""
+    waits: tuple[tuple[str, str], ...] = ()
+    """Who waits for which accelerators."""
 
     @property
     def missing_managers(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ class ClusterStatus:
                     "driver": None if item.job is None else asdict(item.job),
                     "managers": list(item.managers),
                     "workers": dict(item.workers),
+                    "waits": dict(item.waits),
                 }
                 for item in self.jobs
             ],
@@ -184,10 +187,17 @@ def _jobs() -> tuple[JobStatus, ...]:
         with contextlib.suppress(RoostError):
             manager = WorkerManager.get_proxy(namespace).within(_ASK_SECONDS)
             workers.update(str(worker.state) for worker in manager.get_workers())
-        names = tuple(name for name in MANAGER_NAMES if name in alive)
-        states = tuple(sorted(workers.items()))
+        waits: dict[str, str] = {}
+        with contextlib.suppress(RoostError):
+            waits = NodeManager.get_proxy(namespace).within(_ASK_SECONDS).get_waits()
         jobs.append(
-            JobStatus(namespace=namespace, job=get_job(namespace, _ASK_SECONDS), managers=names, workers=states)
+            JobStatus(
+                namespace=namespace,
+                job=get_job(namespace, _ASK_SECONDS),
+                managers=tuple(name for name in MANAGER_NAMES if name in alive),
+                workers=tuple(sorted(workers.items())),
+                waits=tuple(waits.items()),
+            )
         )
     return tuple(jobs)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,6 +19,9 @@ from roost.demo.jobs import Mode
 from roost.demo.show import DemoOptions, run_demo
 from roost.demo.tasks import TASKS
 from roost.errors import ConfigError
+from roost.watch.live import LiveRun
+
+_STOP_SECONDS = 5.0
 
 
 def demo(
@@ -32,8 +38,8 @@ def demo(
         typer.Option("--minutes", metavar="M", help="How long to train; default: until the return is high."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The seed of all random numbers.")] = 0,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where to create the folders of the runs.")
+    runs_dir: Annotated[
+        Path, typer.Option("--runs-dir", metavar="DIR", help="Where to create the folders of the runs.")
     ] = Path("runs"),
 ) -> None:
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
@@ -44,7 +50,10 @@ def demo(
     console = DemoConsole(file=sys.stdout, highlight=False, force_interactive=None if sys.stdout.isatty() else False)
     try:
         has_learned = run_demo(
-            DemoOptions(task=TASKS[what], modes=modes, minutes=minutes, seed=seed, folder=out), console
+            DemoOptions(
+                task=TASKS[what], modes=modes, minutes=minutes, seed=seed, folder=runs_dir, show_page=_show_page
+            ),
+            console,
         )
     except BrokenPipeError:
         drop_output()
@@ -52,3 +61,21 @@ def demo(
     if not has_learned:
         print(f"the {TASKS[what].noun} did not double in every mode: train longer, or read the logs")
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _show_page(folder: Path) -> Iterator[str]:
+    """Serve the page of a run while it runs, where the packages for that are installed."""
+    try:
+        from roost.watch.page import PageServer
+    except ConfigError:
+        yield ""
+        return
+    server = PageServer(LiveRun(folder))
+    thread = threading.Thread(target=server.serve, name="roost-page", daemon=True)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(_STOP_SECONDS)

@@ -20,7 +20,7 @@ def lint(
     form: TextForm = "text",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is a warning.")] = False,
 ) -> None:
-    plan, _ = load_plan(job, flags)
+    plan = load_plan(job, flags)
     found = find_all(plan)
     answer = [{"code": item.code, "level": item.level, "message": item.message} for item in found]
     print_answer(form, answer, lambda: findings_text(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.out import write_text
+from roost.cli.options import TextFormat
+from roost.cli.out import as_json, write_text
 from roost.cli.runs import complete_run
 from roost.cli.shell import offer
 from roost.errors import ConfigError
@@ -38,7 +40,11 @@ def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
 def logs(
     worker: Annotated[
         str | None,
-        typer.Argument(metavar="WORKER", help="actor:3, or actor for the whole group.", autocompletion=_complete_log),
+        typer.Argument(
+            metavar="WORKER",
+            help="actor:3, or actor for the whole group; with --follow, all of them by default.",
+            autocompletion=_complete_log,
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
@@ -48,28 +54,45 @@ def logs(
             "--run", metavar="RUN", help="A run's id or folder; default: the newest.", autocompletion=complete_run
         ),
     ] = None,
+    form: Annotated[
+        TextFormat,
+        typer.Option(
+            "--format", metavar="FORMAT", help="Output format: text or json; lines of a log are an object each."
+        ),
+    ] = "text",
 ) -> None:
     folder = _log_folder(run)
-    if worker is None:
+    if worker is None and follow:
+        _show_logs(folder, "", _FOLLOWED_LINES if lines is None else lines, follow, form)
+    elif worker is None and form == "json":
+        found = [
+            {"worker": name, "bytes": path.stat().st_size, "path": str(path)}
+            for name, path in _find_logs(folder).items()
+        ]
+        write_text(as_json({"run": str(folder.parent), "logs": found}))
+    elif worker is None:
         rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
         first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
         listed = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
         write_text("".join([f"logs of the run {folder.parent}\n", *listed]))
     else:
-        _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow)
+        _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow, form)
 
 
-def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool) -> None:
+def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool, form: TextFormat) -> None:
     """Print the logs of a worker (`actor:3`) or of a group (`actor`), and with `follow` what is added to them."""
     tails = {name: _Tail(path, lines) for name, path in _find_logs(folder, worker).items()}
-    if not tails:
+    if not tails and worker:
         has = join_words(sorted(_find_logs(folder)), most=12) or "none"
         raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {has}")
-    is_many = len(tails) > 1
+    is_many = len(tails) > 1 or not worker
     while True:
         for name, tail in tails.items():
             for line in tail.lines(is_last=not follow):
-                write_text(f"{name} | {line}\n" if is_many else f"{line}\n")
+                if form == "json":
+                    write_text(json.dumps({"worker": name, "line": line}) + "\n")
+                else:
+                    write_text(f"{name} | {line}\n" if is_many else f"{line}\n")
         if not follow:
             return
         time.sleep(_EVERY_SECONDS)

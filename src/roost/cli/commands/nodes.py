@@ -21,7 +21,7 @@ from roost.text import printable
 def nodes(
     form: Annotated[
         Literal["table", "map", "json", "inventory"],
-        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: table, map, json or inventory."),
+        typer.Option("--format", metavar="FORMAT", help="Output format: table, map, json or inventory."),
     ] = "table",
     out: Out = None,
     address: Address = None,

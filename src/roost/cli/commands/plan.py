@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from roost.cli.completion import complete_component
-from roost.cli.options import Job, Out
+from roost.cli.options import Job, Out, Overrides
 from roost.cli.out import tell, write_text
 from roost.cli.plans import Flags, load_job, with_flags
 from roost.cli.terminal import draw_map, print_text
@@ -26,9 +26,10 @@ _MOST_WARNINGS = 3
 def plan(
     job: Job,
     flags: Flags,
+    overrides: Overrides = None,
     form: Annotated[
         Literal["map", "table", "json", "svg", "html"],
-        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, table, json, svg or html."),
+        typer.Option("--format", metavar="FORMAT", help="Output format: map, table, json, svg or html."),
     ] = "map",
     out: Out = None,
     component: Annotated[
@@ -39,7 +40,8 @@ def plan(
     ] = None,
     all_nodes: Annotated[bool, typer.Option("--all-nodes", help="Do not fold nodes that are alike.")] = False,
 ) -> None:
-    found, hardware, flow = load_job(job, flags)
+    loaded = load_job(job, flags, overrides or ())
+    found, hardware, flow = loaded.plan, loaded.live, loaded.flow
     names = component or found.names
     if form == "json":
         write_text(found.to_json(only=component) + "\n", out)
@@ -47,7 +49,7 @@ def plan(
         print_text(plan_table(found.only(names)), out)
     else:
         taken = hardware.taken if hardware else ()
-        grid = make_grid(found, title=job.name, fold=not all_nodes, only=names, taken=taken)
+        grid = make_grid(found, title=job.name, fold=not all_nodes, only=names, taken=taken, assumed=loaded.assumed)
         if form == "svg":
             write_text(draw_svg(found, grid), out)
         elif form == "html":

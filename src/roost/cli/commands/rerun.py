@@ -8,13 +8,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from roost.cli.commands.run import start_job
-from roost.cli.options import TIMEOUT_SECONDS, Address
-from roost.cli.out import tell
+from roost.cli.options import TIMEOUT_SECONDS, Address, TextForm
+from roost.cli.out import as_json, tell, write_text
 from roost.cli.plans import read_saved_plan
 from roost.cli.runs import Run, plan_file
 from roost.cli.text.plans import diff_text
@@ -24,7 +24,7 @@ from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
-from roost.redact import HIDDEN
+from roost.redact import HIDDEN, hide_in_words
 from roost.runtime.options import RunOptions
 from roost.runtime.runs.diff import diff_environments
 from roost.runtime.runs.index import find_run, read_run
@@ -49,7 +49,10 @@ def rerun(
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="The folder of the new run; default: a new one.")
     ] = None,
+    form: TextForm = "text",
 ) -> None:
+    if form == "json" and not dry_run:
+        raise ConfigError("--format json is for --dry-run", hint="what a job prints is its own")
     folder = find_run(run)
     record = read_run(folder)
     if not os.path.isdir(record.cwd):
@@ -63,7 +66,12 @@ def rerun(
             raise ConfigError(f"{printable(record.cwd)}: {error.strerror or error}") from None
     if record.job is not None:
         options = replace(RunOptions.from_flags(record.job.flags), address=address, run_dir=new_folder)
+        if address is not None:
+            options = replace(options, local=None)
         try:
+            if form == "json":
+                _print_job(folder, record, record.job, options, same)
+                return
             _rerun_job(folder, record, record.job, options, same, dry_run)
         except PlanDiffers as error:
             tell(str(error))
@@ -73,11 +81,42 @@ def rerun(
             f"run {record.id} was a script, which makes its own Cluster",
             hint="leave out --same, --address and --run-dir; RAY_ADDRESS says where Ray is",
         )
+    elif form == "json":
+        write_text(as_json(_answer(record, _script_words(record))))
     else:
         _rerun_script(record, dry_run)
 
 
-def _rerun_script(record: RunRecord, dry_run: bool) -> None:
+def _answer(record: RunRecord, words: list[str]) -> dict[str, Any]:
+    """Return what JSON has of any rerun: the command, its folder, and the variables that have changed."""
+    changes = diff_environments(record.environment, environment_of(os.environ))
+    variables = {name: {"before": before, "after": after} for name, before, after in changes}
+    return {"command": words, "folder": record.cwd, "environment": variables}
+
+
+def _print_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool) -> None:
+    """Print what a rerun of a job would do as JSON; the plan is null if no cluster says where its workers would sit."""
+    path = folder / job.stored
+    text = load_text(path, limit=JOB_FILE_LIMIT)
+    again = replace(job, hash=text_hash(text), flags=options.to_flags(), rerun_of=record.id)
+    before = _earlier_plan(folder, record)
+    try:
+        plan = _plan_now(text, path, options)
+    except ClusterError:
+        plan = None
+    compared = None
+    if plan is not None and before is not None:
+        is_alike = _without_node_names(plan) == _without_node_names(before)
+        compared = {"hash": plan.hash, "same": is_alike, "difference": before.diff(plan).to_dict()}
+    words = ["roost", "run", job.file, *hide_in_words(again.arguments)]
+    file = {"file": str(path), "file_changed": again.hash != job.hash}
+    write_text(as_json({**_answer(record, words), **file, "plan": compared}))
+    if same and not (compared and compared["same"]):
+        raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
+
+
+def _script_words(record: RunRecord) -> list[str]:
+    """Return the words of the command that runs a script again, if they are known."""
     words = [sys.executable, *record.command[1:]]
     if what_of(record.command) in ("python", "standard input"):
         raise ConfigError(f"run {record.id} was typed into Python, and what was typed is not kept")
@@ -87,6 +126,11 @@ def _rerun_script(record: RunRecord, dry_run: bool) -> None:
             f"the command of run {record.id} had a secret, which is not kept: {command}",
             hint=f"run it by hand in {record.cwd}, with the secret in place of {HIDDEN}",
         )
+    return words
+
+
+def _rerun_script(record: RunRecord, dry_run: bool) -> None:
+    words = _script_words(record)
     tell(printable(shlex.join(words)))
     tell(f"  in {printable(record.cwd)}")
     _tell_environment(record)
@@ -101,7 +145,7 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
     path = folder / job.stored
     text = load_text(path, limit=JOB_FILE_LIMIT)
     again = replace(job, hash=text_hash(text), flags=options.to_flags(), rerun_of=record.id)
-    tell(printable(shlex.join(["roost", "run", job.file, *again.arguments])))
+    tell(printable(shlex.join(["roost", "run", job.file, *hide_in_words(again.arguments)])))
     how = "with the file as it was" if again.hash == job.hash else "with a file that has changed since"
     tell(printable(f"  in {record.cwd}, {how}: {path}"))
     _tell_environment(record)
@@ -109,14 +153,20 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
     if not dry_run:
         start_job(text, str(path), again, options, check)
         return
-    draft = read_job_text(text, name=str(path))
     try:
-        live = visit_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
+        plan = _plan_now(text, path, options)
     except ClusterError as error:
         tell(f"where its workers would sit is not known now: {error}")
         return
+    check(plan)
+
+
+def _plan_now(text: str, path: Path, options: RunOptions) -> Plan:
+    """Plan a job on the live cluster."""
+    draft = read_job_text(text, name=str(path), overrides=options.overrides)
+    live = visit_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
     isolate = options.isolate_accelerator
-    check(make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate))
+    return make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate)
 
 
 def _earlier_plan(folder: Path, record: RunRecord) -> Plan | None:

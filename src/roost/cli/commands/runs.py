@@ -1,4 +1,4 @@
-"""`roost runs`: your runs on this machine, newest first."""
+"""`roost runs`: your runs of this project, newest first."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from roost.cli.options import TextForm
 from roost.cli.terminal import print_answer
 from roost.cli.text.runs import runs_table
 from roost.errors import ConfigError
-from roost.runtime.runs.index import list_runs
+from roost.runtime.runs.index import list_runs, project_of
 from roost.runtime.runs.record import RunRecord
 
 
 def runs(
     form: TextForm = "text",
+    everywhere: Annotated[bool, typer.Option("--all", "-a", help="Also the runs of other projects.")] = False,
     number: Annotated[int, typer.Option("--number", "-n", metavar="N", min=1, help="List at most this many.")] = 20,
 ) -> None:
-    found = list_runs()
+    listed = list_runs()
+    project = project_of(Path.cwd())
+    found = listed if everywhere else [run for run in listed if run.is_of(project)]
+    elsewhere = len(listed) - len(found)
     answer = [_summary(run.id, run.folder, run.record) for run in found[:number]]
-    print_answer(form, answer, lambda: runs_table([(run.id, run.record) for run in found], number))
+    print_answer(form, answer, lambda: runs_table([(run.id, run.record) for run in found], number, elsewhere))
 
 
 def _summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[str, Any]:
@@ -30,4 +34,11 @@ def _summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[s
         return {**summary, "unreadable": str(record)}
     whole = record.to_dict()
     kept = {key: whole[key] for key in ("began", "ended", "seconds", "command", "plan", "outcome")}
-    return {**summary, "what": record.what, "workers": record.num_workers, **kept}
+    return {
+        **summary,
+        "what": record.what,
+        "note": record.note,
+        "project": record.project,
+        "workers": record.num_workers,
+        **kept,
+    }

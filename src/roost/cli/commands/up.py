@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
-from roost.cli.out import write_text
+from roost.cli.options import TextForm
+from roost.cli.terminal import print_answer
 from roost.errors import ConfigError
-from roost.runtime.connect.local_cluster import keep_local_cluster, one_at_a_time, read_local_cluster
+from roost.runtime.connect.local_cluster import (
+    LocalClusterRecord,
+    keep_local_cluster,
+    one_at_a_time,
+    read_local_cluster,
+)
 from roost.testing.local import LocalCluster, local_nodes
 
 
@@ -19,6 +26,7 @@ def up(
     cpus: Annotated[
         int, typer.Option("--cpus", metavar="N", help="How many CPUs each node claims to have.", min=1)
     ] = 8,
+    form: TextForm = "text",
 ) -> None:
     local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
     with one_at_a_time():
@@ -33,10 +41,15 @@ def up(
         except BaseException:
             local.stop()
             raise
-    write_text(
+    answer = {"cluster": kept.spec, "address": kept.address, "nodes": len(local.nodes), "environment": kept.environment}
+    print_answer(form, answer, lambda: Text(_text(kept, len(local.nodes))))
+
+
+def _text(kept: LocalClusterRecord, nodes: int) -> str:
+    return (
         f"local cluster {kept.spec} is up at {kept.address}\n"
-        f"  Cluster(num_nodes={len(local.nodes)}) on this machine joins it; so do roost nodes, status and plan --live\n"
+        f"  Cluster(num_nodes={nodes}) on this machine joins it; so do roost nodes, status and plan --live\n"
         "  other programs that use Ray join it with\n"
         + "".join(f"    export {name}={value}\n" for name, value in kept.environment.items())
-        + "  roost down ends it\n"
+        + "  roost down ends it"
     )

@@ -27,11 +27,11 @@ def weights(
     flags: Flags,
     form: Annotated[
         Literal["map", "text", "json", "svg", "html"],
-        typer.Option("--format", "-f", metavar="FORMAT", help="Output format: map, text, json, svg or html."),
+        typer.Option("--format", metavar="FORMAT", help="Output format: map, text, json, svg or html."),
     ] = "map",
     out: Out = None,
 ) -> None:
-    plan, _ = load_plan(job, flags)
+    plan = load_plan(job, flags)
     found = plan_weights(read_weight_sync(read_file(job)), plan, job.parent)
     if form == "json":
         write_text(found.to_json() + "\n", out)

@@ -28,7 +28,7 @@ def where(
     flags: Flags,
     form: TextForm = "text",
 ) -> None:
-    plan, _ = load_plan(job, flags)
+    plan = load_plan(job, flags)
     component, colon, number = worker.rpartition(":")
     if not colon or not (number.isascii() and number.isdigit() and len(number) < 10):
         raise ConfigError(f"{worker!r} is not a worker", hint="write component:rank, as in actor:3")

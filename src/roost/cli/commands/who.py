@@ -26,7 +26,7 @@ def who(
     flags: Flags,
     form: TextForm = "text",
 ) -> None:
-    plan, _ = load_plan(job, flags)
+    plan = load_plan(job, flags)
     node_rank, pieces = _find_pieces(plan, hardware)
     occupants = plan.occupants()
     found = {piece: occupants.get(piece, []) for piece in pieces if piece.kind != BARE_NODE or piece in occupants}

@@ -19,12 +19,20 @@ _MOST_LINES = 16
 _MOST_GROUPS = 40
 
 
-def runs_table(found: Sequence[tuple[str, RunRecord | ConfigError]], most: int) -> Text:
-    """Make one line for each run, given its id and its record or why that cannot be read."""
+def runs_table(found: Sequence[tuple[str, RunRecord | ConfigError]], most: int, elsewhere: int = 0) -> Text:
+    """Make one line for each run, given its id and its record or why that cannot be read.
+
+    `elsewhere` is how many runs of other projects are not listed.
+    """
+    if not found and elsewhere:
+        other = f"{plural(elsewhere, 'run')} of other projects: see roost runs --all"
+        return Text(f"this project has no runs yet; there {'is' if elsewhere == 1 else 'are'} {other}")
     if not found:
         return Text("there are no runs yet")
-    rows: list[tuple[str, ...]] = [("ID", "WHEN", "WHAT", "PLAN", "WORKERS", "SECONDS", "OUTCOME")]
+    rows: list[tuple[str, ...]] = [("ID", "WHEN", "WHAT", "PLAN", "WORKERS", "SECONDS", "OUTCOME", "NOTE")]
     rows += [_row(printable(name), record) for name, record in found[:most]]
+    if not any(row[-1] for row in rows[1:]):
+        rows = [row[:-1] for row in rows]
     text = aligned(rows)
     if len(found) > most:
         text.append(f"\nand {len(found) - most} more: see roost runs -n {len(found)}", style="dim")
@@ -34,7 +42,12 @@ def runs_table(found: Sequence[tuple[str, RunRecord | ConfigError]], most: int) 
 def run_text(record: RunRecord, folder: Path, run_id: str | None) -> Text:
     """Describe a run, apart from its map; `run_id` is None if only the folder leads to it."""
     job, outcome = record.job, record.outcome
-    lines = [("run", record.id), ("outcome", str(outcome)), *(("", line) for line in _outcome_lines(record))]
+    lines = [
+        ("run", record.id),
+        ("note", record.note),
+        ("outcome", str(outcome)),
+        *(("", line) for line in _outcome_lines(record)),
+    ]
     if job is not None:
         lines.append(("job", f"{job.file}, kept as {folder / job.stored}"))
         lines += [("again", f"run {job.rerun_of} once more")] if job.rerun_of else []
@@ -69,7 +82,7 @@ def run_diff_text(found: Sequence[Fact]) -> Text:
 
 def _row(name: str, record: RunRecord | ConfigError) -> tuple[str, ...]:
     if isinstance(record, ConfigError):
-        return name, "-", "-", "-", "-", "-", f"unreadable: see roost show {name}"
+        return name, "-", "-", "-", "-", "-", f"unreadable: see roost show {name}", ""
     return (
         name,
         started_at(record.began).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
@@ -78,6 +91,7 @@ def _row(name: str, record: RunRecord | ConfigError) -> tuple[str, ...]:
         str(record.num_workers),
         _seconds(record),
         printable(str(record.outcome)),
+        printable(shorten(record.note, 60)),
     )
 
 

@@ -56,6 +56,8 @@ def status_text(status: ClusterStatus) -> Text:
         text.append(f"  {_driver(item)}\n")
         workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
         text.append(f"  workers   {printable(workers)}\n")
+        for who, what in item.waits:
+            text.append(f"  {printable(who)} waits for {printable(what)}\n", style="yellow")
         text.append(f"  managers  {join_words(item.managers) or 'none'}\n")
         if item.missing_managers:
             missing = join_words(item.missing_managers)

@@ -225,6 +225,11 @@ class _Run:
             producer.join(_SECONDS)
             if self._mending is not None:
                 self._mending.join(_SECONDS)
+        # The time may have been over before it was back.
+        if self._failure is not None:
+            raise self._failure
+        if self._mending is not None and not self.restarts:
+            raise ClusterError(f"rollout:{_VICTIM} was killed, and is not back after {_SECONDS:g} s")
 
     def _is_over(self, goal: Goal) -> bool:
         if self._failure is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib
 import logging
 import math
@@ -22,7 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.job_config import JobConfig
 from ray.util import list_named_actors
 
-from roost.errors import ClusterError, ConfigError
+from roost.errors import ClusterError, ConfigError, NodesMissing
 from roost.machine.processes import account
 from roost.runtime.connect.authentication import (
     restore_environment,
@@ -54,6 +55,8 @@ _OUTLIVE_SECONDS = 10**6
 _ANSWER_SECONDS = 10.0
 _SOON_SECONDS = 1.0
 """How long to wait in Ray itself, which is a little quicker than in another thread."""
+_NOT_COPIED = (".git", ".venv", "venv", "runs", "__pycache__")
+"""What Ray leaves out of a copy of the job's folder, in addition to what .gitignore names."""
 _STARTUP_REMARK = "worker processes have been started on node"
 _OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -137,10 +140,19 @@ def check_can_connect() -> None:
         )
 
 
-def connect(address: str | None, namespace: str, *, may_start: bool, timeout: float = _ANSWER_SECONDS) -> Connection:
+def connect(
+    address: str | None,
+    namespace: str,
+    *,
+    may_start: bool,
+    timeout: float = _ANSWER_SECONDS,
+    num_nodes: int = 1,
+    working_dir: str | None = None,
+) -> Connection:
     """Join the cluster at `address` or RAY_ADDRESS, the local cluster, or the one of this machine; else start one.
 
-    A head that does not answer in `timeout` seconds, or 10 if that is less, is a ClusterError.
+    A local cluster with fewer than `num_nodes` nodes, which gets no others, is a ClusterError, and so is a head that
+    does not answer in `timeout` seconds, or 10 if that is less. Ray copies `working_dir` to every node.
     """
     check_nothing_waits()
     timeout = min(timeout, _ANSWER_SECONDS)
@@ -150,6 +162,11 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
     local = read_local_cluster()
     if local is not None and wanted in ("auto", local.address) and address != "auto":
         wanted = local.address
+        if local.num_nodes < num_nodes:
+            raise NodesMissing(
+                f"the job wants {num_nodes} nodes, and the local cluster {local.spec} has {local.num_nodes}",
+                hint=f"`roost down`, then for example `roost up {num_nodes}x4`",
+            )
         set_environment({key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"})
     if wanted.startswith("ray://"):
         raise ConfigError(
@@ -163,11 +180,13 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
             use_token_of(found, timeout)
         if found == "local":
             if not may_start:
+                wanted_nodes = f", and the job wants {num_nodes} nodes" if num_nodes > 1 else ""
                 raise ClusterError(
-                    "there is no Ray cluster to join",
-                    hint="start one with `ray start --head`, or a local one with `roost up 2x4`",
+                    f"there is no Ray cluster to join{wanted_nodes}",
+                    hint=f"start a local one with `roost up {max(2, num_nodes)}x4`, or a real one with "
+                    "`ray start --head`",
                 )
-            guard = _start_ray(namespace)
+            guard = _start_ray(namespace, working_dir)
         else:
             is_local = local is not None and local.address == found
             hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
@@ -175,7 +194,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, timeout: fl
                 # Ray itself would wait a minute for it.
                 raise ClusterError(f"Ray at {found} could not be joined: the raylet of its node has ended", hint=hint)
             try:
-                _init(found, namespace)
+                _init(found, namespace, working_dir)
             except (ConnectionError, RuntimeError, ValueError, RayError) as error:
                 # Another version of Ray or Python at the other end, no raylet on this machine.
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
@@ -296,17 +315,20 @@ def _own_raylet(node_id: str) -> str:
     return f"{nodes[node_id]['NodeManagerAddress']}:{nodes[node_id]['NodeManagerPort']}"
 
 
-def _init(address: str, namespace: str) -> None:
+def _init(address: str, namespace: str, working_dir: str | None) -> None:
     # With several nodes on one machine, older Ray picks any as this process's own, and ends the process with it. There
     # is no public way to choose; the head is the one that must not die anyway.
     host = address.rpartition(":")[0]
     own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
     if own:
         _hide_startup_remark()
+    _print_to_stderr()
     place = _on_loopback() if is_on_loopback(address) else contextlib.nullcontext()
     try:
         with place, _own_signal_handlers():
             job = JobConfig(metadata={USER_KEY: account()})
+            if working_dir is not None:
+                own["runtime_env"] = {"working_dir": working_dir, "excludes": list(_NOT_COPIED)}
             ray.init(address=address, namespace=namespace, job_config=job, logging_level=logging.WARNING, **own)
     except BaseException:
         # Processes that were started before the failure, or before Ctrl-C, would stay.
@@ -331,13 +353,13 @@ def _find_head(timeout: float, *, may_start: bool) -> str:
     return "local"
 
 
-def _start_ray(namespace: str) -> Guard:
+def _start_ray(namespace: str, working_dir: str | None) -> Guard:
     """Start Ray on this machine, on the loopback interface only, until this process ends."""
     use_own_token()
     guard = Guard()
     try:
         with _on_loopback():
-            _init("local", namespace)
+            _init("local", namespace, working_dir)
         guard.note_start()
     except BaseException:
         guard.stop()
@@ -385,9 +407,26 @@ def _hide_startup_remark() -> None:
 
     Ray's variable for what it should not print is read when Ray is loaded.
     """
-    printed: Any = getattr(importlib.import_module("ray._private.ray_logging"), "stdout_deduplicator", None)
+    printed: Any = getattr(importlib.import_module("ray._private.ray_logging"), "stderr_deduplicator", None)
     if printed is not None and getattr(printed, "skip_re", "") is None:
         printed.skip_re = re.compile(_STARTUP_REMARK)
+
+
+def _print_to_stderr() -> None:
+    """Let Ray print its remarks, and what tasks of Ray print, to standard error: standard output belongs to the job.
+
+    There is no public way to choose the stream.
+    """
+    worker: Any = importlib.import_module("ray._private.worker")
+    printer = getattr(worker, "print_to_stdstream", None)
+    if printer is None or hasattr(printer, "__wrapped__"):
+        return
+
+    @functools.wraps(printer)
+    def to_stderr(data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        printer({**data, "is_err": True}, *args, **kwargs)
+
+    worker.print_to_stdstream = to_stderr
 
 
 @contextlib.contextmanager

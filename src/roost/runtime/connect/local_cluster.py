@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from roost.config.topology import Topology
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
 from roost.machine.processes import began_after_boot
@@ -33,6 +34,11 @@ class LocalClusterRecord:
     keeper_pid: int
     keeper_started: float
     """When the keeper process began, in seconds after the boot: process ids are used again."""
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes it has."""
+        return Topology.from_shorthand(self.spec).num_nodes
 
     @property
     def is_up(self) -> bool:

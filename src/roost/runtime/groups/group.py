@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 import ray
 from ray.actor import ActorHandle
@@ -31,30 +31,34 @@ from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
 from roost.runtime.connect.connection import check_not_fork, is_fork
 from roost.runtime.groups.members import CLOSE_SECONDS, Members, OwnMembers, Recipe
-from roost.runtime.groups.result import CallResult
+from roost.runtime.groups.result import CallResult, Value
 from roost.runtime.groups.stream import ItemStream
 from roost.runtime.launch.worker_spec import make_worker_specs, place_group
 from roost.runtime.managers.ledgers.workers import GroupRecord
+from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.environment import check_variables
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
 from roost.runtime.reserve.reservation import accelerators_of, check_share
-from roost.runtime.reserve.reserver import RESERVE_SECONDS, reserve_accelerators
+from roost.runtime.reserve.reserver import reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
 LAUNCH_SECONDS = 600.0
+Class = TypeVar("Class")
+"""The class of the workers."""
+Parameters = ParamSpec("Parameters")
 
 
-class GroupDraft:
+class GroupDraft(Generic[Class]):
     """A group that is not launched yet: the class, and the arguments that every worker is constructed with."""
 
     def __init__(
         self,
-        cls: type,
+        cls: type[Class],
         methods: Mapping[str, Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -75,7 +79,7 @@ class GroupDraft:
         with contextlib.suppress(ValueError):
             try:
                 # Worker's own __new__ takes anything.
-                inspect.signature(cls.__init__).bind(None, *args, **kwargs)  # type: ignore[misc]
+                inspect.signature(cls.__init__).bind(None, *args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}.create_group: {error}") from None
 
@@ -91,7 +95,7 @@ class GroupDraft:
         restarts: int = 0,
         reserve: bool = True,
         share: float | None = None,
-    ) -> WorkerGroup:
+    ) -> WorkerGroup[Class]:
         """Start one worker for each placement, all together, and wait until every one is ready.
 
         - `placement_strategy`: where they go; by default one worker on each accelerator, or on each node.
@@ -173,7 +177,7 @@ class GroupDraft:
         return f"<GroupDraft of {self._cls.__name__}: launch() starts it>"
 
 
-class WorkerGroup:
+class WorkerGroup(Generic[Class]):
     """Workers that are called together: any public method of their class is a method of the group.
 
     `group.train(batch)` calls `train` on every worker and returns a `CallResult` without waiting. `group[0]`,
@@ -185,7 +189,7 @@ class WorkerGroup:
         self._ranks = tuple(ranks)
 
     @classmethod
-    def attach(cls, name: str) -> WorkerGroup:
+    def attach(cls, name: str) -> WorkerGroup[Any]:
         """Return a group that another process of the job launched, by its name."""
         context = Cluster().context
         record = context.worker_manager.get_group(name)
@@ -234,7 +238,7 @@ class WorkerGroup:
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def __getitem__(self, which: SupportsIndex | slice | Iterable[int]) -> WorkerGroup:
+    def __getitem__(self, which: SupportsIndex | slice | Iterable[int]) -> WorkerGroup[Class]:
         """Return the group of one rank or of several: by rank, slice or list of ranks."""
         if isinstance(which, slice):
             return WorkerGroup(self._members, self._ranks[which])
@@ -245,7 +249,7 @@ class WorkerGroup:
             raise IndexError(f"{self.name!r} has no rank {index} here: it has {_name_ranks(self._ranks)}")
         return WorkerGroup(self._members, [self._ranks[index]])
 
-    def on(self, *ranks: int) -> WorkerGroup:
+    def on(self, *ranks: int) -> WorkerGroup[Class]:
         """Return the group of these ranks."""
         for rank in ranks:
             if isinstance(rank, bool) or not hasattr(rank, "__index__") or operator.index(rank) not in self._ranks:
@@ -254,16 +258,27 @@ class WorkerGroup:
             raise ConfigError(f"on{ranks!r}: name each rank once", hint="for all of them leave out on()")
         return WorkerGroup(self._members, sorted(map(operator.index, ranks)))
 
-    def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup:
+    def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup[Class]:
         """Do the same as `on`; also takes a list of ranks."""
         return self.on(*(rank for item in ranks for rank in (item if isinstance(item, Iterable) else [item])))
 
-    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult:
-        """Call a method by its name, for one whose name the group itself uses."""
+    @overload
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> CallResult[Any]: ...
+    @overload
+    def call(
+        self,
+        method: Callable[Concatenate[Class, Parameters], Value],
+        /,
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> CallResult[Value]: ...
+    def call(self, method: Any, /, *args: Any, **kwargs: Any) -> CallResult[Any]:
+        """Call a method by its name, which the group itself may use; or as `Actor.train`, which editors check."""
+        method = method if isinstance(method, str) else getattr(method, "__name__", str(method))
         self._check_call(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
-    def map(self, method: str, arguments: Sequence[Any] | CallResult) -> CallResult:
+    def map(self, method: str, arguments: Sequence[Any] | CallResult[Any]) -> CallResult[Any]:
         """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple.
 
         With the result of another call, the first rank gets the first value, and so on.
@@ -307,7 +322,7 @@ class WorkerGroup:
             self._members.context.stop.run_hooks()
         self._members.close(timeout)
 
-    def __enter__(self) -> WorkerGroup:
+    def __enter__(self) -> WorkerGroup[Class]:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -315,7 +330,7 @@ class WorkerGroup:
         if not is_fork():
             self.close()
 
-    def __getattr__(self, method: str) -> Callable[..., CallResult]:
+    def __getattr__(self, method: str) -> Callable[..., CallResult[Any]]:
         if method.startswith("_"):
             raise AttributeError(f"a group has no attribute {method!r}")
         self._check_method(method)
@@ -344,7 +359,7 @@ class WorkerGroup:
         raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
 
 
-def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup:
+def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup[Any]:
     """Return a group that was sent to another process of the job."""
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
 

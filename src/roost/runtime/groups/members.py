@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
 from roost.runtime.connect.connection import end_actors
 from roost.runtime.connect.head import BLIP_SECONDS, within
+from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.failure import Failure
 from roost.runtime.groups.result import CallResult, sources_of
 from roost.runtime.groups.source import Source, failures_of, lost_value
@@ -34,7 +35,7 @@ from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import Sent
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.runs.folder import put_aside
-from roost.text import join_words, plural
+from roost.text import join_words, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ CLOSE_SECONDS = 15.0
 _LATE_SECONDS = 0.5
 """How long a launch may wait for a manager after its deadline: one that takes longer hangs."""
 _CAUSE_SECONDS = 2.0
+_FLUSH_SECONDS = 0.3
+"""How long the end of a group may wait for the last events of its workers; those that are in a call do not answer."""
 _LOOK_SECONDS = 0.1
 _NEWS_SECONDS = 1.0
 """How long Ray may take to learn that a worker died."""
@@ -97,7 +100,7 @@ class Members:
         alive = living(addresses)
         return [rank for rank, address in enumerate(addresses) if address in alive]
 
-    def call(self, method: str, ranks: Sequence[int], sent: Sequence[Sent]) -> CallResult:
+    def call(self, method: str, ranks: Sequence[int], sent: Sequence[Sent]) -> CallResult[Any]:
         """Call a method on some ranks, with what is sent to each."""
         # After calls that are kept, so that each worker gets them in order.
         late = self.restarting(ranks) | {rank for rank, *_ in list(self._kept)}
@@ -243,6 +246,7 @@ class OwnMembers(Members):
         self._restarts_left = dict.fromkeys(range(len(specs)), recipe.restarts)
         self._restarting: int | None = None
         self._pids: dict[str, int] = {}
+        self._noted_deaths: set[str] = set()
         self._stopped = threading.Event()
         self._port = GroupPort(context.node_manager, specs[0].node.rank, context.owner)
         self._reviver: threading.Thread | None = None
@@ -263,8 +267,9 @@ class OwnMembers(Members):
             with contextlib.suppress(ClusterError):
                 self.close(max(_LATE_SECONDS, deadline - time.monotonic()))
             raise
-        if self._recipe.restarts:
-            self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._revive_soon)
+        emitter.note("launched", self.name, plural(self.size, "worker"))
+        if self._recipe.restarts or self.context.job.keeps_events:
+            self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._note_deaths)
         return {str(phase): when for phase, when in reached.items()}
 
     def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:
@@ -294,6 +299,8 @@ class OwnMembers(Members):
             finally:
                 self._restarting = None
                 self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
+                self._noted_deaths.discard(spec.address)
+                emitter.note("restarted" if failure is None else "lost", spec.address, shorten(reason, 300))
 
     def _stays_alive(self, rank: int) -> bool:
         """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
@@ -340,6 +347,7 @@ class OwnMembers(Members):
                 self.context.forget_group(self.name, self.close)
             # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
+            emitter.note("closed", self.name)
         finally:
             self._lock.release()
 
@@ -348,6 +356,8 @@ class OwnMembers(Members):
         if not self.context.is_reachable:
             return [f"its {plural(len(self._handles), 'worker')}, because Ray's head does not answer"]
         handles = {self.identity(rank).address: handle for rank, handle in self._handles.items()}
+        if self.context.job.keeps_events:
+            _flush_events(handles.values(), min(_FLUSH_SECONDS, deadline - time.monotonic()))
         left = sorted(self._end(handles, deadline))
         releases: dict[str, Callable[[float], object]] = {"its port": self._port.release}
         if self._reservation is not None:
@@ -417,6 +427,14 @@ class OwnMembers(Members):
     def _has_node(self, rank: int) -> bool:
         return self._specs[rank].node.rank not in self.context.watch.dead_nodes
 
+    def _note_deaths(self, dead: set[str]) -> None:
+        """Write an event for each worker that died since the last time, and restart those that have restarts left."""
+        for address in sorted(dead - self._noted_deaths):
+            self._noted_deaths.add(address)
+            emitter.note("died", address)
+        if self._recipe.restarts:
+            self._revive_soon(dead)
+
     def _revive_soon(self, dead: set[str]) -> None:
         """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
         if (self._reviver is None or not self._reviver.is_alive()) and not self._stopped.is_set():
@@ -442,6 +460,12 @@ class OwnMembers(Members):
                 finally:
                     self._restarts_left[rank] = left - 1 if self._has_node(rank) else 0
                     self._publish()
+
+
+def _flush_events(handles: Collection[ActorHandle[Any]], seconds: float) -> None:
+    """Let workers that are not in a call write their last events before they are ended."""
+    with contextlib.suppress(Exception):
+        ray.wait([handle._roost_flush.remote() for handle in handles], num_returns=len(handles), timeout=seconds)
 
 
 def _is_living(owner: str | None) -> bool:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar, overload
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from roost.config.ranks import format_ranks
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.connect.connection import get
+from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import make_error
 from roost.runtime.groups.source import Source, failures_of, late_sources, look_at, timings_of
 from roost.runtime.process.packing import Passable, Sent
@@ -41,6 +42,8 @@ _SLICE_SECONDS = 1.0
 
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
+Value = TypeVar("Value")
+"""What the method returns in each worker."""
 
 
 class OutcomeKind(StrEnum):
@@ -67,7 +70,7 @@ class Outcome:
         return self.kind is OutcomeKind.VALUE
 
 
-class CallResult(Passable):
+class CallResult(Passable, Generic[Value]):
     """What a call on a group returns without waiting: the workers may still be running.
 
     `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish. As an
@@ -117,10 +120,10 @@ class CallResult(Passable):
         return len(self._ranks)
 
     @overload
-    def __getitem__(self, which: slice) -> CallResult: ...
+    def __getitem__(self, which: slice) -> CallResult[Value]: ...
     @overload
-    def __getitem__(self, which: SupportsIndex) -> RankResult: ...
-    def __getitem__(self, which: SupportsIndex | slice) -> CallResult | RankResult:
+    def __getitem__(self, which: SupportsIndex) -> RankResult[Value]: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> CallResult[Value] | RankResult[Value]:
         """Return the result of one rank, or of several by slice."""
         if isinstance(which, slice):
             kept = self._ranks[which], self._calls[which], self._sources_by_rank[which]
@@ -131,13 +134,13 @@ class CallResult(Passable):
         index %= len(self._ranks)
         return RankResult(self[index : index + 1])
 
-    def wait(self, timeout: float | None = None) -> list[Any]:
+    def wait(self, timeout: float | None = None) -> list[Value]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
         deadline = deadline_in(seconds)
         try:
             refs = [value for value, _ in self._send(deadline)]
-            with self._members.context.stop:
+            with waiting(self._waits_for), self._members.context.stop:
                 # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
                 found = get([*refs, *timings_of(self._sources)], seconds_until(deadline))
         except GetTimeoutError:
@@ -149,7 +152,16 @@ class CallResult(Passable):
             raise self._failed(deadline) from None
         return list(found[: len(refs)])
 
-    async def async_wait(self, timeout: float | None = None) -> list[Any]:
+    def one(self, timeout: float | None = None) -> Value:
+        """Return the value of the only worker that was called: `group[0].train(batch).one()`."""
+        if len(self._ranks) != 1:
+            raise ConfigError(
+                f"one() is for a call to one worker, and {self._method!r} was called on {len(self._ranks)}",
+                hint=f"choose one: {self._members.name}[0], or take them all: wait()",
+            )
+        return self.wait(timeout)[0]
+
+    async def async_wait(self, timeout: float | None = None) -> list[Value]:
         """Do the same in a coroutine, as `await` does without a timeout."""
         seconds = self._begin(timeout)
         try:
@@ -163,18 +175,18 @@ class CallResult(Passable):
             raise self._timed_out(seconds, late)
         return await self._wait_async()
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, list[Value]]:
         return self._wait_async().__await__()
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, Value]]:
         """Yield the values with their ranks, as workers finish."""
         return self.within(None)
 
-    def within(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
+    def within(self, seconds: float | None) -> Iterator[tuple[int, Value]]:
         """Iterate in the same way, and raise CallTimedOut if no worker finishes for so many seconds."""
         return self._iterate(self._begin(seconds))
 
-    def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Any]]:
+    def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Value]]:
         pending = list(self._ranks)
         # Waited for as well: Ray starts this call only after all of them, even if one has failed.
         sources = dict.fromkeys(timings_of(self._sources))
@@ -245,6 +257,10 @@ class CallResult(Passable):
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
 
+    def _waits_for(self) -> str:
+        who = f"{self._members.name}:{self._ranks[0]}" if len(self._ranks) == 1 else self._members.name
+        return f"{who}, {self._method}"
+
     def _begin(self, timeout: float | None) -> float | None:
         """Check that the Cluster is open, and return the seconds to wait; None is without limit."""
         self._members.context.check_open()
@@ -297,7 +313,7 @@ class CallResult(Passable):
         look_at([ref for reply in sent.values() for ref in reply])
         return make_error(failures, self._doing, late)
 
-    async def _wait_async(self) -> list[Any]:
+    async def _wait_async(self) -> list[Value]:
         self._begin(None)
         if len(self._sent()) < len(self._ranks):
             await asyncio.to_thread(self._send, math.inf)
@@ -307,21 +323,22 @@ class CallResult(Passable):
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         pending = set(answers)
-        while pending and not any(answer.done() and answer.exception() for answer in answers):
-            # After the head was given up, none of them ends.
-            self._begin(None)
-            _, pending = await asyncio.wait(pending, timeout=_SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+        with waiting(self._waits_for):
+            while pending and not any(answer.done() and answer.exception() for answer in answers):
+                # After the head was given up, none of them ends.
+                self._begin(None)
+                _, pending = await asyncio.wait(pending, timeout=_SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             raise await asyncio.to_thread(self._failed)
         return [answer.result() for answer in answers[: len(refs)]]
 
 
-class RankResult(Passable):
+class RankResult(Passable, Generic[Value]):
     """The result of one rank, from `result[0]`. As an argument of another call it arrives as the value."""
 
     is_single = True
 
-    def __init__(self, result: CallResult) -> None:
+    def __init__(self, result: CallResult[Any]) -> None:
         self._result = result
 
     @property

@@ -19,6 +19,7 @@ from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
 from roost.runtime.launch.worker_spec import WorkerSpec
 from roost.runtime.managers.context import JobContext
+from roost.runtime.nodes.log_forwarder import Elsewhere
 from roost.runtime.process.actor import Report, Setup
 from roost.runtime.process.identity import Master
 from roost.runtime.process.output import read_stack
@@ -126,6 +127,7 @@ class Launch:
             run_dir=self._context.run_dir,
             predecessor=self._predecessors.get(spec.address),
             watched_variable=spec.watched_variable,
+            keeps_events=self._context.job.keeps_events,
             ports_to_try=self._port.candidates if is_listener else (),
         )
 
@@ -152,7 +154,8 @@ class Launch:
             return
         self.board.advance(address, Phase.UP, now)
         if not report.log.is_shared:
-            self._context.logs.fetch_from(report.ray_id, address, report.log.path)
+            node_rank = self._specs[address].identity.placement.cluster_node_rank
+            self._context.logs.fetch(Elsewhere(report.ray_id, node_rank, address, report.log.path))
         self._check(address, report)
         self.board.advance(address, Phase.CHECKED, now)
         if self._master is None and self._specs[address].identity.rank == 0:

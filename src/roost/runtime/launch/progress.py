@@ -88,6 +88,11 @@ class LaunchView:
             self._shown = time.monotonic()
             self.say(f"{self._board.summary()} after {self._shown - self.began:.0f} s")
 
+    def end(self) -> None:
+        """Take the launch off the display."""
+        if self._bar is not None:
+            self._bar.remove_task(self._task)
+
     def say(self, text: str) -> None:
         """Print a line about this launch."""
         self._console.line(f"{self._name}: {text}")
@@ -98,7 +103,10 @@ def show_launch(console: Console, name: str, board: LaunchBoard, nodes: int) -> 
     """Show a launch from beginning to end, and a summary if it succeeds."""
     with console.progress() as bar:
         view = LaunchView(console, name, board, bar)
-        yield view
+        try:
+            yield view
+        finally:
+            view.end()
     if not board.late:
         workers = plural(sum(board.counts.values()), "worker")
         view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - view.began:.1f} s")

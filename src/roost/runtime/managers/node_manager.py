@@ -17,7 +17,7 @@ from roost.machine.ports import lease_range, taken_ports
 from roost.placement.plan import Piece
 from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger
-from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger
+from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger, name_of
 from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.discover import make_topology, remote_function
 from roost.runtime.nodes.info import NodeInfo
@@ -47,6 +47,8 @@ class JobInfo:
     since: float
     run_dir: RunDir
     """The folder of this run, on the driver's machine."""
+    keeps_events: bool = False
+    """Whether its processes write events into that folder."""
 
     @property
     def id(self) -> str:
@@ -93,6 +95,7 @@ class NodeManager(Manager):
         ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
         self._slots = SlotLedger()
+        self._waits: dict[str, str] = {}
         self._roll = RollCall()
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
         # Python keeps no reference to a task that runs.
@@ -228,6 +231,18 @@ class NodeManager(Manager):
     async def get_slots(self) -> list[HeldSlot]:
         """Return everything the job has reserved, with its users."""
         return self._slots.held
+
+    @served
+    async def note_wait(self, user: str, what: str) -> None:
+        """Keep what a user of accelerators waits for, for others to see; with an empty text it waits no more."""
+        self._waits[user] = what
+        if not what:
+            del self._waits[user]
+
+    @served
+    async def get_waits(self) -> dict[str, str]:
+        """Return what is waited for, by the name of who waits."""
+        return {name_of(user): what for user, what in self._waits.items()}
 
     async def _watch_holder(self, holder: str | None) -> None:
         """Make sure the holder is alive before it holds something, so that its death is noticed."""

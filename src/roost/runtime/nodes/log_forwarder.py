@@ -1,4 +1,4 @@
-"""The driver's side of the logs: fetches those that are on other machines, and shows all of them as they grow."""
+"""The driver's side of logs and events: fetches those on other machines, and shows all logs as they grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.actor import ActorHandle
@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.machine.folders import make_folders, open_regular
 from roost.machine.processes import die_with_parent
-from roost.runtime.process.output import run_folder_name
+from roost.runtime.events.format import node_file, worker_file
+from roost.runtime.process.output import folder_of_run, run_folder_name
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import RunDir, log_file
 from roost.text import printable
@@ -43,8 +44,18 @@ _SHOW_BYTES = 256 * 2**10
 _STOP_SECONDS = 5.0
 
 
+class Elsewhere(NamedTuple):
+    """A worker's log on a machine whose files the driver does not see; its events are next to it."""
+
+    ray_id: str
+    """Of the node."""
+    node_rank: int
+    address: str
+    path: str
+
+
 class LogReader:
-    """An actor that reads logs on a machine whose files the driver does not see."""
+    """An actor that reads logs and events on a machine whose files the driver does not see."""
 
     def __init__(self, folder_name: str) -> None:
         die_with_parent()
@@ -64,10 +75,12 @@ class LogReader:
         return found
 
     def remove(self, paths: list[str]) -> None:
-        """Remove logs that were fetched, and the folders of the run that are empty then."""
+        """Remove files that were fetched, and the folders of the run that are empty then."""
         for path in paths:
             with contextlib.suppress(OSError):
                 Path(path).unlink()
+                # Who samples a node holds this one.
+                Path(path).with_name(f".{Path(path).stem}.lock").unlink(missing_ok=True)
                 for folder in Path(path).parents:
                     folder.rmdir()
                     if folder.name == self._folder_name:
@@ -76,7 +89,7 @@ class LogReader:
 
 @dataclass(slots=True)
 class _Source:
-    """The logs that are fetched from one node."""
+    """The files that are fetched from one node."""
 
     reader: ActorHandle[Any]
     files: dict[str, Path] = field(default_factory=dict)
@@ -107,7 +120,7 @@ class LogForwarder:
         self,
         run_dir: RunDir,
         console: Console,
-        find_logs: Callable[[], Iterable[tuple[str, str, str]]] | None = None,
+        find_logs: Callable[[], Iterable[Elsewhere]] | None = None,
         is_connected: Callable[[], bool] = bool,
     ) -> None:
         """Take `find_logs` in the driver, which forwards the logs of all groups; elsewhere this does nothing."""
@@ -133,20 +146,24 @@ class LogForwarder:
             self._thread = threading.Thread(target=self._run, name="roost-logs", daemon=True)
             self._thread.start()
 
-    def fetch_from(self, ray_id: str, address: str, path: str) -> None:
-        """Fetch a worker's log from its node from now on."""
+    def fetch(self, log: Elsewhere) -> None:
+        """Fetch a worker's log and events from its node from now on, and the samples of that node."""
         if self._find_logs is None:
             return
         with self._lock:
-            source = self._sources.get(ray_id)
+            source = self._sources.get(log.ray_id)
             if source is None:
-                where = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
+                where = NodeAffinitySchedulingStrategy(node_id=log.ray_id, soft=False)
                 reader: Any = ray.remote(LogReader)
                 options = reader.options(num_cpus=0, scheduling_strategy=where)
                 handle = options.remote(run_folder_name(self._run_dir))
-                source = self._sources[ray_id] = _Source(reader=handle)
-            source.files[path] = log_file(self._run_dir.logs, address)
-            source.offsets.setdefault(path, 0)
+                source = self._sources[log.ray_id] = _Source(reader=handle)
+            base, own = folder_of_run(self._run_dir, log.path), Path(self._run_dir.path)
+            source.files[log.path] = log_file(self._run_dir.logs, log.address)
+            for events in (worker_file(log.address), node_file(log.node_rank)):
+                source.files[str(base / events)] = own / events
+            for path in source.files:
+                source.offsets.setdefault(path, 0)
         self.start()
 
     def forget(self, addresses: Sequence[str]) -> None:
@@ -156,7 +173,9 @@ class LogForwarder:
         with self._lock:
             self._caught_up = 0.0
             self.catch_up()
+            own = Path(self._run_dir.path)
             wanted = {log_file(self._run_dir.logs, address) for address in addresses}
+            wanted |= {own / worker_file(address) for address in addresses}
             for ray_id, source in list(self._sources.items()):
                 ended = [path for path, local in source.files.items() if local in wanted]
                 # The pending answer is for files that are forgotten now.
@@ -232,9 +251,9 @@ class LogForwarder:
         if time.monotonic() - self._looked < _LOOK_EVERY_SECONDS:
             return
         self._looked = time.monotonic()
-        for ray_id, address, path in self._find_logs() if self._find_logs else ():
-            if ray_id not in self._sources or path not in self._sources[ray_id].files:
-                self.fetch_from(ray_id, address, path)
+        for log in self._find_logs() if self._find_logs else ():
+            if log.ray_id not in self._sources or log.path not in self._sources[log.ray_id].files:
+                self.fetch(log)
 
     def _fetch(self, ray_id: str, timeout: float) -> bool:
         """Store what the last request returned, if it did, and ask again; return whether data came."""

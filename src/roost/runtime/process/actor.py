@@ -27,6 +27,10 @@ from ray.exceptions import OwnerDiedError, RayError
 from roost.errors import ClusterError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.machine.processes import die_with_parent, end_sibling
+from roost.runtime.events.emitter import emitter
+from roost.runtime.events.format import worker_file
+from roost.runtime.events.sampler import Sampler
+from roost.runtime.events.stacks import answer_request
 from roost.runtime.failures.carry import Origin, carry
 from roost.runtime.process import output
 from roost.runtime.process.identity import Master, WorkerIdentity, assume, current_identity
@@ -36,6 +40,7 @@ from roost.runtime.process.timers import measured_call
 from roost.runtime.runs.folder import RunDir
 
 _END_SECONDS = 10.0
+_FLUSH_SECONDS = 0.5
 _LOOK_SECONDS = 2.0
 """How often to look whether the consumers of streams are alive."""
 
@@ -74,6 +79,8 @@ class Setup:
     """The process that this one replaces after a restart."""
     watched_variable: str | None
     """The variable that says which devices the process sees."""
+    keeps_events: bool
+    """Whether the process writes its events into the run folder."""
     ports_to_try: tuple[int, ...]
     """One of these becomes the group's port; empty unless this worker is the one that listens."""
 
@@ -129,6 +136,10 @@ class WorkerActor:
             self._roost_make(setup, master, packed, overdue_seconds)
             return _report(setup)
 
+    def _roost_flush(self) -> None:
+        """Write the events that wait."""
+        emitter.flush(_FLUSH_SECONDS)
+
     def _roost_become_ready(self) -> None:
         """Construct the object of a restarted worker, unless another call does; then wait for that."""
         with _carried(), self._roost_lock:
@@ -155,6 +166,8 @@ class WorkerActor:
         # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
         if setup.predecessor is not None and not end_sibling(setup.predecessor, _END_SECONDS):
             raise ClusterError(f"the process that it replaces, {setup.predecessor}, does not end")
+        if setup.keeps_events:
+            _start_events(setup, place)
         self._roost_setup = setup
 
     def _roost_make(self, setup: Setup, master: Master, packed: Packed, overdue_seconds: float) -> None:
@@ -237,6 +250,30 @@ class WorkerActor:
             # A generator that is running right now is closed when it yields its next item.
             with contextlib.suppress(ValueError):
                 stream.close()
+
+
+def _start_events(setup: Setup, place: LogPlace) -> None:
+    """Begin to write this worker's events next to its log, and sample its node unless another worker does."""
+    identity, run = setup.identity, setup.run_dir.token
+    base = output.run_base(setup.run_dir, place)
+    placement = identity.placement
+    node = placement.cluster_node_rank
+    devices = placement.local_hardware_ranks if placement.hardware_type == "accelerator" else ()
+    sampler = Sampler(base, run, node)
+
+    def look() -> None:
+        sampler.look()
+        answer_request(base, identity.address)
+
+    emitter.start(
+        base,
+        worker_file(identity.address),
+        identity.address,
+        run=run,
+        node=node,
+        devices=tuple(devices),
+        on_tick=look,
+    )
 
 
 def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:

@@ -29,6 +29,8 @@ STARTED_AGAIN = "--- started again"
 """The first words that a restarted worker writes into its log."""
 
 _TAIL_BYTES = 64 * 1024
+_CRASH = "Fatal Python error"
+_CRASH_LINES = 200
 _STACK_START = re.compile(r"^Timeout \(\d+:\d\d:\d\d", re.MULTILINE)
 _THREAD_START = re.compile(r"(?:Current t|T)hread 0x")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line \d+ in .*|  \.\.\.|  <no Python frame>')
@@ -57,6 +59,17 @@ def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     base = Path(own_folder) if own_folder else socket_folder()
     folder = base / run_folder_name(run_dir) if own_folder else base / "logs" / run_folder_name(run_dir)
     return LogPlace(path=str(log_file(folder, address)), base=str(base), is_shared=False)
+
+
+def run_base(run_dir: RunDir, place: LogPlace) -> Path:
+    """Return the folder of a run as this process has it: the run's own, or the one on this node with its logs."""
+    return Path(run_dir.path) if place.is_shared else folder_of_run(run_dir, place.path)
+
+
+def folder_of_run(run_dir: RunDir, log: str) -> Path:
+    """Return the folder that a run has on a machine that does not see the run's own, from the path of a log in it."""
+    # That path is the folder and one part for each part of the worker's address.
+    return next(folder for folder in Path(log).parents if folder.name == run_folder_name(run_dir))
 
 
 def run_folder_name(run_dir: RunDir) -> str:
@@ -140,8 +153,11 @@ def _read_end(path: str | os.PathLike[str]) -> str:
 
 
 def read_tail(path: str | os.PathLike[str], lines: int = 30) -> str:
-    """Return the last lines of a log, safe to print."""
-    return "\n".join(printable(line) for line in _read_end(path).splitlines()[-lines:])
+    """Return the last lines of a log, safe to print; after a crash in C code, all of what Python says of it."""
+    found = _read_end(path).splitlines()[-_CRASH_LINES:]
+    crashes = [place for place, line in enumerate(found) if line.startswith(_CRASH)]
+    start = min([max(0, len(found) - lines), *crashes[-1:]])
+    return "\n".join(printable(line) for line in found[start:])
 
 
 def read_stack(path: str | os.PathLike[str]) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from roost.runtime.events.emitter import emitter
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _durations: ContextVar[dict[str, float] | None] = ContextVar("roost_durations", default=None)
@@ -21,11 +23,17 @@ def measured_call(name: str) -> Iterator[dict[str, float]]:
     durations: dict[str, float] = {}
     token = _durations.set(durations)
     started = time.perf_counter()
+    is_ok = False
+    if emitter.is_on:
+        emitter.call_began(id(durations), name, started)
     try:
         yield durations
         durations.setdefault(name, time.perf_counter() - started)
+        is_ok = True
     finally:
         _durations.reset(token)
+        if emitter.is_on:
+            emitter.call_ended(id(durations), name, started, is_ok)
 
 
 @contextlib.contextmanager

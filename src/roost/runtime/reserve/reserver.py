@@ -26,6 +26,7 @@ from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece
 from roost.runtime.connect.head import until
 from roost.runtime.connect.versions import has_bundle_labels
+from roost.runtime.events.emitter import emitter
 from roost.runtime.managers.base import HANG_SECONDS
 from roost.runtime.managers.context import JobContext
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
@@ -40,7 +41,6 @@ from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-RESERVE_SECONDS = 60.0
 # Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
 _LEAST_SECONDS = 2.0
 _UNDO_SECONDS = 0.5
@@ -79,6 +79,7 @@ class Reserver:
         self._deadline: float = math.inf
         self._user = user
         self._owner = context.owner
+        self._has_said = False
         self._occupancy = OccupancyReader(context.nodes)
         self._by_label = has_bundle_labels(ray.__version__) if by_label is None else by_label
         if not self._by_label:
@@ -107,6 +108,7 @@ class Reserver:
                     if short:
                         self._wait_for(new, components, wait)
                 elif not self._manager.take_slots(self._user, dict(shares), new):
+                    self._note_reserved(len(new))
                     return [*there, *new]
                 elif wait.is_over:
                     # Slots of another part of the job were released between asking and taking, again and again.
@@ -132,6 +134,7 @@ class Reserver:
                     choices.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
+                        self._note_reserved(count)
                         return slots
                 if wait.is_over:
                     holdings = self._holdings()
@@ -168,7 +171,7 @@ class Reserver:
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
-        """Release everything if the block raises."""
+        """Release everything if the block raises; afterwards nothing is waited for."""
         try:
             yield
         except BaseException:
@@ -176,6 +179,10 @@ class Reserver:
                 with contextlib.suppress(Exception):
                     self._manager.within(_UNDO_SECONDS).let_go_slots(self._user)
             raise
+        finally:
+            if self._has_said and self._context.is_connected:
+                with contextlib.suppress(Exception):
+                    self._manager.within(_UNDO_SECONDS).note_wait(self._user, "")
 
     @property
     def _name(self) -> str:
@@ -183,8 +190,16 @@ class Reserver:
 
     def _pause(self, wait: _Wait, what: Callable[[], str]) -> None:
         if wait.is_time_to_say:
-            self._context.console.line(f"{self._name}: waiting for {what()}")
+            text = what()
+            self._context.console.notice(f"{self._name}: waiting for {text}")
+            self._has_said = True
+            self._manager.note_wait(self._user, text)
+            emitter.note("waits", self._name, f"for {text}")
         time.sleep(self._random.uniform(*_PAUSE_SECONDS) * wait.patience)
+
+    def _note_reserved(self, count: int) -> None:
+        if count:
+            emitter.note("reserved", self._name, plural(count, "accelerator"))
 
     @property
     def _until(self) -> float:
@@ -386,7 +401,8 @@ class _Wait:
     def __init__(self, timeout: float) -> None:
         self._began = time.monotonic()
         self.deadline = self._began + max(timeout, _LEAST_SECONDS)
-        self._say_at = self._began + _SAY_FIRST_SECONDS
+        # Who does not wait gets an error at once, which says the same.
+        self._say_at = self._began + _SAY_FIRST_SECONDS if timeout > _LEAST_SECONDS else math.inf
 
     @property
     def seconds(self) -> float:

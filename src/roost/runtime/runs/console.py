@@ -14,7 +14,7 @@ _COLOURS = (36, 35, 34, 33, 32, 96, 95, 94, 93, 92)
 
 
 class Console:
-    """What one process shows to the user; a quiet console shows nothing."""
+    """What one process shows to the user; a quiet console shows only what it waits for."""
 
     def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
         self.quiet: bool = os.environ.get("ROOST_QUIET", "") not in ("", "0") if quiet is None else quiet
@@ -22,6 +22,7 @@ class Console:
         """Where lines go; None is standard error, whichever that is when a line is printed."""
         self._lock = threading.Lock()
         self._bar: Any = None
+        self._bar_users = 0
 
     @property
     def _out(self) -> TextIO:
@@ -29,8 +30,14 @@ class Console:
 
     def line(self, text: str, of: str = "") -> None:
         """Print a line, prefixed with a worker's address if that worker printed it."""
-        if self.quiet:
-            return
+        if not self.quiet:
+            self._print(text, of)
+
+    def notice(self, text: str) -> None:
+        """Print a line that a user of a quiet console needs as well: why nothing happens."""
+        self._print(text)
+
+    def _print(self, text: str, of: str = "") -> None:
         if of and self._out.isatty() and not os.environ.get("NO_COLOR"):
             # The workers of a group share a colour.
             colour = _COLOURS[zlib.crc32(of.rpartition(":")[0].encode()) % len(_COLOURS)]
@@ -49,17 +56,29 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Any]:
-        """Show a progress bar on a terminal; yields None elsewhere, and while another bar is shown."""
-        if self.quiet or not self._out.isatty() or self._bar is not None:
+        """Show progress on a terminal, in one display for all that is under way together; yields None elsewhere."""
+        if self.quiet or not self._out.isatty():
             yield None
             return
+        with self._lock:
+            if self._bar is None:
+                self._bar = self._start_bar()
+            self._bar_users += 1
+            bar = self._bar
+        try:
+            yield bar
+        finally:
+            with self._lock:
+                self._bar_users -= 1
+                if not self._bar_users:
+                    self._bar = None
+                    bar.stop()
+
+    def _start_bar(self) -> Any:
         from rich.console import Console as Terminal  # only a terminal needs it
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[summary]}"))
-        with Progress(*columns, TimeElapsedColumn(), console=Terminal(file=self._out), transient=True) as bar:
-            self._bar = bar
-            try:
-                yield bar
-            finally:
-                self._bar = None
+        bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(file=self._out), transient=True)
+        bar.start()
+        return bar

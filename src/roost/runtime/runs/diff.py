@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from roost.redact import hide_in_words
 from roost.runtime.runs.record import RunRecord
 
 Fact = tuple[str, str, str]
@@ -44,7 +45,7 @@ def _compared(before: Mapping[str, str], after: Mapping[str, str], missing: str)
 
 
 def _job_text(record: RunRecord) -> str:
-    return " ".join([record.job.file, *record.job.arguments]) if record.job else "none"
+    return " ".join([record.job.file, *hide_in_words(record.job.arguments)]) if record.job else "none"
 
 
 def _seconds_text(seconds: float | None) -> str:

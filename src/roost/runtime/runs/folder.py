@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import make_folder, open_regular, state_folder
-from roost.runtime.runs.index import LOCK_FILE, add_run, index_folders, is_free
+from roost.runtime.runs.index import LATEST, LOCK_FILE, add_run, index_folders, is_free
 from roost.text import shorten
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ log: logging.Logger = logging.getLogger(__name__)
 _KEPT_RUNS = 20
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _MARKER = re.compile(r"\.roost-([0-9a-f]{16})")
+PROJECT_RUNS = "runs"
+"""The folder next to a job's file that has its runs."""
 RUNS_VARIABLE = "ROOST_RUNS_DIR"
 """Where run folders are created, in place of the user's state folder."""
 
@@ -146,6 +148,37 @@ def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
 def runs_folder() -> Path:
     """Return where run folders are created: the variable's folder, or one in the user's state folder."""
     return Path(os.environ.get(RUNS_VARIABLE) or state_folder() / "runs").absolute()
+
+
+def check_run_name(name: str) -> str:
+    """Return a run's name; raise ConfigError if it cannot be the name of a folder, or if it names something else."""
+    if not re.fullmatch(r"\w[\w.+=@-]{0,99}", name) or name == LATEST:
+        raise ConfigError(f"{shorten(repr(name))} cannot name a run", hint="use letters, digits, '_', '-' and '.'")
+    return name
+
+
+def new_folder_of(project: Path, name: str | None) -> str | None:
+    """Create a folder for a run in `runs` of a project; None if none can be created there, or the variable says where.
+
+    Its name is the given one, with a number if an earlier run has it, or the time.
+    """
+    if os.environ.get(RUNS_VARIABLE) and name is None:
+        return None
+    runs = runs_folder() if os.environ.get(RUNS_VARIABLE) else project / PROJECT_RUNS
+    base = name or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    try:
+        if not runs.is_dir():
+            runs.mkdir(mode=0o700, parents=True)
+            # Git leaves out a folder that says so itself.
+            (runs / ".gitignore").write_text("*\n", encoding="utf-8")
+        for number in itertools.count(1):
+            folder = runs / (base if number == 1 else f"{base}-{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                return str(folder)
+    except OSError as error:
+        log.warning("no run folder in %s: %s", runs, error.strerror or error)
+    return None
 
 
 def check_group_name(name: object) -> str:

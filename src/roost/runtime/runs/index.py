@@ -55,6 +55,12 @@ class Run:
     began: float = 0.0
     """In seconds since the epoch, where it is known."""
 
+    def is_of(self, project: Path) -> bool:
+        """Whether it belongs to a project, as far as is known: what it ran is in that folder."""
+        if not isinstance(self.record, RunRecord):
+            return True
+        return Path(os.path.realpath(self.record.project)).is_relative_to(project)
+
 
 def index_folders() -> list[Path]:
     """Return the folders of the index, the one for new runs first."""
@@ -63,6 +69,12 @@ def index_folders() -> list[Path]:
         with contextlib.suppress(ClusterError, OSError):
             found.append(base() / "runs")
     return list(dict.fromkeys(found))
+
+
+def project_of(folder: Path) -> Path:
+    """Return the project that a folder belongs to: the git checkout around it, or the folder itself."""
+    folder = folder.resolve()
+    return next((found for found in (folder, *folder.parents) if (found / ".git").exists()), folder)
 
 
 def add_run(folder: Path) -> str:

@@ -200,6 +200,16 @@ class RunRecord:
         return PurePath(self.job.file).name if self.job is not None else what_of(self.command)
 
     @property
+    def note(self) -> str:
+        """What the user noted about it."""
+        return str(dict(self.job.flags).get("--note", "")) if self.job is not None else ""
+
+    @property
+    def project(self) -> str:
+        """The folder that it belongs to: that of its job's file, or the one that its script was started in."""
+        return os.path.dirname(os.path.join(self.cwd, self.job.file)) if self.job is not None else self.cwd
+
+    @property
     def num_workers(self) -> int:
         """How many workers the groups had, each name counted once."""
         return sum({group.name: group.world_size for group in self.groups}.values())

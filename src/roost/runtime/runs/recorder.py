@@ -92,7 +92,7 @@ class Recorder:
         self._topology: Topology | None = None
         self._groups: dict[object, RunGroup] = {}
         self._placed: dict[str, Placed] = {}
-        self._has_whole_plan = False
+        self._planned: list[str] | None = None
         self._plan_is_behind = False
         self._write_seconds = 0.0
         self._outcome: RunOutcome | None = None
@@ -154,7 +154,7 @@ class Recorder:
     @_harmless
     def note_plan(self, plan: Plan) -> None:
         """Keep the plan of the whole job, before anything is launched."""
-        self._has_whole_plan = True
+        self._planned = plan.names
         self._put_plan(plan)
         self._change()
 
@@ -183,7 +183,7 @@ class Recorder:
         if self.record is None:
             return
         self._groups[key] = group
-        if placed is not None and not self._has_whole_plan:
+        if placed is not None and self._planned is None:
             self._placed[group.name] = placed
             self._plan_is_behind = True
         self._change(may_wait=True)
@@ -233,7 +233,10 @@ class Recorder:
         """Change the record and write it, or let a later change write it if too much time went into writing."""
         if self.record is None:
             return
-        self.record = replace(self.record, groups=tuple(self._groups.values()), **changes)
+        # Groups that are launched together begin in any order: the plan's is the one to show, the others come after it.
+        places = {name: place for place, name in enumerate(self._planned or ())}
+        groups = sorted(self._groups.values(), key=lambda group: places.get(group.name, len(places)))
+        self.record = replace(self.record, groups=tuple(groups), **changes)
         began = time.monotonic()
         if may_wait and self._write_seconds > _WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
             return

@@ -1,0 +1,39 @@
+"""`roost stop`: end a run that is running, as Ctrl-C in its terminal would."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated
+
+import typer
+
+from roost.cli.out import tell
+from roost.cli.runs import Run
+from roost.errors import ClusterError, ConfigError
+from roost.machine.processes import stop_process
+from roost.runtime.runs.index import find_run, read_run
+from roost.runtime.runs.record import Status
+
+_SECONDS = 120.0
+
+
+def stop(
+    run: Run,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, max=86400, help="How long it may take to end.")
+    ] = _SECONDS,
+) -> None:
+    record = read_run(find_run(run))
+    if record.outcome.status is not Status.RUNNING:
+        raise ConfigError(f"run {record.id} is not running: {record.outcome}", hint="`roost runs` shows which are")
+    if record.host != socket.gethostname():
+        hint = f"on {record.host}: kill {record.pid}"
+        raise ConfigError(f"the driver of run {record.id} is on another machine, {record.host}", hint=hint)
+    try:
+        has_ended = stop_process(record.pid, record.pid_began, timeout)
+    except PermissionError:
+        raise ConfigError(f"run {record.id} is {record.user}'s: you may not stop it") from None
+    if not has_ended:
+        hint = f"it may be saving; kill -9 {record.pid} ends it at once, and `roost clean` what it leaves behind"
+        raise ClusterError(f"run {record.id} was asked to stop {timeout:g} s ago, and still runs", hint=hint)
+    tell(f"run {record.id} has ended: {read_run(find_run(run)).outcome}")
