@@ -11,6 +11,9 @@
 #   make browser get a browser for the tests of the page: apt-get as root, and axe-core with npm
 #   make docs    the docs as a site   make docs-serve   the same, shown while you write
 
+# Where it is set, each of the thousands of processes of the tests would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin

@@ -8,17 +8,20 @@ or soon after its last child; the base ends some time after its last server. `in
 
 A server belongs to one job on one node because Ray reads both from the environment when it is loaded. A worker with a
 `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where no
-server answers. These programs run outside the package, so they use the standard library only.
+server answers. These programs run outside the package, so they use the standard library only. What asks for a worker
+runs thousands of times, and imports as little as can be: `socket` alone would double its time.
 """
 
 from __future__ import annotations
 
+import _socket
 import os
-import socket
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+    import types
     from collections.abc import Iterator
     from typing import NoReturn
 
@@ -29,8 +32,9 @@ _SERVE = "--serve"
 LIBRARIES = (
     *("asyncio", "cProfile", "colorama", "difflib", "faulthandler", "filelock", "google.protobuf.internal.builder"),
     *("google.protobuf.json_format", "google.protobuf.timestamp_pb2", "jsonschema", "lazy_loader", "logging.handlers"),
-    *("msgpack", "multiprocessing.synchronize", "numpy", "packaging.version", "pdb", "psutil", "pydantic.fields"),
-    *("pydantic.v1", "requests", "runpy", "statistics", "tarfile", "unittest", "yaml", "zipfile"),
+    *("encodings.ascii", "getpass", "html", "mmap", "msgpack", "multiprocessing.synchronize", "numpy"),
+    *("packaging.version", "pdb", "psutil", "pydantic.fields", "pydantic.main", "pydantic.v1", "requests", "runpy"),
+    *("starlette.datastructures", "statistics", "tarfile", "tracemalloc", "unittest", "yaml", "zipfile"),
 )
 # What the workers of Roost import; none of it starts a thread. First what needs no Ray.
 _OWN_LIBRARIES = (
@@ -47,6 +51,7 @@ PRELOADED = (
 # What Ray sets for a job and for a raylet.
 _OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 _CLUSTER = ("--gcs-address=", "--session-name=")
+_WANTED = "wanted"
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 
@@ -54,6 +59,7 @@ _ANSWER_SECONDS = 60.0
 def install() -> None:
     """Let the local clusters that this process starts fork their workers."""
     import atexit
+    import py_compile
     import shutil
     import tempfile
     from pathlib import Path
@@ -70,11 +76,20 @@ def install() -> None:
     server = folder / "ray" / "_private" / "forks.py"
     server.parent.mkdir(parents=True)
     server.write_text(source, encoding="utf-8")
+    py_compile.compile(str(server))
     program.write_text(
-        f"#!{sys.executable} -IS\n{source}\n\nask({sys.executable!r}, {str(server)!r}, {str(folder)!r})\n"
+        f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(server.parent)!r})\nimport forks\n"
+        f"forks.ask({sys.executable!r}, {str(server)!r}, {str(folder)!r})\n"
     )
     program.chmod(0o700)
     os.environ["ROOST_WORKER_PYTHON"] = str(program)
+
+
+def want(*names: str) -> None:
+    """Have workers forked from now on that have imported more: modules that take most of the time of a test."""
+    if program := os.environ.get("ROOST_WORKER_PYTHON"):
+        with open(f"{os.path.dirname(program)}/{_WANTED}", "w") as file:
+            file.write(" ".join(names))
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
@@ -84,10 +99,11 @@ def ask(python: str, server: str, folder: str) -> NoReturn:
     words = sys.argv[1:]
     if os.path.basename(words[0]) == _PROGRAM:
         own = [os.environ.get(name, "") for name in _OWN]
-        listener = _connect(f"{folder}/{'-'.join(own)}", words)
+        wanted = _read_wanted(folder)
+        listener = _connect(f"{folder}/{'-'.join([*own, *wanted])}", words)
         if listener is not None:
             shared = sorted(f"{name}={value}" for name, value in os.environ.items() if name not in _OWN)
-            key = "\0".join([*shared, *(word for word in words if word.startswith(_CLUSTER))])
+            key = "\0".join([*wanted, *shared, *(word for word in words if word.startswith(_CLUSTER))])
             base = _connect(f"{folder}/{zlib.crc32(key.encode()):x}", [*own, *words], listener)
             if base is not None:
                 child = os.fork()
@@ -99,47 +115,61 @@ def ask(python: str, server: str, folder: str) -> NoReturn:
                 os.setpgrp()
                 for opened in (base, listener):
                     os.set_inheritable(opened.fileno(), True)
-                words = [server, _SERVE, str(base.fileno()), str(listener.fileno()), *own, *words]
+                words = [server, _SERVE, str(base.fileno()), str(listener.fileno()), " ".join(wanted), *own, *words]
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
 
 
-def _connect(path: str, words: list[str], handed: socket.socket | None = None) -> socket.socket | None:
+def _read_wanted(folder: str) -> list[str]:
+    try:
+        with open(f"{folder}/{_WANTED}") as file:
+            return file.read().split()
+    except OSError:
+        return []
+
+
+def _connect(path: str, words: list[str], handed: _socket.socket | None = None) -> _socket.socket | None:
     """Send a command, and a socket, to the process that listens there, and end; returns a listener if there is none."""
     import fcntl
 
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = socket.socket(socket.AF_UNIX)
+        connection = _socket.socket(_socket.AF_UNIX)
         try:
             connection.connect(path)
         except OSError:
             connection.close()
             if os.path.exists(path):
                 os.unlink(path)
-            listener = socket.socket(socket.AF_UNIX)
+            listener = _socket.socket(_socket.AF_UNIX)
             listener.bind(path)
             listener.listen(128)
             return listener
-    with connection:
-        connection.settimeout(_ANSWER_SECONDS)
-        try:
-            socket.send_fds(connection, [b"."], [handed.fileno()] if handed is not None else [])
-            connection.sendall("\0".join(words).encode() + b"\n")
-            if connection.recv(1):
-                os._exit(0)
-        except OSError:
-            pass
+    connection.settimeout(_ANSWER_SECONDS)
+    descriptors = b"" if handed is None else handed.fileno().to_bytes(4, sys.byteorder)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)] if descriptors else []
+    try:
+        connection.sendmsg([b"."], rights)
+        connection.sendall("\0".join(words).encode() + b"\n")
+        if connection.recv(1):
+            os._exit(0)
+    except OSError:
+        pass
+    connection.close()
     return None
 
 
-def _serve_cluster(base: socket.socket, listener: socket.socket, words: list[str]) -> list[str]:
+def _serve_cluster(base: socket.socket, listener: socket.socket, wanted: str, words: list[str]) -> list[str]:
     """Fork a server for every request, the first being `words`; returns, in a worker, what it was asked to run."""
     import contextlib
+    import gc
     import importlib
 
-    for name in (*LIBRARIES, *_OWN_LIBRARIES):
+    # What is imported stays.
+    gc.disable()
+    for name in (*LIBRARIES, *_OWN_LIBRARIES, *wanted.split()):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    _compiled(words[len(_OWN)])
     for server, request in _fork_each(base, (listener, words), _IDLE_SECONDS * 6):
         os.environ.update(zip(_OWN, request, strict=False))
         words = request[len(_OWN) :]
@@ -149,6 +179,7 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, words: list[str
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         for _, command in _fork_each(server, (None, words), _IDLE_SECONDS):
+            gc.enable()
             return command
     raise AssertionError("a child returns its command")
 
@@ -210,6 +241,8 @@ def _fork_each(
 
 def _read(connection: socket.socket) -> tuple[socket.socket | None, list[str]]:
     """The socket and the command of a client, or nothing where the client is gone."""
+    import socket
+
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     handed = socket.socket(fileno=descriptors[0]) if descriptors else None
     with connection.makefile("rb") as file:
@@ -231,11 +264,23 @@ def run(program: str) -> None:
 
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     module.__file__ = program
-    with open(program, "rb") as file:
-        exec(compile(file.read(), program, "exec"), module.__dict__)  # noqa: S102 - Ray's own program
+    exec(_compiled(program), module.__dict__)  # noqa: S102 - Ray's own program
+
+
+def _compiled(program: str) -> types.CodeType:
+    """The code of a program, which children have from the process that forks them."""
+    if program not in _codes:
+        with open(program, "rb") as file:
+            _codes[program] = compile(file.read(), program, "exec")
+    return _codes[program]
+
+
+_codes: dict[str, types.CodeType] = {}
 
 
 if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
+    import socket
+
     opened = [socket.socket(fileno=int(word)) for word in sys.argv[2:4]]
-    sys.argv = _serve_cluster(*opened, sys.argv[4:])
+    sys.argv = _serve_cluster(*opened, sys.argv[4], sys.argv[5:])
     run(sys.argv[0])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import marshal
 import os
@@ -181,6 +182,8 @@ def _serve(path: str, with_ray: bool) -> str:
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.suppress(SystemExit):
         sys.argv = ["roost", "plan", str(ROOT / "examples" / "job.yaml"), "--cluster", "2x8,1x0"]
         cli.main()
+    # Children neither look through what is there, nor get a copy of it by that.
+    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

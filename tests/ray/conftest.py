@@ -185,6 +185,15 @@ def _one_cluster_a_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _wanted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the workers of a test have imported what its marker names: torch takes longer than most tests."""
+    marker = request.node.get_closest_marker("wants")
+    forks.want(*(marker.args if marker is not None else ()))
+    yield
+    forks.want()
+
+
+@pytest.fixture(autouse=True)
 def _one_cluster_a_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Give a test no Cluster of another one, unless both share it."""
     shares = "shared_cluster" in request.fixturenames

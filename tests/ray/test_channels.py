@@ -30,8 +30,8 @@ from roost import (
     WorkerDied,
     WorkerGroup,
 )
-from roost.rl.engines.staging import staging_folder
 from roost.testing import local_cluster
+from shared_memory import shared_memory
 from waiting import is_gone, press_ctrl_c, wait_until
 
 _names = (f"channel-{number}" for number in itertools.count())
@@ -404,10 +404,7 @@ def test_a_driver_that_is_killed_with_messages_in_flight_leaves_nothing(driver, 
     assert ports
     # A process shows as ended before the last of its threads has let go of its sockets.
     wait_until(lambda: not set(ports) & listening(), "its ports are free")
-    # Engines of other tests have folders there.
-    theirs = staging_folder("").name
-    names = [name for name in os.listdir("/dev/shm") if not name.startswith(theirs)]  # noqa: S108 - only looks
-    assert not [name for name in names if "roost" in name]
+    assert not [path for path in shared_memory() if "roost" in path.name]
 
 
 def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):

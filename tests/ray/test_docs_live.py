@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 import warm
 from docs.blocks import PAGES, ROOT, Block, blocks_of
 from roost.testing import LocalCluster, local_cluster
@@ -79,6 +80,8 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.mark.parametrize("page", LIVE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_live_block_of_a_page_works(page, tmp_path, environment, clusters):
+    if "import torch" in page.read_text(encoding="utf-8") and find_spec("torch") is not None:
+        forks.want("torch")
     printed: str | None = None
     for block in blocks_of(page):
         where = f"{page.name}, block in line {block.line}"

@@ -12,10 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
-from roost import ClusterError, ConfigError, EngineFailed, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost import Cluster, ClusterError, ConfigError, EngineFailed, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost.machine.devices import nvidia_devices
 from roost.rl import RolloutManager, create_placement_groups
 from roost.rl.engines import Prompt, Sample, VllmEngine
-from roost.testing import NumpyEngine
+from roost.rl.engines.server_engine import _INSIDE, _staging_folder
+from roost.testing import NumpyEngine, local_cluster
 from roost.weights.link import WeightLink
 from roost.weights.specs import save_safetensors
 from stored_weights import Holder
@@ -36,10 +38,12 @@ def model(tmp_path) -> Path:
     return tmp_path
 
 
-def manage(groups, model: Path, mode: str = "", **options: object) -> RolloutManager:
-    environment = {"PYTHONPATH": str(STAND_IN), "STAND_IN": mode, "STAND_IN_SECONDS": "0.02"}
+def manage(groups, model: Path, mode: str = "", flags: dict[str, object] = FLAGS, **options: object) -> RolloutManager:
+    # Where the engine has its own part of vLLM, which the stand-in uses too.
+    paths = f"{STAND_IN}:{_INSIDE}"
+    environment = {"PYTHONPATH": paths, "STAND_IN": mode, "STAND_IN_SECONDS": "0.02"}
     return RolloutManager(
-        FLAGS,
+        flags,
         VllmEngine,
         groups["rollout"],
         engine_args=(str(model),),
@@ -98,7 +102,9 @@ def test_prompts_are_answered_once_through_updates_and_the_death_of_an_engine(gr
         (answer,) = manager.engines.generate(Prompt(tokens=(1,), max_tokens=2).to_json(), 1).wait(SECONDS)
         assert Sample.from_json(answer["samples"][0]).tokens == (5, 5)
         link.close()
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith("roost-")]  # noqa: S108 - only looks
+        folders = [_staging_folder(spec) for spec in manager.engines.specs]
+        assert all(folder.exists() for folder in folders)
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_an_engine_that_cannot_start_is_said_at_once_with_its_last_words(groups, model):
@@ -119,3 +125,26 @@ def test_engines_without_tokens_take_no_prompts_and_links_in_place_are_refused(g
             manager.generate([Prompt(tokens=(1,))])
         with pytest.raises(ConfigError, match="NumpyEngine has no method accept"):
             WeightLink.between(trainer, manager.engines.group)
+
+
+@pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
+def test_weights_reach_a_server_on_the_device_of_the_trainer_without_leaving_it(model):
+    flags = {**FLAGS, "rollout_num_gpus": 1}
+    with (
+        local_cluster("1x1"),
+        Cluster(num_nodes=1) as cluster,
+        create_placement_groups(flags, cluster) as groups,
+        Holder.create_group("cuda").launch(cluster, NodePlacementStrategy([0]), name="actor") as trainer,
+        manage(groups, model, flags=flags, weights_on="device") as manager,
+        WeightLink.between(trainer, manager.engines.group) as link,
+    ):
+        for version in (1, 20):
+            trainer.set(float(version + 2)).wait(SECONDS)
+            manager.update_weights(link, version)
+            (answer,) = manager.engines.generate(Prompt(tokens=(1,), max_tokens=2).to_json(), 0).wait(SECONDS)
+            sample = Sample.from_json(answer["samples"][0])
+            assert (sample.tokens, sample.versions) == ((version + 2,) * 2, (version,) * 2)
+            manager.engines.offload().wait(SECONDS)
+            with pytest.raises(ClusterError, match="the engine is offloaded, and cannot take weights"):
+                manager.update_weights(link, version + 1)
+            manager.engines.onload().wait(SECONDS)

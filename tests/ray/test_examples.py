@@ -21,11 +21,13 @@ def run(name: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.wants("torch")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_torch_distributed_over_two_nodes():
     assert run("torch_distributed.py") == ["nodes: [0, 0, 1, 1]", "average: [11.5, 11.5, 11.5, 11.5]"]
 
 
+@pytest.mark.wants("torch")
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 def test_weights_of_fsdp_go_into_engines_that_are_split_otherwise():
     *_, plan, first, second, third, versions = [line for line in run("weights.py") if not line.startswith("  ")]

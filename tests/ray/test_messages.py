@@ -21,7 +21,7 @@ from roost import (
     WorkerFailed,
     WorkerGroup,
 )
-from roost.rl.engines.staging import staging_folder
+from shared_memory import shared_memory
 from talkers import Talker
 from waiting import is_gone, wait_until
 
@@ -236,10 +236,7 @@ def test_a_group_that_is_closed_with_messages_on_their_way_leaves_nothing(shared
             result.wait(60)
     for pid in pids:
         wait_until(lambda pid=pid: is_gone(pid), "its process has ended")
-    # Engines of other tests have folders there.
-    theirs = staging_folder("").name
-    names = [name for name in os.listdir("/dev/shm") if not name.startswith(theirs)]  # noqa: S108 - only looks
-    assert not [name for name in names if "roost" in name]
+    assert not [path for path in shared_memory() if "roost" in path.name]
 
 
 def launch_lenders(cluster: Cluster, can_pair: bool = True) -> tuple[WorkerGroup, WorkerGroup]:

@@ -288,21 +288,22 @@ def test_a_port_that_another_program_takes_between_lease_and_use_is_replaced(tmp
 @pytest.mark.usefixtures("free_cluster")
 def test_rank_0_that_dies_before_it_reports_its_address_is_named(roost_local_cluster: LocalCluster):
     args = flags(actor_num_nodes=2, actor_num_gpus_per_node=2, debug_train_only=True)
-    head = [psutil.Process(pid) for pid in roost_local_cluster.pids[0]]
-    raylet = next(process for process in head if process.name() == "raylet")
-    before = {process.pid for process in raylet.children(recursive=True)}
+    # A worker that was forked need not descend from the raylet of its own node.
+    keeper = psutil.Process(roost_local_cluster.keeper_pid)
+    before = {process.pid for process in keeper.children(recursive=True)}
     stopped = threading.Event()
     killed: list[int] = []
 
     def kill_new_ones() -> None:
         while not stopped.wait(0.005):
-            for process in raylet.children(recursive=True):
+            for process in keeper.children(recursive=True):
                 if process.pid not in before and not is_gone(process.pid):
                     killed.append(process.pid)
-                    process.kill()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
 
     with create_placement_groups(args) as groups:
-        before |= {process.pid for process in raylet.children(recursive=True)}
+        before |= {process.pid for process in keeper.children(recursive=True)}
         killer = threading.Thread(target=kill_new_ones)
         killer.start()
         try:

@@ -49,7 +49,9 @@ def pair(small_cluster: Cluster) -> tuple[WorkerGroup, WorkerGroup]:
     return actor, launch(small_cluster, Server, "rollout", [0, 0], "numpy")
 
 
-@pytest.mark.parametrize(("kind", "in_place"), [("torch", False), ("numpy", True)])
+@pytest.mark.parametrize(
+    ("kind", "in_place"), [pytest.param("torch", False, marks=pytest.mark.wants("torch")), ("numpy", True)]
+)
 def test_all_targets_get_each_version_wholly(shared_cluster, kind, in_place):
     with (
         launch(shared_cluster, Trainer, "a", [0, 0, 1], kind) as actor,

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from roost.testing import LocalCluster, LocalNode, local_cluster
+from shared_memory import shared_memory
 from soak.history import DriverEnd, History, InjectedFault, check
 from soak.inject import Injector, impossible_here, resume_all, small_disk
 from soak.record import read_events
@@ -262,13 +263,12 @@ def _still_running(seen: set[psutil.Process]) -> list[str]:
 
 
 def _shared_memory() -> set[str]:
-    """Entries of /dev/shm that no process has open."""
-    folder = Path("/dev") / "shm"
-    used = set()
+    """What is in shared memory and no process has mapped."""
+    there = {str(path) for path in shared_memory()}
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            used |= {line.rpartition(" ")[2] for line in maps.read_text().splitlines() if f"{folder}/" in line}
-    return {str(path) for path in folder.iterdir()} - used if folder.is_dir() else set()
+            there -= {line.rpartition(" ")[2] for line in maps.read_text().splitlines()}
+    return there
 
 
 def _report(planned: Round, history: History, violations: list[str], folder: Path) -> str:

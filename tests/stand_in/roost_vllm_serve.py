@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,21 @@ def read(path: Path) -> dict[str, np.ndarray]:
         first, last = (start + place for place in entry["data_offsets"])
         found[name] = np.frombuffer(content[first:last], np.float32).reshape(entry["shape"])
     return found
+
+
+def load(place: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Load weights as Roost's part inside vLLM does, into tensors on the device."""
+    import roost_vllm
+    import torch
+
+    class Model:
+        def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+            self.own = {name: torch.empty_like(one).copy_(one, non_blocking=True) for name, one in tensors}
+
+    model = Model()
+    roost_vllm.SharedTransfer(model).update_weights(place)
+    assert all(one.is_cuda for one in model.own.values())
+    return {name: one.float().cpu().numpy() for name, one in model.own.items()}
 
 
 class Server:
@@ -90,7 +106,8 @@ class Server:
         return web.json_response({})
 
     async def update(self, request: web.Request) -> web.Response:
-        new = read(Path((await request.json())["update_info"]["path"]))
+        place = (await request.json())["update_info"]
+        new = read(Path(place["path"])) if "path" in place else load(place)
         if MODE == "die-in-update":
             os._exit(9)
         if MODE == "hang-in-update":

@@ -429,3 +429,23 @@ def test_a_collector_that_breaks_ends_and_the_process_goes_on(tmp_path, monkeypa
     made.metric("reward", 1.0)
     made.flush(60)
     made.stop()
+
+
+def test_a_fork_writes_nothing_and_never_waits_for_a_lock_of_its_parent(tmp_path):
+    emitter = emitter_module.emitter
+    emitter.start(tmp_path, worker_file("actor:0"), "actor:0", run="one")
+    try:
+        # As the thread does for a moment now and then.
+        with emitter._wake._cond:
+            child = os.fork()
+            if not child:
+                emitter.note("died", "actor:1")
+                emitter.call_began(1, "train", time.perf_counter())
+                emitter.stop()
+                os._exit(7)
+        ended: list[int] = []
+        wait_until(lambda: ended.append(os.waitpid(child, os.WNOHANG)[1]) or ended[-1], "the fork has ended", 20)
+        assert os.waitstatus_to_exitcode(ended[-1]) == 7
+    finally:
+        emitter.stop()
+    assert "died" not in (tmp_path / worker_file("actor:0")).read_text()

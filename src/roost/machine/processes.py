@@ -63,12 +63,13 @@ def list_processes(variables: Sequence[str] = ()) -> Iterator[Process]:
         )
 
 
-def find_processes(variable: str, user: str | None = None) -> list[Process]:
+def find_processes(variable: str, user: str | None = None, *, also: Sequence[str] = ()) -> list[Process]:
     """Return the processes that have a variable in their environment, as far as this user may read it.
 
-    With `user`, only those of this account. A process in a container is not returned: its process ids are others.
+    With `user`, only those of this account; with `also`, other variables of theirs too. A process in a container is not
+    returned: its process ids are others.
     """
-    found = [process for process in list_processes([variable]) if process.environment]
+    found = [process for process in list_processes([variable, *also]) if variable in process.environment]
     return found if user is None else [process for process in found if _is_ours(process.pid, user)]
 
 

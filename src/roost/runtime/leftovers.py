@@ -217,8 +217,7 @@ def _end_here(remnants: Collection[Remnant], user: str) -> None:
 
 def _orphans(user: str) -> list[Process]:
     """Find processes of this machine that jobs started whose cluster is gone."""
-    marked = {item.pid for item in find_processes(JOB_VARIABLE, user)}
-    found = [item for item in list_processes([JOB_VARIABLE, _RAYLET_VARIABLE]) if item.pid in marked]
+    found = find_processes(JOB_VARIABLE, user, also=[_RAYLET_VARIABLE])
     heads = {item.environment[JOB_VARIABLE].partition("|")[0] for item in found}
     gone = {head for head in heads if not any(answers(head, _KNOCK_SECONDS) for _ in range(_KNOCKS))}
     return [

@@ -1,1 +1,1 @@
-"""Stands in for vLLM: that it can be found is all that is needed."""
+"""Stands in for vLLM: what an engine looks for, and what its part inside vLLM is built on."""

@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from roost.errors import ClusterError, ConfigError, EngineFailed
 from roost.machine.devices import nvidia_devices
@@ -20,7 +20,11 @@ from roost.rl.ask import ask
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
 from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample
-from roost.rl.engines.staging import StagedWeights, staging_folder
+from roost.rl.engines.staging import StagedFile, StagedOnDevice, StagedWeights, staging_folder
+from roost.text import join_words
+
+WeightsPlace = Literal["host", "device"]
+"""Where an engine has memory for the next version of its weights."""
 
 _INSIDE = Path(__file__).with_name("inside")
 _CALL_SECONDS = 60.0
@@ -28,7 +32,7 @@ _GENERATE_SECONDS = 600.0
 
 
 class ServerEngine(ABC):
-    """A server in a child process, on exactly the devices of its worker, with shared memory for its next weights.
+    """A server in a child process, on exactly the devices of its worker, with memory for its next weights.
 
     A subclass says how its server is started, and what it is asked:
 
@@ -39,6 +43,8 @@ class ServerEngine(ABC):
     - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
     - `pause_mode`: what becomes of requests that run when weights change.
     - `can_sleep`: whether `offload` frees the memory of a GPU, which the server has to be started for.
+    - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
+      first GPU, which has to have room for it; a trainer on that GPU copies there at the speed of its memory.
     """
 
     name: ClassVar[str]
@@ -49,6 +55,8 @@ class ServerEngine(ABC):
     """Where its server takes prompts."""
     pause_modes: ClassVar[tuple[PauseMode, ...]] = get_args(PauseMode)
     """Those that the server can do."""
+    weights_places: ClassVar[tuple[WeightsPlace, ...]] = ("host",)
+    """Where the server can take weights from."""
     not_inherited: ClassVar[tuple[str, ...]] = ("RAY_", "PYTHON")
     """How the variables of this process begin that its server must not have."""
 
@@ -62,7 +70,11 @@ class ServerEngine(ABC):
         pipeline_parallel: int = 1,
         pause_mode: PauseMode = "keep",
         can_sleep: bool = False,
+        weights_on: WeightsPlace = "host",
     ) -> None:
+        if weights_on not in self.weights_places:
+            places = join_words(self.weights_places, last="or")
+            raise ConfigError(f"weights_on is {weights_on!r}: with {self.name} it is {places}")
         self._model = Path(model)
         self._python = python
         self._options = dict(options or {})
@@ -70,11 +82,13 @@ class ServerEngine(ABC):
         self._pipeline = pipeline_parallel
         self._pause_mode = check_pause_mode(pause_mode, self.pause_modes)
         self._can_sleep = can_sleep
+        self._weights_on = weights_on
         self._lock = threading.Lock()
         self._server: ServerProcess | None = None
         self._spec: EngineSpec | None = None
         self._staged: StagedWeights | None = None
         self._is_warm = False
+        self._is_offloaded = False
 
     @staticmethod
     @abstractmethod
@@ -87,12 +101,12 @@ class ServerEngine(ABC):
         """Return the samples of an answer of its server."""
 
     @abstractmethod
-    def offload(self) -> None:
+    def _sleep(self) -> None:
         """Let the server free its memory."""
 
     @abstractmethod
-    def onload(self) -> None:
-        """Let the server take its memory back."""
+    def _wake(self) -> None:
+        """Let the server take its memory back, and go on."""
 
     @abstractmethod
     def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
@@ -111,8 +125,8 @@ class ServerEngine(ABC):
         """Ask the server, which has just come up, for its first tokens: they take longer than those of requests."""
 
     @abstractmethod
-    def _load(self, path: Path, version: int) -> None:
-        """Let the server load a file on all nodes of the engine, and serve it as this version."""
+    def _load(self, where: Mapping[str, Any], version: int) -> None:
+        """Let the server load what lies there, on all nodes of the engine, and serve it as this version."""
 
     def start(self, spec: EngineSpec) -> None:
         """Start the server; it becomes healthy later."""
@@ -122,10 +136,13 @@ class ServerEngine(ABC):
             )
         if self._server is not None:
             raise ClusterError(f"engine {spec.engine_rank} is running already", hint="stop it first")
+        if self._weights_on == "device" and spec.num_nodes > 1:
+            where = f"engine {spec.engine_rank} has {spec.num_nodes} nodes"
+            raise ConfigError(f"{where}, and weights on a device reach one", hint='leave weights_on="device" out')
         if taken_ports([(spec.port, 1)]):
             # The server would say so after it has loaded the model.
             raise OSError(errno.EADDRINUSE, f"port {spec.port} is in use")
-        self._spec, self._is_warm = spec, False
+        self._spec, self._is_warm, self._is_offloaded = spec, False, False
         on_gpu = bool(nvidia_devices()[0])
         variables = self._all_variables(spec, on_gpu=on_gpu)
         check_installed(self.package, self._python, variables)
@@ -163,7 +180,10 @@ class ServerEngine(ABC):
         spec, _ = self._running()
         with self._lock:
             if self._staged is None:
-                self._staged = StagedWeights(self._model, _staging_folder(spec), self._use)
+                if self._weights_on == "device":
+                    self._staged = StagedOnDevice(self._model, self._use)
+                else:
+                    self._staged = StagedFile(self._model, _staging_folder(spec), self._use)
             return self._staged
 
     def update_weights(self, weights: Any, version: int) -> None:
@@ -171,6 +191,26 @@ class ServerEngine(ABC):
         staged = self.accept()
         staged.fill(weights)
         staged.commit(version)
+
+    def offload(self) -> None:
+        """Let the server free its memory; what a link has written moves to the host. Safe to call again."""
+        if self._is_offloaded:
+            return
+        if self._serves():
+            self._sleep()
+        if isinstance(self._staged, StagedOnDevice):
+            self._staged.leave()
+        self._is_offloaded = True
+
+    def onload(self) -> None:
+        """Let the server take its memory back, and go on. Safe to call again."""
+        if not self._is_offloaded:
+            return
+        if isinstance(self._staged, StagedOnDevice):
+            self._staged.come_back()
+        if self._serves():
+            self._wake()
+        self._is_offloaded = False
 
     def stop(self) -> None:
         """End the server and all its processes. Safe to call again."""
@@ -182,10 +222,12 @@ class ServerEngine(ABC):
         if staged is not None:
             staged.close()
 
-    def _use(self, path: Path, version: int) -> None:
+    def _use(self, where: Mapping[str, Any], version: int) -> None:
         """Let the server use a version; the engine's node 0 does so for all its nodes."""
+        if self._is_offloaded:
+            raise ClusterError("the engine is offloaded, and cannot take weights", hint="onload it first")
         if self._serves():
-            self._load(path, version)
+            self._load(where, version)
 
     def _serves(self) -> bool:
         """Return whether this is the process that is asked: on the engine's other nodes there is nothing to ask."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from roost.errors import ClusterError, ConfigError, EngineFailed
+from roost.errors import ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec, PauseMode
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.engines.server_engine import ServerEngine, to_flags
@@ -57,7 +57,6 @@ class SglangEngine(ServerEngine):
 
     _is_sound = True
     """Whether the last change of its weights or its memory succeeded."""
-    _is_offloaded = False
 
     def health(self) -> bool:
         """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
@@ -99,31 +98,24 @@ class SglangEngine(ServerEngine):
                 hint="versions before 0.5.23 may not say which weights made which token",
             ) from None
 
-    def offload(self) -> None:
-        """Let the server free its memory; requests wait, or are aborted, as `pause_mode` says."""
-        if self._serves() and not self._is_offloaded:
-            with self._changing():
-                self._pause()
-                self._ask("/release_memory_occupation", {}, timeout=_UPDATE_SECONDS)
-            self._is_offloaded = True
+    def _sleep(self) -> None:
+        # Requests wait, or are aborted, as `pause_mode` says.
+        with self._changing():
+            self._pause()
+            self._ask("/release_memory_occupation", {}, timeout=_UPDATE_SECONDS)
 
-    def onload(self) -> None:
-        """Let the server take its memory back, and go on."""
-        if self._serves() and self._is_offloaded:
-            with self._changing():
-                self._ask("/resume_memory_occupation", {}, timeout=_UPDATE_SECONDS)
-                self._ask("/continue_generation", {})
-            self._is_offloaded = False
+    def _wake(self) -> None:
+        with self._changing():
+            self._ask("/resume_memory_occupation", {}, timeout=_UPDATE_SECONDS)
+            self._ask("/continue_generation", {})
 
     def _warm_up(self) -> None:
         self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
-        self._is_sound, self._is_offloaded = True, False
+        self._is_sound = True
 
-    def _load(self, path: Path, version: int) -> None:
-        if self._is_offloaded:
-            raise ClusterError("the engine is offloaded, and cannot take weights", hint="onload it first")
+    def _load(self, where: Mapping[str, Any], version: int) -> None:
         update = {
-            "model_path": str(path.parent),
+            "model_path": str(Path(where["path"]).parent),
             # Also if it was started with random weights.
             "load_format": "auto",
             "weight_version": str(version),

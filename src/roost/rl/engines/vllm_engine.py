@@ -6,12 +6,12 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from roost.errors import ClusterError
 from roost.rl.engine import EngineSpec
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
-from roost.rl.engines.server_engine import ServerEngine, to_flags
+from roost.rl.engines.server_engine import ServerEngine, WeightsPlace, to_flags
 
 _UPDATE_SECONDS = 600.0
 # Half of what a server has before it is killed.
@@ -29,11 +29,14 @@ class VllmEngine(ServerEngine):
     - `pause_mode`: what becomes of requests that run when weights change. `"keep"`: they freeze, and go on with the new
       weights. `"wait"`: they finish first. `"abort"`: they are answered with what they have so far.
     - `can_sleep`: whether `offload` frees the memory of a GPU, which vLLM has to be started for.
+    - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
+      first GPU, next to what vLLM has of it, so set `gpu_memory_utilization` to leave room for the model once more.
     """
 
     name: ClassVar[str] = "vLLM"
     package: ClassVar[str] = "vllm"
     path: ClassVar[str] = "/inference/v1/generate"
+    weights_places: ClassVar[tuple[WeightsPlace, ...]] = get_args(WeightsPlace)
 
     @staticmethod
     def to_request(prompt: Prompt) -> dict[str, Any]:
@@ -70,10 +73,10 @@ class VllmEngine(ServerEngine):
         self._ask("/update_weight_version", {"new_version": "0"})
         self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
 
-    def _load(self, path: Path, version: int) -> None:
+    def _load(self, where: Mapping[str, Any], version: int) -> None:
         with self._paused():
             self._ask("/start_weight_update", {})
-            self._ask("/update_weights", {"update_info": {"path": str(path)}}, timeout=_UPDATE_SECONDS)
+            self._ask("/update_weights", {"update_info": dict(where)}, timeout=_UPDATE_SECONDS)
             self._ask("/finish_weight_update", {"weight_version": str(version)})
         self._check_version(self._ask("/weight_info")["weight_version"], version)
 
@@ -87,15 +90,12 @@ class VllmEngine(ServerEngine):
         finally:
             self._ask("/resume", {})
 
-    def offload(self) -> None:
-        """Let the server free its memory; on CPUs it only stops generating."""
-        if self._serves():
-            self._ask("/sleep?level=1", {}, timeout=_UPDATE_SECONDS)
+    def _sleep(self) -> None:
+        # On CPUs it only stops generating.
+        self._ask("/sleep?level=1", {}, timeout=_UPDATE_SECONDS)
 
-    def onload(self) -> None:
-        """Let the server take its memory back."""
-        if self._serves():
-            self._ask("/wake_up", {}, timeout=_UPDATE_SECONDS)
+    def _wake(self) -> None:
+        self._ask("/wake_up", {}, timeout=_UPDATE_SECONDS)
 
     def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
         """Return the options of the server, those of the user last."""

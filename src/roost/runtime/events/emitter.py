@@ -280,3 +280,11 @@ class _OwnUsage:
 
 emitter: Emitter = Emitter()
 """That of this process."""
+
+
+def _forget() -> None:
+    """Write nothing in a fork: the thread is not there, and may have held a lock when the fork was made."""
+    Emitter.__init__(emitter)
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -5,13 +5,17 @@ vLLM imports this module by name: `Secret` in the server's process, `Extension` 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hmac
 import json
+import math
 import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -59,21 +63,25 @@ class Extension:
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """What the way by files needs to begin."""
+    """What this way needs to begin."""
 
 
 @dataclass
-class File(WeightTransferUpdateInfo):
-    """A safetensors file with all weights, by the names of the checkpoint."""
+class Place(WeightTransferUpdateInfo):
+    """Where all weights lie, by the names of the checkpoint: in a safetensors file, or in memory of a device."""
 
-    path: str
+    path: str = ""
+    memory: dict[str, Any] | None = None
+    """What the driver maps the memory by, and how much of it there is."""
+    tensors: dict[str, Any] | None = None
+    """Type, shape and place in that memory of each."""
 
 
-class FileTransfer(WeightTransferEngine[Nothing, File]):
-    """Takes weights from a file, which lies in shared memory; vLLM's own loader fuses and splits them."""
+class SharedTransfer(WeightTransferEngine[Nothing, Place]):
+    """Takes weights from memory that it shares with another process; vLLM's own loader fuses and splits them."""
 
     init_info_cls = Nothing
-    update_info_cls = File
+    update_info_cls = Place
 
     def init_transfer_engine(self, init_info: Nothing) -> None:
         """Begin."""
@@ -82,20 +90,21 @@ class FileTransfer(WeightTransferEngine[Nothing, File]):
         """Leave the model as it is: an update that does not come breaks nothing."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load everything from a file."""
+        """Load everything."""
         self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: File) -> None:
-        """Load everything from a file."""
+    def receive_weights(self, update_info: Place) -> None:
+        """Load everything, and wait until the device has it: its memory is the sender's again after that."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(_read(Path(update_info.path)))
-        finalize_layerwise_reload(self.model, self.model_config)
-        if current_platform.is_cpu():
-            _repack_tied(self.model)
+        with _open(update_info) as tensors:
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(tensors)
+            finalize_layerwise_reload(self.model, self.model_config)
+            if current_platform.is_cpu():
+                _repack_tied(self.model)
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
 
     def finish_weight_update(self) -> None:
         """Everything is loaded."""
@@ -117,6 +126,15 @@ def _repack_tied(model: torch.nn.Module) -> None:
         seen.add(weight.data_ptr())
 
 
+@contextlib.contextmanager
+def _open(place: Place) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+    if place.memory is None:
+        yield _read(Path(place.path))
+        return
+    with _mapped(**place.memory) as memory:
+        yield _cut(memory, place.tensors or {})
+
+
 def _read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     with path.open("rb") as file:
         # Private, and so writable without changing the file, as torch wants it.
@@ -134,4 +152,30 @@ def _read(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, whole.view(dtype).reshape(entry["shape"])
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
+def _cut(memory: torch.Tensor, tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, (dtype, shape, at) in tensors.items():
+        kind = getattr(torch, dtype)
+        part = memory[at : at + math.prod(shape) * kind.itemsize]
+        yield name, part.view(kind).reshape(shape)
+
+
+@contextlib.contextmanager
+def _mapped(handle: str, offset: int, nbytes: int) -> Iterator[torch.Tensor]:
+    """Map memory that another process has of a CUDA device; torch has no public way to do so by the driver's handle."""
+    # Makes the device's context the one of this thread.
+    torch.cuda.current_stream().synchronize()
+    driver, place = ctypes.CDLL("libcuda.so.1"), ctypes.c_uint64()
+    if code := driver.cuIpcOpenMemHandle_v2(ctypes.byref(place), _Handle.from_buffer_copy(bytes.fromhex(handle)), 1):
+        raise RuntimeError(f"the memory of the weights cannot be mapped: CUDA error {code}")
+    try:
+        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (place.value + offset, False), "version": 2}
+        yield torch.as_tensor(SimpleNamespace(__cuda_array_interface__=interface), device="cuda")
+    finally:
+        driver.cuIpcCloseMemHandle(place)
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_byte * 64),)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, SharedTransfer)
