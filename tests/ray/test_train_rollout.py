@@ -290,7 +290,7 @@ def test_rank_0_that_dies_before_it_reports_its_address_is_named(roost_local_clu
     args = flags(actor_num_nodes=2, actor_num_gpus_per_node=2, debug_train_only=True)
     # A worker that was forked need not descend from the raylet of its own node.
     keeper = psutil.Process(roost_local_cluster.keeper_pid)
-    before = {process.pid for process in keeper.children(recursive=True)}
+    before: set[int] = set()
     stopped = threading.Event()
     killed: list[int] = []
 
@@ -303,7 +303,13 @@ def test_rank_0_that_dies_before_it_reports_its_address_is_named(roost_local_clu
                         process.kill()
 
     with create_placement_groups(args) as groups:
-        before |= {process.pid for process in keeper.children(recursive=True)}
+        for process in keeper.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                # Ray may use one that is idle.
+                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::IDLE"):
+                    process.kill()
+                else:
+                    before.add(process.pid)
         killer = threading.Thread(target=kill_new_ones)
         killer.start()
         try:
