@@ -1,5 +1,6 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
-#   make test    all tests            make check   lint, types and the tests without Ray: under a minute
+#   make test    all tests but those of make test-docs, which runs what docs and examples show on clusters
+#   make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
 #   make soak-search   the search against brute force on 100,000 random problems
@@ -45,7 +46,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: browser demo demo-llm test-engines test check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
+.PHONY: browser demo demo-llm test-engines test test-docs check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -61,7 +62,7 @@ test-engines:
 
 test: lint
 	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 3 --dist loadgroup --ignore=tests/ray
+	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray
 	@$(MAKE) --no-print-directory clusters
 
 check: lint tests
@@ -91,16 +92,21 @@ tests: $(VENV)/.installed-dev
 	@echo "== tests"
 	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone
 
-# First the tests that need a machine without a Ray cluster, then those that start clusters.
+# All that need Ray; first those that need a machine without a cluster.
 ray: $(VENV)/.installed-dev
 	@echo "== tests on Ray, without a cluster"
 	@$(BIN)/pytest tests/alone
-	@$(MAKE) --no-print-directory clusters
+	@$(MAKE) --no-print-directory clusters test-docs
 
 # They wait for processes half of the time: five at a time keep two cores busy.
+ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder --durations=20 tests/ray
+	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(ON_RAY) -m 'not soak and not shown'
+
+test-docs: $(VENV)/.installed-dev
+	@echo "== what the docs, the examples and a new project show, on Ray"
+	@$(ON_RAY) -m shown
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

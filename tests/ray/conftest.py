@@ -169,8 +169,17 @@ LONGEST_FIRST = (
 )
 
 
+# A process of pytest-xdist takes a file at a time, and of this one a part: it would be the last for minutes.
+PARTS = {"test_docs_live.py": 3}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files by how long they take, and in each file let the tests that share a Cluster come first."""
+    for name, tests in itertools.groupby(items, lambda item: item.path.name):
+        whole = list(tests)
+        for place, item in enumerate(whole):
+            part = place * PARTS.get(name, 1) // len(whole)
+            item.add_marker(pytest.mark.xdist_group(f"{name}-{part}"))
     weights = {f"test_{name}.py": place for place, name in enumerate(LONGEST_FIRST)}
     files = {item.path: None for item in items}
     places = {path: (weights.get(path.name, len(weights)), place) for place, path in enumerate(files)}

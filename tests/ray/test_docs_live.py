@@ -33,6 +33,7 @@ def specs_of(page: Path) -> list[str]:
 
 # Pages that need the same cluster come one after the other.
 LIVE_PAGES = sorted((page for page in PAGES if specs_of(page)), key=specs_of)
+pytestmark = pytest.mark.shown
 NOT_OURS = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import warm
 
+pytestmark = pytest.mark.shown
 ROOT = Path(__file__).resolve().parents[2]
 
 

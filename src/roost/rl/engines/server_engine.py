@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -222,12 +222,12 @@ class ServerEngine(ABC):
         if staged is not None:
             staged.close()
 
-    def _use(self, where: Mapping[str, Any], version: int) -> None:
+    def _use(self, where: Callable[[], Mapping[str, Any]], version: int) -> None:
         """Let the server use a version; the engine's node 0 does so for all its nodes."""
         if self._is_offloaded:
             raise ClusterError("the engine is offloaded, and cannot take weights", hint="onload it first")
         if self._serves():
-            self._load(where, version)
+            self._load(where(), version)
 
     def _serves(self) -> bool:
         """Return whether this is the process that is asked: on the engine's other nodes there is nothing to ask."""

@@ -31,8 +31,8 @@ def staging_folder(name: str) -> Path:
     return _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}"
 
 
-Use = Callable[[dict[str, Any], int], None]
-"""Takes a complete version into the server: where it lies, as the server is told, and its number."""
+Use = Callable[[Callable[[], dict[str, Any]], int], None]
+"""Takes a complete version into the server: what says where it lies, as the server is told, and its number."""
 
 
 class StagedWeights(DictWeights, ABC):
@@ -64,7 +64,7 @@ class StagedWeights(DictWeights, ABC):
 
     def commit(self, version: int) -> None:
         """Let the server use what was written."""
-        self._use(self.where(), version)
+        self._use(self.where, version)
 
 
 class StagedFile(StagedWeights):
