@@ -99,6 +99,8 @@ def test_what_happens_to_requests_while_weights_change_is_the_users_choice(start
 def test_sglang_has_no_pause_that_lets_requests_finish():
     with pytest.raises(ConfigError, match="pause_mode is 'wait': it is keep or abort"):
         SglangEngine("/models/m", pause_mode="wait")
+    with pytest.raises(ConfigError, match="weights_on is 'device': with SGLang it is host"):
+        SglangEngine("/models/m", weights_on="device")
 
 
 @pytest.mark.parametrize("pause", ["keep", "abort"])

@@ -142,6 +142,32 @@ def test_what_is_missing_is_said_before_the_start(model, tmp_path):
         VllmEngine(model, python="/no/python").start(replace(SPEC, port=free_port()))
     with pytest.raises(ConfigError, match="pause_mode is 'stop': it is keep, wait or abort"):
         VllmEngine(model, pause_mode="stop")
+    with pytest.raises(ConfigError, match="weights_on is 'disk': with vLLM it is host or device"):
+        VllmEngine(model, weights_on="disk")
+    with pytest.raises(ConfigError, match="engine 0 has 2 nodes, and weights on a device reach one"):
+        VllmEngine(model, weights_on="device").start(replace(SPEC, num_nodes=2))
+
+
+def test_weights_on_a_device_need_one(start):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one: tests/ray/test_engines.py")
+    engine = start(weights_on="device")
+    with pytest.raises(ConfigError, match="torch finds no CUDA device for the weights"):
+        engine.update_weights(weights(2), 1)
+    assert sample(engine).versions == (0, 0, 0)
+
+
+def test_an_engine_that_sleeps_takes_no_weights_and_can_be_told_twice(start):
+    engine = start()
+    for _ in range(2):
+        engine.offload()
+    with pytest.raises(ClusterError, match="the engine is offloaded, and cannot take weights"):
+        engine.update_weights(weights(2), 1)
+    for _ in range(2):
+        engine.onload()
+    engine.update_weights(weights(2), 1)
+    assert sample(engine).tokens == (2, 2, 2)
 
 
 def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(model):
