@@ -32,7 +32,7 @@ def staging_folder(name: str) -> Path:
 
 
 Use = Callable[[Callable[[], dict[str, Any]], int], None]
-"""Takes a complete version into the server: what says where it lies, as the server is told, and its number."""
+"""Lets the server use a complete version: a function that returns where it lies, and its number."""
 
 
 class StagedWeights(DictWeights, ABC):
