@@ -23,8 +23,8 @@ RAY    ?=
 FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
-# How many rounds of random faults are part of `make test`: half a minute each, next to other tests.
-SOAK_TEST_ROUNDS ?= 4
+# How many rounds of random faults are part of `make test`: two thirds of a minute each, next to other tests.
+SOAK_TEST_ROUNDS ?= 3
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.

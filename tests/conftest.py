@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from docs.blocks import specs_of
 from roost.cli.main import main
 from roost.config import hardware, kinds
 
@@ -33,6 +35,38 @@ Roost = Callable[..., tuple[int, str, str]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="rewrite the golden files, then look at the diff")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let pytest-xdist, with `--dist loadgroup`, give the tests of a group to one process.
+
+    Its own groups, by a marker, are lost without a word with pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+# Their tests start clusters of their own.
+APART = ("tests/ray/test_examples.py", "tests/ray/test_soak.py")
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test: those of a file on Ray share a Cluster, and pages that do not start their own a cluster."""
+    file, _, rest = nodeid.partition("::")
+    if file.startswith("tests/alone/"):
+        return "alone"
+    if file == "tests/ray/test_docs_live.py":
+        specs = specs_of(ROOT / rest.partition("[")[2].removesuffix("]"))
+        return nodeid if specs == ["own"] else f"{file} {specs}"
+    return file if file.startswith("tests/ray/") and file not in APART else nodeid
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,8 +11,6 @@ from roost import Cluster, NodePlacementStrategy, WorkerDied
 from roost.testing import LocalNode, local_cluster
 from workers import Performer
 
-pytestmark = pytest.mark.xdist_group("alone")
-
 
 def test_a_worker_that_takes_too_much_memory_is_ended_by_ray_and_named(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))

@@ -16,8 +16,6 @@ import pytest
 
 from waiting import is_gone, wait_until
 
-pytestmark = pytest.mark.xdist_group("alone")
-
 CODE = """
 import sys, time
 from roost import Cluster
@@ -29,9 +27,16 @@ BODY
 """
 
 
+def is_ray_here() -> bool:
+    return any(process.name() in ("raylet", "gcs_server") for process in psutil.process_iter())
+
+
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
-    if any(process.name() in ("raylet", "gcs_server") for process in psutil.process_iter()):
+    try:
+        # The one of the test before ends.
+        wait_until(lambda: not is_ray_here(), "no Ray runs on this machine", 20)
+    except AssertionError:
         pytest.skip("a Ray cluster is running on this machine, and would be joined")
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)

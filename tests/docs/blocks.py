@@ -32,6 +32,11 @@ class Block:
         return named[1] if named else None
 
 
+def specs_of(page: Path) -> list[str]:
+    """The clusters that a page needs."""
+    return sorted({block.notes["ray"] for block in blocks_of(page) if "ray" in block.notes})
+
+
 def blocks_of(page: Path) -> list[Block]:
     content = page.read_text(encoding="utf-8")
     found: list[Block] = []

@@ -164,22 +164,13 @@ _kept: dict[str, WorkerGroup] = {}
 
 # The files that take longest come first, so that two workers of pytest-xdist end together.
 LONGEST_FIRST = (
-    *("docs_live", "liveness", "group_failures", "reservations", "rollout_manager", "drivers", "groups", "demo"),
-    *("bad_days", "soak", "commands", "examples", "cluster", "runs", "connect"),
+    *("docs_live", "examples", "bad_days", "liveness", "soak", "drivers", "reservations", "local_cluster", "commands"),
+    *("run", "group_failures", "channels", "demo", "train_rollout", "groups", "messages", "logs", "cluster", "connect"),
 )
-
-
-# A process of pytest-xdist takes a file at a time, and of this one a part: it would be the last for minutes.
-PARTS = {"test_docs_live.py": 3}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files by how long they take, and in each file let the tests that share a Cluster come first."""
-    for name, tests in itertools.groupby(items, lambda item: item.path.name):
-        whole = list(tests)
-        for place, item in enumerate(whole):
-            part = place * PARTS.get(name, 1) // len(whole)
-            item.add_marker(pytest.mark.xdist_group(f"{name}-{part}"))
     weights = {f"test_{name}.py": place for place, name in enumerate(LONGEST_FIRST)}
     files = {item.path: None for item in items}
     places = {path: (weights.get(path.name, len(weights)), place) for place, path in enumerate(files)}

@@ -22,14 +22,8 @@ import pytest
 
 import forks
 import warm
-from docs.blocks import PAGES, ROOT, Block, blocks_of
+from docs.blocks import PAGES, ROOT, Block, blocks_of, specs_of
 from roost.testing import LocalCluster, local_cluster
-
-
-def specs_of(page: Path) -> list[str]:
-    """The clusters that a page needs."""
-    return sorted({block.notes["ray"] for block in blocks_of(page) if "ray" in block.notes})
-
 
 # Pages that need the same cluster come one after the other.
 LIVE_PAGES = sorted((page for page in PAGES if specs_of(page)), key=specs_of)

@@ -78,6 +78,7 @@ def test_the_stack_of_a_worker_that_hangs_is_shown_and_top_shows_the_call(small_
     code, _, err = roost("stack", str(folder), "nobody:0")
     assert (code, "it has player:0" in err) == (2, True)
     group.close()
+    wait_until(lambda: '"closed":"player"' in text_of(folder, "driver.jsonl"), "the end is written")
     code, _, err = roost("stack", str(folder), "player:0")
     assert (code, "is not running: it is ended" in err) == (3, True)
     del hung
