@@ -99,14 +99,17 @@ ray: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory clusters test-docs
 
 # They wait for processes half of the time: five at a time keep two cores busy.
-ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
+# Whatever fails is run once more, alone, and has to pass there: these tests kill and stop processes and wait for what
+# others notice, and a machine that is busy with five of them can be too late.
+on_ray = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 -m '$(1)' tests/ray || \
+	{ [ $$? = 1 ] && echo "== once more, alone: what failed" && $(BIN)/pytest --last-failed -m '$(1)' tests/ray; }
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(ON_RAY) -m 'not soak and not shown'
+	@export SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS); $(call on_ray,not soak and not shown)
 
 test-docs: $(VENV)/.installed-dev
 	@echo "== what the docs, the examples and a new project show, on Ray"
-	@$(ON_RAY) -m shown
+	@$(call on_ray,shown)
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

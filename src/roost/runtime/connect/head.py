@@ -30,6 +30,7 @@ _EVERY_SECONDS = 0.5
 _KNOCK_SECONDS = 0.2
 _LEAST_SECONDS = 0.5
 """What a call gets in any case."""
+_END_SECONDS = 5.0
 _STILL_SECONDS = 1.0
 """How long it is waited for a call that has not returned in time before."""
 
@@ -151,7 +152,11 @@ def check_not_lost() -> None:
 
 def check_nothing_waits() -> None:
     """Raise ClusterError if calls still wait in a Ray that this process has given up: another one would crash them."""
-    if Head.current is not None and Head.current.is_given_up and _running:
+    if Head.current is None or not Head.current.is_given_up:
+        return
+    # Most end with the connection.
+    wait(list(_running), timeout=_END_SECONDS)
+    if _running:
         raise ClusterError(
             f"this process still waits for Ray at {Head.current.address}, which it has lost",
             hint="start a new process to use another Ray cluster",
