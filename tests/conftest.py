@@ -63,7 +63,7 @@ def group_of(nodeid: str) -> str:
     file, _, rest = nodeid.partition("::")
     if file.startswith("tests/alone/"):
         return "alone"
-    if file == "tests/ray/test_docs_live.py":
+    if file == "tests/ray/test_docs_live.py" and rest.endswith(".md]"):
         specs = specs_of(ROOT / rest.partition("[")[2].removesuffix("]"))
         return nodeid if specs == ["own"] else f"{file} {specs}"
     return file if file.startswith("tests/ray/") and file not in APART else nodeid
