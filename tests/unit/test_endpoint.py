@@ -67,6 +67,13 @@ def test_what_is_sent_arrives_in_order_large_and_small(pair):
         np.testing.assert_equal(pair.two.receive("a:0").wait(30), thing)
 
 
+def test_an_address_that_this_machine_does_not_have_is_named():
+    own = Peer(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
+    # An address for documentation, which no machine has.
+    with pytest.raises(ClusterError, match=r"a:0 cannot listen at 192\.0\.2\.1: Cannot assign requested address"):
+        Messages(Endpoint(own, b"secret", PlainDirectory(), "192.0.2.1"))
+
+
 def test_threads_that_read_themselves_and_those_that_do_not_all_get_theirs(pair):
     count = 300
     got = {tag: [] for tag in range(4)}

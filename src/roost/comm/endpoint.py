@@ -145,7 +145,11 @@ class Endpoint:
         if host is None:
             return
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, self._port), family=family, backlog=_BACKLOG)
+        try:
+            listener = socket.create_server((host, self._port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            # As while the network of the node is down.
+            raise ClusterError(f"{self.own.address} cannot listen at {host}: {error.strerror}") from None
         local_name = ""
         self._listeners.append(listener)
         if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:
