@@ -24,7 +24,7 @@ FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
 # How many rounds of random faults are part of `make test`: two thirds of a minute each, next to other tests.
-SOAK_TEST_ROUNDS ?= 3
+SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
@@ -99,17 +99,14 @@ ray: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory clusters test-docs
 
 # They wait for processes half of the time: five at a time keep two cores busy.
-# Whatever fails is run once more, alone, and has to pass there: these tests kill and stop processes and wait for what
-# others notice, and a machine that is busy with five of them can be too late.
-on_ray = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 -m '$(1)' tests/ray || \
-	{ [ $$? = 1 ] && echo "== once more, alone: what failed" && $(BIN)/pytest --last-failed -m '$(1)' tests/ray; }
+ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@export SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS); $(call on_ray,not soak and not shown)
+	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(ON_RAY) -m 'not soak and not shown'
 
 test-docs: $(VENV)/.installed-dev
 	@echo "== what the docs, the examples and a new project show, on Ray"
-	@$(call on_ray,shown)
+	@$(ON_RAY) -m shown
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"
