@@ -174,10 +174,6 @@ with Cluster(num_nodes=2, quiet=True) as cluster:
     finally:
         print("finally", flush=True)
 print("closed", flush=True)
-try:
-    Cluster(num_nodes=1, quiet=True)
-except ClusterError as error:
-    print(str(error).splitlines()[0], flush=True)
 """
 
 
@@ -331,10 +327,42 @@ def test_a_driver_outlives_its_head_and_unwinds(driver):
         os.kill(head_of(local), signal.SIGKILL)
         gone = f"Ray's head at {local.address} does not answer"
         assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
-        assert mine.line() == f"this process still waits for Ray at {local.address}, which it has lost"
         assert mine.line() == "at exit"
         assert mine.process.wait(60) == 0
         assert "does not answer: this process disconnects from Ray" in mine.process.stderr.read()
+
+
+STUCK = """
+import time
+import ray
+from roost import Cluster, ClusterError
+from roost.runtime.connect import head
+head.LOST_SECONDS = 6
+with Cluster(num_nodes=1, quiet=True):
+    print("open", flush=True)
+    while head.Head.current.is_there:
+        time.sleep(0.1)
+    try:
+        head.within(60, ray.nodes, "list its nodes")
+    except ClusterError:
+        pass
+    while not head.Head.current.is_given_up or ray.is_initialized():
+        time.sleep(0.1)
+try:
+    Cluster(num_nodes=1, quiet=True)
+except ClusterError as error:
+    print(str(error).splitlines()[0], flush=True)
+"""
+
+
+def test_a_driver_with_a_call_that_never_returns_is_refused_another_ray(driver):
+    with local_cluster("1x1") as local:
+        mine = driver(STUCK, local)
+        assert mine.line() == "open"
+        os.kill(head_of(local), signal.SIGKILL)
+        waits = f"this process still waits for Ray at {local.address}, which it has lost"
+        assert mine.line() == f"{waits}, to list its nodes"
+        assert mine.process.wait(60) == 0
 
 
 LOSING = """

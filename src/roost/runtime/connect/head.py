@@ -39,8 +39,8 @@ log: logging.Logger = logging.getLogger(__name__)
 _hanging: dict[str, Future[Any]] = {}
 """The call of each kind that did not return in time."""
 _caller = threading.local()
-_running: set[Future[Any]] = set()
-"""All calls that have not returned."""
+_running: dict[Future[Any], str] = {}
+"""All calls that have not returned, and what each was to do."""
 
 Value = TypeVar("Value")
 
@@ -156,9 +156,9 @@ def check_nothing_waits() -> None:
         return
     # Most end with the connection.
     wait(list(_running), timeout=_END_SECONDS)
-    if _running:
+    if calls := ", ".join(sorted(set(_running.copy().values()))):
         raise ClusterError(
-            f"this process still waits for Ray at {Head.current.address}, which it has lost",
+            f"this process still waits for Ray at {Head.current.address}, which it has lost, to {calls}",
             hint="start a new process to use another Ray cluster",
         )
 
@@ -214,15 +214,15 @@ def within(
 
 def unless_lost(call: Callable[[], Value]) -> Value:
     """Make a call of Ray's that waits for workers; ClusterError when the head is given up, and the call goes on."""
-    future = _start(call, "wait")
+    future = _start(call, "return from a wait")
     _is_done(future, math.inf, math.inf)
     return future.result()
 
 
 def _start(call: Callable[[], Value], what: str) -> Future[Value]:
     future: Future[Value] = Future()
-    _running.add(future)
-    future.add_done_callback(_running.discard)
+    _running[future] = what
+    future.add_done_callback(_running.pop)
 
     def run() -> None:
         try:
