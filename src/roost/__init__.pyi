@@ -1,8 +1,8 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
 from .comm.addresses import WorkerAddress as WorkerAddress
-from .comm.channel import Channel as Channel
-from .comm.channel import ChannelWorker as ChannelWorker
+from .comm.channels.channel import Channel as Channel
+from .comm.channels.channel import ChannelWorker as ChannelWorker
 from .comm.collectives import plan_routes as plan_routes
 from .comm.devices import DeviceLock as DeviceLock
 from .comm.loop import Handle as Handle

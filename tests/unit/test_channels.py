@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigError, NameTaken, Worker
-from roost.comm.channel_frames import (
+from roost.comm.channels.frames import (
     read_ask,
     read_contents,
     read_status,
@@ -20,9 +20,9 @@ from roost.comm.channel_frames import (
     write_key,
     write_put,
 )
+from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.connection import Frame, Kind
 from roost.comm.packing import pack, pack_many, unpack
-from roost.comm.queues import Answer, Item, Status, Want
 from roost.testing import as_worker
 from waiting import wait_until
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from roost import Channel
+from roost.comm.channels.operations import take_leased, take_one
 from roost.comm.loop import Handle, Loop
-from roost.comm.operations import take_leased, take_one
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_an_item_is_still_there_after_an_interrupted_get(monkeypatch):
     channel = Channel.create("interrupted", local=True)
     channel.put(1)
     with monkeypatch.context() as patch:
-        patch.setattr("roost.comm.routes.LocalRoute.unpack_many", Interrupting(KeyboardInterrupt()).open)
+        patch.setattr("roost.comm.channels.routes.LocalRoute.unpack_many", Interrupting(KeyboardInterrupt()).open)
         with pytest.raises(KeyboardInterrupt):
             channel.get()
     assert channel.get() == 1

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.comm.queues import Answer, Freed, Item, Queues, Recall, Status, Want
+from roost.comm.channels.queues import Answer, Freed, Item, Queues, Recall, Status, Want
 
 ONE = Want()
 NOW = Want(waits=False)

@@ -9,11 +9,11 @@ from roost.errors import ClusterError, RoostError
 from roost.machine.child import Child, Say, answer, last_line
 
 if TYPE_CHECKING:
-    from roost.comm.channel_status import ChannelStatus
+    from roost.comm.channels.status import ChannelStatus
     from roost.runtime.status import ClusterStatus, LiveHardware, LiveNodes
 
 _STATUS = "roost.runtime.status"
-_CHANNELS = "roost.comm.channel_status"
+_CHANNELS = "roost.comm.channels.status"
 # To find out that there is nothing to join, to ask for jobs and reservations, and to leave the cluster.
 _SPARE_SECONDS = 15.0
 

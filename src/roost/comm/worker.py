@@ -24,7 +24,7 @@ from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 
 if TYPE_CHECKING:
-    from roost.comm.channel import Channel
+    from roost.comm.channels.channel import Channel
     from roost.comm.devices import DeviceLock
     from roost.comm.loop import Handle
     from roost.comm.options import CollectiveGroupOptions
@@ -268,7 +268,7 @@ class Worker:
         max_bytes: int | None = None,
     ) -> Channel:
         """Create a channel, as `Channel.create` does; in a process without Ray it is a local one."""
-        from roost.comm.channel import MAX_BYTES, Channel  # a worker that does not communicate pays nothing
+        from roost.comm.channels.channel import MAX_BYTES, Channel  # a worker that does not communicate pays nothing
         from roost.comm.process import job_context
 
         is_local = local or job_context() is None
@@ -277,7 +277,7 @@ class Worker:
 
     def connect_channel(self, channel_name: str, *, timeout: float | None = None) -> Channel:
         """Return a channel that exists, as `Channel.connect` does."""
-        from roost.comm.channel import Channel  # likewise
+        from roost.comm.channels.channel import Channel  # likewise
 
         return Channel.connect(channel_name, self, timeout=timeout)
 

@@ -12,7 +12,7 @@ from roost.cli.text.layout import aligned
 from roost.text import join_words, plural, printable, size_text
 
 if TYPE_CHECKING:
-    from roost.comm.channel_status import ChannelStatus, HomeStatus
+    from roost.comm.channels.status import ChannelStatus, HomeStatus
 
 
 def channels_text(channels: Sequence[ChannelStatus], *, verbose: bool) -> Text:

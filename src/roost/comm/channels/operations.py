@@ -9,18 +9,15 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+from roost.comm.channels.queues import Item, Status, Want
+from roost.comm.channels.routes import Route
 from roost.comm.loans import Fetched, fetched, settle
 from roost.comm.loop import Handle, Loop, Source
-from roost.comm.queues import Item, Status, Want
-from roost.comm.routes import Route
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
 
 GRACE_SECONDS = 1.0
 """How long a call that timed out waits to learn what became of it."""
-_MOST_PUTS = 256
-_MOST_BYTES = 1 << 23
-"""How many puts of one process, and how many bytes, may wait for one key at its home; the others wait here."""
 
 
 class Owner(Protocol):
@@ -32,6 +29,9 @@ class Owner(Protocol):
 
     def move(self, operation: Operation) -> None:
         """Find out where a key lives now, and start an operation there."""
+
+    def known_route(self, key: Hashable) -> Route:
+        """Return the way to the home where a key was last."""
 
     def release(self, put: PutOperation) -> None:
         """Let another put have its place."""
@@ -127,6 +127,10 @@ class PutOperation(Operation):
         self.waits = waits
         self.size = sum(item.size for item in items)
         self.has_place = False
+
+    def send(self) -> None:
+        """Start it where its key was last."""
+        self.start(self._owner.known_route(self.key))
 
     def start(self, route: Route) -> None:
         self.route = route
@@ -382,22 +386,3 @@ class Ahead:
 def take_ahead(ahead: Ahead) -> Ahead:
     """Return it as it is."""
     return ahead
-
-
-class Flow:
-    """The puts of this process under one key: as many as its home lets wait are there, the others here, in order."""
-
-    __slots__ = ("bytes", "count", "sending", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[PutOperation] = deque()
-        self.sending = threading.Lock()
-        self.count = 0
-        self.bytes = 0
-
-    @property
-    def may_send(self) -> bool:
-        """Whether one more may be sent."""
-        if not self.waiting:
-            return False
-        return not self.count or (self.count < _MOST_PUTS and self.bytes + self.waiting[0].size <= _MOST_BYTES)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from roost.comm.channel_frames import (
+from roost.comm.channels.frames import (
     Op,
     content_size,
     read_contents,
@@ -21,13 +21,13 @@ from roost.comm.channel_frames import (
     write_key,
     write_put,
 )
+from roost.comm.channels.home import ChannelSettings, write_acknowledgement, write_call
+from roost.comm.channels.queues import Answer, Freed, Item, Queues, Status, Want
 from roost.comm.connection import Connection, Frame, Kind
 from roost.comm.endpoint import Endpoint
-from roost.comm.home import ChannelSettings, write_acknowledgement, write_call
 from roost.comm.loans import lending
 from roost.comm.loop import Handle, Loop
 from roost.comm.packing import pack, pack_many, unpack
-from roost.comm.queues import Answer, Freed, Item, Queues, Status, Want
 from roost.errors import ClusterError
 
 _ONE = write_acknowledgement(1)

@@ -16,11 +16,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.comm.channel_frames import Op, Put, read_ask, write_answer, write_failure
+from roost.comm.channels.frames import Op, Put, read_ask, write_answer, write_failure
+from roost.comm.channels.queues import Answer, Event, Freed, Queues, Status
 from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import Endpoint
 from roost.comm.loop import Handle
-from roost.comm.queues import Answer, Event, Freed, Queues, Status
 from roost.runtime.events.emitter import Gauge
 
 _MOST_IDLE_KEYS = 256

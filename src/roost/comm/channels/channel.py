@@ -8,7 +8,6 @@ for sample in channel:         # until it is closed and empty
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
@@ -16,27 +15,25 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterato
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.channel_frames import Op
-from roost.comm.home import ChannelSettings, Home
-from roost.comm.loop import Handle, all_of, check_timeout, uninterrupted
-from roost.comm.operations import (
+from roost.comm.channels.checks import check_async, check_key, check_name, check_size, check_weight
+from roost.comm.channels.frames import Op
+from roost.comm.channels.home import ChannelSettings, Home
+from roost.comm.channels.items import ONE, ChannelIterator, ItemLease, wait_get
+from roost.comm.channels.operations import (
     DEFAULT_KEY,
-    Ahead,
-    AheadOperation,
     Arrival,
     AsyncGetOperation,
-    Flow,
     GetOperation,
     Operation,
     PutOperation,
-    take_ahead,
     take_all,
-    take_leased,
     take_one,
 )
+from roost.comm.channels.puts import Puts
+from roost.comm.channels.queues import Item, Want
+from roost.comm.channels.routes import LocalRoute, RemoteRoute, Route
+from roost.comm.loop import Handle, check_timeout
 from roost.comm.process import job_context, process_talk
-from roost.comm.queues import Item, Want
-from roost.comm.routes import LocalRoute, RemoteRoute, Route
 from roost.comm.worker import Worker, own_methods
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
@@ -50,9 +47,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30
 _CONNECT_SECONDS = 30.0
 _ASK_SECONDS = 60.0
-_ONE = Want()
 _ONE_NOW = Want(waits=False)
-_AHEAD = Want(most=64, ahead=True)
 _MOST_PLACES = 1 << 12
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 4096
@@ -104,7 +99,7 @@ class Channel:
         self._routes: dict[int, Route] = {}
         self._places: dict[Hashable, tuple[int, int]] = {}
         """By key: the home where it lives, and which assignment that is."""
-        self._flows: dict[Hashable, Flow] = {}
+        self._puts = Puts()
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
         self._pid = os.getpid()
@@ -132,9 +127,9 @@ class Channel:
         - `max_bytes`: how many bytes a home can have before `put` waits; 0 is no limit.
         - `timeout`: seconds until it must be ready.
         """
-        _check_name(name)
-        _check_size("maxsize", maxsize)
-        _check_size("max_bytes", max_bytes)
+        check_name(name)
+        check_size("maxsize", maxsize)
+        check_size("max_bytes", max_bytes)
         for label, value in (("distributed", distributed), ("local", local)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{label} is {value!r}: it is True or False")
@@ -184,7 +179,7 @@ class Channel:
 
         `worker` matters only in a plain process in which several workers were made by hand.
         """
-        _check_name(name)
+        check_name(name)
         local = _local.get((os.getpid(), name))
         if local is not None:
             return cls(name, local.settings, local=local)
@@ -279,15 +274,15 @@ class Channel:
         timeout: float | None = None,
     ) -> Handle[None] | None:
         """Put an item into the queue of a key; waits while that is full."""
-        route = self._route_of(key)
-        put = PutOperation(self, route.loop, key, (route.pack(item, _check_weight(weight)),), True)
-        return self._run_put(put, async_op, timeout)
+        route = self.route_of(key)
+        put = PutOperation(self, route.loop, key, (route.pack(item, check_weight(weight)),), True)
+        return self._puts.run(put, async_op, timeout)
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Put an item; asyncio.QueueFull if the queue is full."""
-        route = self._route_of(key)
-        self._run_put(
-            PutOperation(self, route.loop, key, (route.pack(item, _check_weight(weight)),), False), False, None
+        route = self.route_of(key)
+        self._puts.run(
+            PutOperation(self, route.loop, key, (route.pack(item, check_weight(weight)),), False), False, None
         )
 
     def put_many(
@@ -300,13 +295,13 @@ class Channel:
         timeout: float | None = None,
     ) -> Handle[None] | None:
         """Put items, in order, much faster than one by one; `weight` is that of each, or a list with one for each."""
-        route = self._route_of(key)
+        route = self.route_of(key)
         things = list(items)
         weights = list(weight) if isinstance(weight, Iterable) else [weight] * len(things)
         if len(weights) != len(things):
             raise ConfigError(f"put_many was given {plural(len(things), 'item')} and {plural(len(weights), 'weight')}")
         for each in set(weights):
-            _check_weight(each)
+            check_weight(each)
         batches: list[list[Item]] = []
         size = _BATCH_BYTES
         for packed in route.pack_many(things, weights):
@@ -321,25 +316,12 @@ class Channel:
             done.complete(None)
             return done if async_op else None
         if len(puts) == 1:
-            return self._run_put(puts[0], async_op, timeout)
-        _check_async(async_op, timeout)
-        for put in puts:
-            self._start_put(put)
-        if async_op:
-            return all_of(route.loop, puts, None, "not all items are in the channel")
-        deadline = _Deadline(timeout)
-        for place, put in enumerate(puts):
-            try:
-                self._wait_put(put, deadline.left())
-            except BaseException:
-                for later in puts[place + 1 :]:
-                    self._withdraw(later)
-                raise
-        return None
+            return self._puts.run(puts[0], async_op, timeout)
+        return self._puts.run_all(puts, route.loop, async_op, timeout)
 
     def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
         """Take the next item of a key; waits until there is one. ChannelClosed if there will be none."""
-        return self._get(key, _ONE, take_one, async_op, timeout)
+        return self._get(key, ONE, take_one, async_op, timeout)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the next item; asyncio.QueueEmpty if there is none, or if others wait for it."""
@@ -500,10 +482,10 @@ class Channel:
             route = self._routes[home] = RemoteRoute(endpoint, f"{self._name}:{home}")
         return route
 
-    def _route_of(self, key: Hashable) -> Route:
+    def route_of(self, key: Hashable) -> Route:
         """Return the way to the home of a key."""
         if key is not DEFAULT_KEY:
-            _check_key(key)
+            check_key(key)
         if self._size == 1:
             return self._route_to(0)
         place = self._places.get(key)
@@ -513,6 +495,15 @@ class Channel:
                 self._places.clear()
             place = self._places[key] = self._locate(key, 0, assigns=True).wait(_ASK_SECONDS)
         return self._route_to(place[0])
+
+    def known_route(self, key: Hashable) -> Route:
+        """Return the way to the home where a key was last."""
+        place = self._places.get(key)
+        return self._route_to(place[0] if place is not None else 0)
+
+    def release(self, put: PutOperation) -> None:
+        """Note that a put has ended, so that another one may be sent."""
+        self._puts.release(put)
 
     def _locate(self, key: Hashable, but_not: int, *, assigns: bool) -> Handle[Any]:
         directory = self._route_to(0)
@@ -539,7 +530,7 @@ class Channel:
         located.on_done(go_on)
 
     def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
-        _check_key(key)
+        check_key(key)
         seconds = check_timeout(timeout)
         route = self._route_to(0)
         if self._size > 1:
@@ -550,259 +541,17 @@ class Channel:
         found: tuple[int, bool] = route.call(Op.DEPTH, key).wait(seconds)
         return found
 
-    # Puts.
-
-    def _run_put(self, put: PutOperation, async_op: bool, timeout: float | None) -> Handle[None] | None:
-        _check_async(async_op, timeout)
-        seconds = check_timeout(timeout)
-        if async_op:
-            self._start_put(put)
-            return put
-        try:
-            self._start_put(put)
-            self._wait_put(put, seconds)
-        except KeyboardInterrupt:
-            self._withdraw(put)
-            raise
-        return None
-
-    def _wait_put(self, put: PutOperation, seconds: float | None) -> None:
-        try:
-            put.wait(seconds)
-        except CallTimedOut as late:
-            if put.error is late:
-                raise
-            if self._unqueue(put):
-                raise
-            error = put.outcome(seconds or 0)
-            if error is not None:
-                raise error from None
-
-    def _withdraw(self, put: PutOperation) -> None:
-        if not self._unqueue(put):
-            put.give_up()
-
-    def _start_put(self, put: PutOperation) -> None:
-        with uninterrupted():
-            with self._lock:
-                flow = self._flows.get(put.key)
-                if flow is None:
-                    flow = self._flows[put.key] = Flow()
-                flow.waiting.append(put)
-            self._pump(put.key, flow)
-
-    def _pump(self, key: Hashable, flow: Flow) -> None:
-        """Send the puts that may be sent; one thread at a time does, so that they stay in order."""
-        while flow.may_send and flow.sending.acquire(blocking=False):
-            try:
-                while True:
-                    with self._lock:
-                        if not flow.may_send:
-                            break
-                        put = flow.waiting.popleft()
-                        flow.count += 1
-                        flow.bytes += put.size
-                        put.has_place = True
-                    try:
-                        place = self._places.get(key)
-                        put.start(self._route_to(place[0] if place is not None else 0))
-                    except Exception as error:
-                        put.fail(error)
-            finally:
-                flow.sending.release()
-
-    def release(self, put: PutOperation) -> None:
-        """Note that a put has ended, so that another one may be sent."""
-        with self._lock:
-            if not put.has_place:
-                return
-            put.has_place = False
-            flow = self._flows[put.key]
-            flow.count -= 1
-            flow.bytes -= put.size
-            if not flow.count and not flow.waiting:
-                del self._flows[put.key]
-        if flow.waiting:
-            self._pump(put.key, flow)
-
-    def _unqueue(self, put: PutOperation) -> bool:
-        """Take back a put that was not sent yet."""
-        with self._lock:
-            flow = self._flows.get(put.key)
-            if flow is None or put.has_place or put not in flow.waiting:
-                return False
-            flow.waiting.remove(put)
-            return True
-
     # Gets.
 
     def _get(
         self, key: Hashable, want: Want, take: Callable[[Arrival], Any], async_op: bool, timeout: float | None
     ) -> Any:
-        _check_async(async_op, timeout)
+        check_async(async_op, timeout)
         seconds = check_timeout(timeout)
-        route = self._route_of(key)
+        route = self.route_of(key)
         if async_op:
             handle = AsyncGetOperation(self, route.loop, key, want, take)
             handle.start(route)
             return handle
         get = GetOperation(self, route.loop, key, want, take)
-        return _wait_get(get, route, seconds)
-
-
-def _wait_get(get: GetOperation, route: Route, seconds: float | None) -> Any:
-    try:
-        get.start(route)
-        return get.wait(seconds)
-    except CallTimedOut as late:
-        if get.error is late:
-            raise
-        raise get.outcome(seconds or 0) from None
-    except KeyboardInterrupt:
-        get.give_up()
-        raise
-
-
-class ItemLease:
-    """An item that goes back to the queue unless the block around it ends well."""
-
-    def __init__(self, channel: Channel, key: Hashable, seconds: float | None) -> None:
-        self._channel = channel
-        self._key = key
-        self._seconds = seconds
-        self._arrival: Arrival | None = None
-
-    def __enter__(self) -> Any:
-        route = self._channel._route_of(self._key)
-        get = GetOperation(self._channel, route.loop, self._key, _ONE, take_leased)
-        item, self._arrival = _wait_get(get, route, self._seconds)
-        return item
-
-    async def __aenter__(self) -> Any:
-        route = self._channel._route_of(self._key)
-        get = AsyncGetOperation(self._channel, route.loop, self._key, _ONE, take_leased)
-        try:
-            get.start(route)
-            item, self._arrival = await get.async_wait(self._seconds)
-        except BaseException:
-            get.give_up()
-            raise
-        return item
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        arrival, self._arrival = self._arrival, None
-        if arrival is None:
-            return
-        if kind is None:
-            arrival.acknowledge()
-        else:
-            arrival.give_back()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-
-class ChannelIterator(Iterator[Any], AsyncIterator[Any]):
-    """The items of a channel, until it is closed and all of them are taken."""
-
-    def __init__(self, channel: Channel, key: Hashable, seconds: float | None) -> None:
-        self._channel = channel
-        self._key = key
-        self._seconds = seconds
-        self._ahead: Ahead | None = None
-
-    def __iter__(self) -> ChannelIterator:
-        return self
-
-    def __aiter__(self) -> ChannelIterator:
-        return self
-
-    def __next__(self) -> Any:
-        while True:
-            found = self._ahead.take() if self._ahead is not None else ()
-            if found:
-                return found[0]
-            route = self._channel._route_of(self._key)
-            get = AheadOperation(self._channel, route.loop, self._key, _AHEAD, take_ahead)
-            try:
-                self._ahead = _wait_get(get, route, self._seconds)
-            except ChannelClosed:
-                raise StopIteration from None
-
-    async def __anext__(self) -> Any:
-        while True:
-            found = self._ahead.take() if self._ahead is not None else ()
-            if found:
-                return found[0]
-            route = self._channel._route_of(self._key)
-            get = AheadOperation(self._channel, route.loop, self._key, _AHEAD, take_ahead)
-            try:
-                get.start(route)
-                self._ahead = await get.async_wait(self._seconds)
-            except ChannelClosed:
-                raise StopAsyncIteration from None
-            except BaseException:
-                get.give_up()
-                raise
-
-    def close(self) -> None:
-        """Return the items that the loop did not get; the end of the loop does that, too."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.give_back()
-
-    def __del__(self) -> None:
-        ahead = getattr(self, "_ahead", None)
-        if ahead is not None:
-            with contextlib.suppress(Exception):
-                ahead.give_back_soon()
-
-
-class _Deadline:
-    """The seconds that several waits share."""
-
-    def __init__(self, timeout: float | None) -> None:
-        import time
-
-        self._now = time.monotonic
-        seconds = check_timeout(timeout)
-        self._end = None if seconds is None else self._now() + seconds
-
-    def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - self._now())
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"{name!r} is not the name of a channel")
-
-
-def _check_size(label: str, value: Any) -> None:
-    if type(value) is not int or value < 0:
-        raise ConfigError(f"{label} is {value!r}: it is a whole number, and 0 is no limit")
-
-
-def _check_weight(weight: Any) -> float:
-    if type(weight) is int or type(weight) is float:
-        if weight >= 0:
-            return weight
-    elif not isinstance(weight, bool | str) and hasattr(weight, "__float__") and float(weight) >= 0:
-        return float(weight)
-    raise ConfigError(f"weight is {weight!r}: it is a number, 0 or more")
-
-
-def _check_key(key: Any) -> None:
-    parts = key if type(key) is tuple else (key,)
-    if not all(part is None or isinstance(part, str | int | float | bytes) for part in parts):
-        raise ConfigError(f"key is {shorten(repr(key), 100)}", hint="a key is a string or a number, or a tuple of them")
-
-
-def _check_async(async_op: bool, timeout: float | None) -> None:
-    if async_op and timeout is not None:
-        raise ConfigError(
-            "with async_op=True the call does not wait", hint="give the timeout to the handle: wait(timeout)"
-        )
+        return wait_get(get, route, seconds)

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.connection import SHARED_FROM, Frame, SharedBuffer
-from roost.comm.queues import Answer, Item, Status, Want
 
 _ASK = struct.Struct("<BBHIId")
 _REPLY = struct.Struct("<BBHId")

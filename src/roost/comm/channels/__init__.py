@@ -1,0 +1,1 @@
+"""Channels: named queues that every process of a job can use."""
