@@ -76,6 +76,13 @@ ROOMS = [
 ]  # fmt: skip
 
 
+def test_the_guide_for_contributors_lists_every_room():
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = guide[guide.index("src/roost/\n") :].partition("```")[0]
+    listed = {line.split()[0].rstrip("/").removesuffix(".py") for line in tree.splitlines()[1:]}
+    assert (LAYERS.keys() | ROOMS) - {"", "__main__", "mypy_plugin"} - listed == set()
+
+
 def layer_of(module: str) -> str:
     """`roost.placement.plan` is in `placement`, `roost` itself in the layer without a name."""
     parts = module.split(".")
