@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -250,10 +254,26 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path):
     assert not (tmp_path / "secret").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_costs_the_events_and_nothing_else(tmp_path):
-    tmp_path.chmod(0o500)
-    assert not EventFile(tmp_path, NAME, FIRST).write(["{}"])
+@pytest.fixture
+def folder_of_a_plain_user() -> Iterator[Path]:
+    """A folder of this process's user, who is not root while the test runs: modes of files do not hold for root."""
+    with tempfile.TemporaryDirectory() as name:
+        if is_root := os.geteuid() == 0:
+            nobody = pwd.getpwnam("nobody").pw_uid
+            os.chown(name, nobody, -1)
+            os.seteuid(nobody)
+        try:
+            yield Path(name)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+def test_a_read_only_folder_costs_the_events_and_nothing_else(folder_of_a_plain_user):
+    folder_of_a_plain_user.chmod(0o500)
+    assert not EventFile(folder_of_a_plain_user, NAME, FIRST).write(["{}"])
+    folder_of_a_plain_user.chmod(0o700)
+    assert EventFile(folder_of_a_plain_user, NAME, FIRST).write(["{}"])
 
 
 def test_a_process_that_continues_a_file_begins_a_new_line(tmp_path):
