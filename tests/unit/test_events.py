@@ -64,11 +64,9 @@ def test_while_there_is_room_each_call_has_its_own_line():
 
 def test_a_call_under_way_is_announced_once_when_it_is_old_enough():
     pending = Pending(0.0)
-    assert pending.lines(1.0, [], running=[Running(7, "train", 0.95)], age=0.1) == []
-    assert parsed(pending.lines(1.2, [], running=[Running(7, "train", 0.95)], age=0.1)) == [
-        {"began": "train", "t": 0.95}
-    ]
-    assert pending.lines(1.4, [], running=[Running(7, "train", 0.95)], age=0.1) == []
+    assert pending.lines(1.0, [], running=[Running("train", 0.95)], age=0.1) == []
+    assert parsed(pending.lines(1.2, [], running=[Running("train", 0.95)], age=0.1)) == [{"began": "train", "t": 0.95}]
+    assert pending.lines(1.4, [], running=[Running("train", 0.95)], age=0.1) == []
 
 
 def hour(calls_per_second, methods=1, tick=0.2):
@@ -99,9 +97,60 @@ def test_a_quiet_worker_keeps_every_call_for_ever():
     assert len(lines) == made
 
 
+def test_many_calls_at_once_and_many_notes_do_not_keep_ended_calls_from_being_written():
+    pending, size, last = Pending(0.0), 0, 0.0
+    notes = 0
+    for tick in range(5 * 1800):
+        now = tick / 5
+        # Twelve calls of a second each at any time, and four gauges a second.
+        running = [Running("generate", round(now - part / 12, 4)) for part in range(12)]
+        calls = [Call("generate", now - 1.1 - part / 100, now - 0.1, True) for part in range(2)]
+        note = line_of("engine", "rollout:0", t=now, version=3, url="http://127.0.0.1:30000", size="x" * 40)
+        lines = pending.lines(now, calls, running=running, notes=[note], age=0.1)
+        size += sum(len(line) + 1 for line in lines)
+        notes += len(note) + 1
+        if any(line.startswith('{"call"') for line in lines):
+            assert now - last < 5
+            last = now
+    assert 1799 - last < 5
+    assert size - notes <= SAVED_BYTES + 1800 * BYTES_PER_SECOND + 4000
+
+
+def test_when_there_is_no_room_the_oldest_call_is_announced_first():
+    pending = Pending(0.0)
+    pending.for_announcements.left = 0.0
+    many = [Running("short", 9.0 + part / 100) for part in range(20)]
+    hanging = Running("hang", 1.0)
+    assert pending.lines(0.0, [], running=[*many, hanging], age=0.1) == []
+    first, *_ = parsed(pending.lines(10.0, [], running=[*many, hanging], age=0.1))
+    assert first == {"began": "hang", "t": 1.0}
+
+
+def test_a_wait_that_follows_another_at_the_same_address_is_announced_too():
+    pending = Pending(0.0)
+    (first,) = parsed(pending.lines(1.0, [], running=[Running("actor:1", 0.5, True)], age=0.1))
+    lines = pending.lines(
+        1.4, [Call("actor:1", 0.5, 1.1, True, True)], running=[Running("actor:1", 1.2, True)], age=0.1
+    )
+    assert [first, *parsed(lines)] == [
+        {"waiting": "actor:1", "t": 0.5},
+        {"waiting": "actor:1", "t": 1.2},
+        {"wait": "actor:1", "t": 0.5, "d": 0.6},
+    ]
+
+
+def test_a_call_that_was_announced_has_a_line_of_its_own_at_its_end_even_if_there_is_no_room():
+    pending = Pending(0.0)
+    pending.lines(1.0, [], running=[Running("a", 0.5), Running("b", 0.6)], age=0.1)
+    pending.for_calls.left = 0.0
+    calls = [Call("a", 0.5, 1.1, True), *(Call("a", 1.0 + part / 10, 1.05, True) for part in range(1, 4))]
+    # Of the other one the end was dropped.
+    assert parsed(pending.lines(1.2, calls)) == [{"call": "a", "t": 0.5, "d": 0.6}, {"call": "b", "t": 0.6, "d": 0.6}]
+
+
 def test_merged_calls_say_how_many_they_were_and_how_long_they_took():
     pending = Pending(0.0)
-    pending._left = SAVED_BYTES / 4
+    pending.for_calls.left = SAVED_BYTES / 4
     calls = [Call("a", 1.0, 1.1, True), Call("b", 1.1, 1.2, True), Call("a", 1.3, 1.5, False)]
     assert parsed(pending.lines(0.0, calls)) == [
         {"call": "a", "t": 1.0, "d": 0.5, "n": 2, "busy": 0.3, "failed": 1},
@@ -111,7 +160,7 @@ def test_merged_calls_say_how_many_they_were_and_how_long_they_took():
 
 def test_a_flood_of_metrics_keeps_the_last_of_each_name_and_counts_the_others():
     pending = Pending(0.0)
-    pending._left = 0.0
+    pending.for_calls.left = 0.0
     values = [("reward", float(i), i, 0.1) for i in range(50)]
     assert pending.lines(0.1, [], metrics=values) == []
     assert pending.thinned == 49
@@ -381,7 +430,7 @@ def test_short_waits_share_a_line_from_the_start():
 
 def test_many_waits_share_a_line_apart_from_the_calls_around_them():
     pending = Pending(0.0)
-    pending._left = SAVED_BYTES / 4
+    pending.for_calls.left = SAVED_BYTES / 4
     calls = [Call("a", 1.0, 2.0, True), Call("a", 1.1, 1.2, True, True), Call("a", 1.3, 1.5, True, True)]
     assert parsed(pending.lines(0.0, calls)) == [
         {"call": "a", "t": 1.0, "d": 1.0},

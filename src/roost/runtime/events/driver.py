@@ -18,11 +18,10 @@ EVENTS_VARIABLE = "ROOST_EVENTS"
 def start_driver_events(run_dir: RunDir) -> None:
     """Remove the events of an earlier run in the same folder, and begin to write those of this process."""
     folder = Path(run_dir.path) / EVENTS_FOLDER
-    with contextlib.suppress(OSError):
-        if not folder.is_symlink():
-            for path in folder.rglob("*.jsonl"):
-                with open(path, "rb", opener=open_regular) as file:
-                    was_ours = is_ours(file.read(64))
-                if was_ours:
-                    path.unlink()
+    for path in [] if folder.is_symlink() else [*folder.rglob("*.jsonl")]:
+        with contextlib.suppress(OSError):
+            with open(path, "rb", opener=open_regular) as file:
+                was_ours = is_ours(file.read(64))
+            if was_ours:
+                path.unlink()
     emitter.start(Path(run_dir.path), Path(EVENTS_FOLDER, DRIVER_FILE), DRIVER, run=run_dir.token)

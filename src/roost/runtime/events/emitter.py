@@ -115,11 +115,12 @@ class Emitter:
 
     def call_ended(self, key: int, method: str, started: float, is_ok: bool) -> None:
         """Take note of the end of a call."""
-        self._running.pop(key, None)
+        # In this order, so that the thread always sees it in one of them.
         if len(self._calls) < MOST_WAITING:
             self._calls.append((method, started, time.perf_counter(), is_ok, False))
         else:
             self._dropped += 1
+        self._running.pop(key, None)
         if self._is_asleep:
             self._wake.set()
 
@@ -131,10 +132,10 @@ class Emitter:
 
     def wait_ended(self, key: int, whom: Callable[[], str], started: float) -> None:
         """Take note of the end of a wait."""
-        self._running.pop(key, None)
         now = time.perf_counter()
         if self.is_on and now - started >= _LEAST_WAIT and self._has_room(len(self._calls)):
             self._calls.append((_words(whom), started, now, True, True))
+        self._running.pop(key, None)
 
     def add_gauge(self, read: Callable[[], Iterable[Gauge]]) -> None:
         """Let the thread call a method about once a second, and write what changed, while its object is there."""
@@ -226,14 +227,14 @@ class Emitter:
         pending, file = self._pending, self._file
         if pending is None or file is None:
             return True
+        running = [
+            Running(what, started) if isinstance(what, str) else Running(_words(what), started, True)
+            for what, started in self._running.copy().values()
+        ]
         # Taken one by one, because other threads append.
         calls = [Call(*self._calls.popleft()) for _ in range(len(self._calls))]
         metrics = [self._metrics.popleft() for _ in range(len(self._metrics))]
         words = [self._notes.popleft() for _ in range(len(self._notes))]
-        running = [
-            Running(key, what, started) if isinstance(what, str) else Running(key, _words(what), started, True)
-            for key, (what, started) in self._running.copy().items()
-        ]
         notes += [line_of(what, who, t=round(when - self._epoch, 4), **values) for what, who, values, when in words]
         dropped, self._dropped = self._dropped, 0
         self._missing += dropped + pending.thinned

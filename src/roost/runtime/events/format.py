@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 EVENTS_VERSION = 1
 EVENTS_FOLDER = "events"
@@ -50,7 +49,6 @@ def header(
     wall: float,
     node: int | None = None,
     devices: Sequence[int] = (),
-    extra: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the line that begins the part of a file that one process writes."""
     return line_of(
@@ -63,7 +61,6 @@ def header(
         wall=round(wall, 4),
         node=node,
         devices=list(devices) or None,
-        **(extra or {}),
     )
 
 

@@ -1,8 +1,9 @@
 """What a process has to write, as plain data: which calls become a line each, which are merged, which wait.
 
-Every file has an allowance of bytes that grows with time. While there is plenty, each call has its own line. A process
-that makes many calls uses it up: then the calls of one method since the last write share a line, and once nothing is
-left they wait until there is room for them. So the size of a file has a bound, whatever the process does.
+Every file has two allowances of bytes that grow with time. One is for calls that ended: while there is plenty, each has
+its own line. A process with many calls uses it up: then the calls of one method since the last write share a line, and
+once nothing is left they wait until there is room for them. The other is for announcing calls and waits that are
+under way; when it is used up, the oldest come first. So the size of a file has a bound, whatever the process does.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from typing import NamedTuple
 
 from roost.runtime.events.format import line_of, number
 
-BYTES_PER_SECOND = 330.0
-"""64 workers write at most 76 MB in an hour, and what they may have saved up."""
+BYTES_PER_SECOND = 310.0
+"""64 workers write at most 71 MB in an hour, and what they may have saved up."""
 SAVED_BYTES = 96 * 1024.0
+_PART_OF_CALLS = 2 / 3
+"""Of both; the rest is for announcements."""
 SHORT_WAIT = 0.02
 """Shorter waits for the same process share a line, however much is left."""
 
@@ -35,7 +38,6 @@ class Call:
 class Running(NamedTuple):
     """A call or a wait that is under way."""
 
-    key: int
     method: str
     started: float
     is_wait: bool = False
@@ -50,18 +52,43 @@ class _Merged:
     failed: int = 0
 
 
+class Allowance:
+    """Bytes that may be written, more with every second."""
+
+    def __init__(self, part: float, now: float) -> None:
+        self._most = self.left = SAVED_BYTES * part
+        self._per_second = BYTES_PER_SECOND * part
+        self._at = now
+
+    def earn(self, now: float) -> None:
+        """Add what has come with time."""
+        self.left = min(self._most, self.left + (now - self._at) * self._per_second)
+        self._at = now
+
+    @property
+    def is_plenty(self) -> bool:
+        """Whether more than half is left."""
+        return self.left > self._most / 2
+
+    def spend(self, lines: Sequence[str]) -> Sequence[str]:
+        """Subtract what lines take, and return them."""
+        self.left -= sum(len(line) + 1 for line in lines)
+        return lines
+
+
 class Pending:
-    """The calls that wait to be written, and the allowance."""
+    """The calls that wait to be written, and the allowances."""
 
     def __init__(self, now: float) -> None:
         self._epoch = now
         """What `t` counts from."""
-        self._left = SAVED_BYTES
-        self._at = now
+        self.for_calls = Allowance(_PART_OF_CALLS, now)
+        self.for_announcements = Allowance(1 - _PART_OF_CALLS, now)
         self._merged: dict[tuple[str, str], _Merged] = {}
         """By kind of line and name."""
         self._metrics: dict[str, str] = {}
-        self._announced: set[int] = set()
+        self._announced: dict[tuple[bool, float], str] = {}
+        """The names of the calls and waits that were announced and go on, by kind and start."""
         self.thinned = 0
         """Values of metrics that gave way to a later one of the same name."""
 
@@ -85,33 +112,50 @@ class Pending:
         Of the calls and waits under way those older than `age` are announced once; `metrics` has name, value, step and
         time; `notes` are lines that are always written.
         """
-        self._left = min(SAVED_BYTES, self._left + (now - self._at) * BYTES_PER_SECOND)
-        self._at = now
-        out = list(notes)
-        self._announced &= {item.key for item in running}
-        for item in running:
-            if item.key not in self._announced and now - item.started >= age:
-                self._announced.add(item.key)
-                out.append(line_of("waiting" if item.is_wait else "began", item.method, t=self._t(item.started)))
-        if self._left > SAVED_BYTES / 2:
-            out += self._flush()
-            for call in calls:
+        self.for_calls.earn(now)
+        self.for_announcements.earn(now)
+        calls = list(calls)
+        ended = {_key(call) for call in calls}
+        out = [*notes, *self._announce(now, [item for item in running if _key(item) not in ended], age)]
+        # What was announced ends with a line of its own: readers tell by its start what has ended.
+        ends = [self._single(call) for call in calls if _key(call) in self._announced]
+        others = [call for call in calls if _key(call) not in self._announced]
+        # The end of some was dropped, because too much waited.
+        lost = self._announced.keys() - ended - {_key(item) for item in running}
+        ends += [self._single(Call(self._announced[key], key[1], now, True, key[0])) for key in lost]
+        self._announced = {key: name for key, name in self._announced.items() if key not in ended | lost}
+        if self.for_calls.is_plenty:
+            ends += self._flush()
+            for call in others:
                 if call.is_wait and call.ended - call.started < SHORT_WAIT:
                     self._merge(call)
                 else:
-                    out.append(self._single(call))
-            out += self._flush()
-            out += [self._metric(*metric) for metric in metrics]
+                    ends.append(self._single(call))
+            ends += self._flush()
+            out += self.for_calls.spend([*ends, *(self._metric(*metric) for metric in metrics)])
         else:
-            for call in calls:
+            for call in others:
                 self._merge(call)
             for metric in metrics:
                 self.thinned += metric[0] in self._metrics
                 self._metrics[metric[0]] = self._metric(*metric)
+            out += self.for_announcements.spend(ends)
             # Lines of calls have about 60 characters.
-            if self._left > 60 * len(self._merged) + 80 * len(self._metrics):
-                out += self._flush()
-        self._left -= sum(len(line) + 1 for line in out)
+            if self.for_calls.left > 60 * len(self._merged) + 80 * len(self._metrics):
+                out += self.for_calls.spend(self._flush())
+        return out
+
+    def _announce(self, now: float, running: Sequence[Running], age: float) -> list[str]:
+        """Return lines for what has been under way for a while, the oldest first."""
+        out: list[str] = []
+        for item in sorted(running, key=lambda item: item.started):
+            if _key(item) in self._announced or now - item.started < age:
+                continue
+            if self.for_announcements.left <= 0:
+                break
+            self._announced[_key(item)] = item.method
+            line = line_of("waiting" if item.is_wait else "began", item.method, t=self._t(item.started))
+            out += self.for_announcements.spend([line])
         return out
 
     def rest(self) -> list[str]:
@@ -154,6 +198,10 @@ class Pending:
         self._merged.clear()
         self._metrics.clear()
         return out
+
+
+def _key(item: Call | Running) -> tuple[bool, float]:
+    return item.is_wait, item.started
 
 
 def _kind(call: Call) -> str:

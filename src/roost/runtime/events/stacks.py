@@ -33,6 +33,9 @@ def answer_request(base: Path, address: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         with open(request, "rb", opener=open_regular) as file:
             token = file.read(_TOKEN_BYTES)
+        if not token:
+            # It is just being written.
+            return
         request.unlink()
         draft = answer.with_suffix(".draft")
         draft.unlink(missing_ok=True)
