@@ -551,3 +551,13 @@ def test_errors_on_a_terminal_are_coloured_counted_and_set_apart(roost, tmp_path
     shown = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
     assert shown.split("\n\n")[-1] == "2 problems\n"
     assert [line for line in shown.splitlines() if line and "problems" not in line] == plain.splitlines()
+
+
+def test_the_names_of_logs_bring_no_escape_to_the_terminal(roost, tmp_path):
+    for name in ("ok", "\x1b]0;owned\x07"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+        (tmp_path / "logs" / name / "0.log").write_text("a line\n")
+    for arguments in (["logs"], ["logs", "ok"], ["logs", "\x1b]0;owned\x07"]):
+        code, out, err = roost(*arguments, "--run", str(tmp_path))
+        assert code == 0, err
+        assert "\x1b" not in out + err

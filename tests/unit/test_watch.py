@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.cells import cell_len
 
 from recordings import BEGAN, Recording
 from roost.runtime.events.format import header, line_of
+from roost.runtime.events.stacks import answer_request, request_file
 from roost.watch.charts import chart_facts
 from roost.watch.facts import page_facts
 from roost.watch.live import LiveRun, read_bound
@@ -20,6 +22,7 @@ from roost.watch.playback import PlayedRun
 from roost.watch.prometheus import prometheus_text
 from roost.watch.reading import EventReader
 from roost.watch.screen import draw_screen
+from roost.watch.stack import stack_of
 from roost.watch.trace import trace_of
 from roost.watch.views import State
 
@@ -64,8 +67,63 @@ def test_an_announced_call_ends_with_its_line_and_the_next_one_goes_on(recording
         line_of("began", "train", t=3.0),
     )
     assert states(recording.view(BEGAN + 5)) == {"actor:0": ("busy", "train")}
-    recording.worker(1, line_of("began", "train", t=1.0), line_of("call", "train", t=0.5, d=2.0, n=3, busy=1.9))
-    assert states(recording.view(BEGAN + 5))["actor:1"] == ("idle", "train")
+
+
+def test_of_calls_at_the_same_time_only_the_one_that_ended_has_ended(recording):
+    recording.worker(
+        0,
+        line_of("began", "generate", t=1.0),
+        line_of("began", "generate", t=1.5),
+        line_of("call", "generate", t=1.0, d=4.0),
+        # Shorter ones around it share a line.
+        line_of("call", "generate", t=0.5, d=5.0, n=3, busy=0.2),
+    )
+    model, reader = RunModel(), EventReader(recording.folder)
+    model.take(reader.read())
+    (span,) = model.under_way("actor:0", BEGAN + 9)
+    assert (span.name, span.start - BEGAN) == ("generate", 2.5)
+    assert states(model.view(BEGAN + 9)) == {"actor:0": ("busy", "generate")}
+
+
+def test_a_group_that_is_launched_again_under_its_name_is_not_dead(recording):
+    recording.write("driver.jsonl", line_of("launched", "actor", t=1.0), line_of("restarted", "actor:0", t=2.0))
+    recording.write("driver.jsonl", line_of("died", "actor:0", t=3.0), line_of("died", "judge:0", t=3.5))
+    recording.write("driver.jsonl", line_of("closed", "actor", t=4.0), line_of("launched", "actor", t=5.0))
+    recording.worker(0, line_of("usage", 0.0, t=0.5), wall=BEGAN + 5, pid=200)
+    recording.worker(0, line_of("usage", 0.0, t=0.5), group="judge")
+    actor, judge = recording.view(BEGAN + 6).workers
+    assert (actor.state, actor.restarts) == (State.IDLE, 0)
+    assert judge.state is State.DEAD
+
+
+def test_steps_and_curves_have_a_limit_that_keeps_the_newest(recording, monkeypatch):
+    monkeypatch.setattr("roost.watch.model._MOST_STEPS", 3)
+    monkeypatch.setattr("roost.watch.model._MOST_CURVES", 1)
+    lines = [line_of("metric", "reward", t=step, value=step, step=step) for step in range(1, 6)]
+    recording.worker(0, *lines, line_of("metric", "loss", t=6.0, value=1.0))
+    view = recording.view(BEGAN + 8)
+    assert view.steps == ((4.0, 1.0), (5.0, 1.0))
+    assert [curve.name for curve in view.curves] == ["reward"]
+    assert view.notices == ("1 values of metrics are not shown: there is room for 1 curves",)
+    assert view.dropped == 0
+
+
+def test_what_happened_long_ago_to_the_job_is_known_to_a_reader_that_comes_late(recording, monkeypatch):
+    monkeypatch.setattr("roost.watch.reading._FIRST_BYTES", 2048)
+    recording.write("driver.jsonl", line_of("launched", "actor", t=1.0), line_of("died", "actor:0", t=2.0))
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0))
+    calls = [line_of("wait", "actor", t=3.0 + at, d=0.5) for at in range(500)]
+    again = header("driver", run="abc", pid=1, host="head", wall=BEGAN)
+    recording.write("driver.jsonl", *calls)
+    # The limit may fall into the line of a process, too.
+    for extra in range(0, 200, 7):
+        recording.write("other.jsonl", again, *calls[:40], "x" * extra, again)
+    reader, model = EventReader(recording.folder), RunModel()
+    model.take(reader.read())
+    assert reader.trouble.skipped > 20_000
+    assert reader.trouble.broken < 40
+    (worker,) = model.view(BEGAN + 600).workers
+    assert worker.state is State.DEAD
 
 
 def test_a_restart_brings_a_worker_back_and_is_counted(recording):
@@ -108,6 +166,8 @@ def test_lines_that_are_added_are_read_once_and_half_a_line_waits(recording):
         '{"call":"train","t":"x","d":1}',
         '{"call":"train","t":NaN,"d":1}',
         '{"process":{},"v":1}',
+        '{"process":"actor:0","v":1,"run":"abc","pid":Infinity,"host":"h","wall":1.0}',
+        '{"process":"actor:0","v":1,"run":"abc","pid":1,"host":"h","wall":1.0,"node":1e999}',
         "[" * 5000,
         "\x00\x00\x00",
     ],
@@ -120,13 +180,34 @@ def test_a_broken_line_is_left_out_and_said(recording, broken):
 
 
 @pytest.mark.parametrize(
-    "odd", ['{"call":"train","t":1,"d":[]}', '{"metric":"m","t":1,"value":{}}', '{"usage":[],"t":1}']
+    "odd",
+    [
+        '{"call":"train","t":1,"d":[]}',
+        '{"call":"train","t":1,"d":Infinity}',
+        '{"usage":0.5,"t":1,"memory":NaN}',
+        '{"metric":"m","t":1,"value":{}}',
+        '{"usage":[],"t":1}',
+    ],
 )
 def test_a_line_with_odd_values_spoils_nothing(recording, odd):
     recording.worker(0, odd, line_of("call", "train", t=1.0, d=1.0))
     view = recording.view()
     assert view.workers[0].calls == 1
     assert view.dropped == 1
+
+
+def test_odd_figures_of_a_node_and_a_link_in_place_of_the_folder_spoil_nothing(recording, tmp_path_factory):
+    first = header("node 0", run="abc", pid=9, host="head", wall=BEGAN, node=0)
+    devices = ('[["0.5",1,2]]', "[[0.5,1]]", "[[NaN,1,2]]", "[1]")
+    odd = [f'{{"node":0.5,"t":1,"memory":1,"of":2,"devices":{each}}}' for each in devices]
+    recording.write("node-0.jsonl", first, *odd, line_of("node", 0.25, t=2.0, memory=1, of=2, devices=[[0.5, None, 2]]))
+    view = recording.view(BEGAN + 3)
+    assert (view.nodes[0].cpu, view.nodes[0].devices, view.dropped) == (0.25, ((0.5, None, 2),), 4)
+    json.dumps(page_facts(view, title="", status=""), allow_nan=False)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (recording.folder / "events").rename(elsewhere / "events")
+    (recording.folder / "events").symlink_to(elsewhere / "events")
+    assert EventReader(recording.folder).read() == []
 
 
 def test_lines_of_a_newer_roost_are_left_out_and_said(recording):
@@ -420,6 +501,10 @@ def test_a_job_that_starts_again_in_the_same_folder_is_shown_from_its_beginning(
     recording.write("driver.jsonl", again, line_of("launched", "actor", t=1.0, text="1 worker"))
     recording.write("actor/0.jsonl", header("actor:0", run="def", pid=7, host="head", wall=BEGAN + 101, node=0))
     view = live.refresh()
+    # The record is still that of the run before.
+    assert view.is_over
+    live._is_gone = False
+    assert not live.model.view(BEGAN + 102).is_over
     assert [(worker.address, worker.pid, worker.calls) for worker in view.workers] == [("actor:0", 7, 0)]
     assert [event.what for event in view.events] == ["launched"]
 
@@ -442,3 +527,22 @@ def test_odd_values_between_workers_spoil_nothing(recording, kind, odd):
     prometheus_text(view)
     assert len(draw_screen(view, title="", status="").plain.split("\n")) <= 24
     assert "samples" in {channel.name for channel in view.channels}
+
+
+def test_two_that_ask_for_the_stacks_of_a_worker_both_get_them(recording, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    recording.worker(0, line_of("usage", 0.0, t=0.5))
+    view = recording.view(BEGAN + 2)
+    # Left by one that was killed.
+    (recording.folder / request_file("actor:0")).write_text("abandoned")
+    got = []
+    askers = [
+        threading.Thread(target=lambda: got.append(stack_of(recording.folder, view, "actor:0", 20.0))) for _ in range(3)
+    ]
+    for asker in askers:
+        asker.start()
+    while any(asker.is_alive() for asker in askers):
+        answer_request(recording.folder, "actor:0")
+    assert len(got) == 3
+    assert all("test_two_that_ask" in text for text in got)
+    assert not (recording.folder / request_file("actor:0")).exists()

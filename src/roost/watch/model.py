@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from roost.runtime.events.format import DRIVER
-from roost.watch.reading import Line, Process
+from roost.watch.reading import WORDS, Line, Process, finite
 from roost.watch.traffic import KINDS, Traffic
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, WorkerView
 
@@ -24,11 +24,10 @@ _SILENT_SECONDS = 10.0
 _MOST_SPANS = 4000
 _MOST_EVENTS = 500
 _MOST_POINTS = 2000
-_MOST_METRICS = 200
+_MOST_CURVES = 1000
 _SKEW_SECONDS = 0.5
 _MOST_LOADS = 600
 _MOST_STEPS = 2000
-_WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
 
 
 class _BusySeconds:
@@ -95,7 +94,11 @@ class RunModel:
         self._driver: Process | None = None
         self._driver_lane = _Lane(spans=deque(maxlen=None if keeps_all else _MOST_SPANS))
         self._is_over = False
+        """Whether the driver wrote that it stopped, or is known to be gone."""
+        self._has_stopped = False
         self._dropped = 0
+        self._hidden = 0
+        """Values of metrics for which there is no room here."""
         self._latest = 0.0
         self._launched: dict[str, float] = {}
         self._dead: dict[str, float] = {}
@@ -132,15 +135,19 @@ class RunModel:
                 self.__init__(keeps_all=self._keeps_all)  # type: ignore[misc]
             self._driver = line.process
         elif line.kind == "stopped":
-            self._is_over = True
+            self._has_stopped = True
         elif line.kind == "dropped":
             self._dropped += int(line.name)
-        elif line.kind in _WORDS:
+        elif line.kind in WORDS:
             who, text = str(line.name), str(line.values.get("text", ""))
             self._events.append(Event(when=line.when, what=line.kind, who=who, text=text))
             if line.kind == "launched":
                 self._launched[who] = line.when
                 self._closed.pop(who, None)
+                for table in (self._dead, self._restarts):
+                    for address in [address for address in table if _component(address) == who]:
+                        # Of an earlier group of that name.
+                        del table[address]
             elif line.kind == "closed":
                 self._closed[who] = line.when
             elif line.kind == "restarted":
@@ -163,15 +170,17 @@ class RunModel:
         if line.kind == "node" and line.process.node is not None:
             self._latest = max(self._latest, self._when(line))
             data = line.values
-            loads = [float(item[0]) for item in data.get("devices", ()) if item[0] is not None]
+            devices = [(_or_none(load), _whole(used), _whole(of)) for load, used, of in data.get("devices", ())]
+            loads = [load for load, _, _ in devices if load is not None]
             points = self._loads.setdefault(line.process.node, deque(maxlen=_MOST_LOADS))
-            points.append((self._when(line), float(line.name), sum(loads) / len(loads) if loads else None))
+            cpu = finite(line.name)
+            points.append((self._when(line), cpu, sum(loads) / len(loads) if loads else None))
             self._nodes[line.process.node] = NodeView(
                 rank=line.process.node,
-                cpu=float(line.name),
+                cpu=cpu,
                 memory=int(data["memory"]),
                 memory_total=int(data["of"]),
-                devices=tuple((item[0], item[1], item[2]) for item in data.get("devices", ())),
+                devices=tuple(devices),
                 loads=tuple(points),
             )
 
@@ -204,12 +213,12 @@ class RunModel:
         elif line.kind == "metric":
             self._take_metric(address, line, when)
         elif line.kind == "usage":
-            worker.cpu, worker.memory = float(line.name), line.values.get("memory")
+            worker.cpu, worker.memory = finite(line.name), _whole(line.values.get("memory"))
         elif line.kind == "dropped":
             self._dropped += int(line.name)
         elif line.kind == "stopped":
             worker.stopped = True
-        elif line.kind in _WORDS:
+        elif line.kind in WORDS:
             # From a worker that launched a group itself.
             text = str(line.values.get("text", ""))
             self._events.append(Event(when=when, what=line.kind, who=str(line.name), text=text))
@@ -220,7 +229,7 @@ class RunModel:
         return made
 
     def _take_call(self, worker: _Worker, line: Line, when: float) -> None:
-        seconds, count = float(line.values["d"]), int(line.values.get("n", 1))
+        seconds, count = finite(line.values["d"]), int(line.values.get("n", 1))
         name, end = str(line.name), when + seconds
         failed = int(line.values.get("failed", 0))
         span = Span(
@@ -228,7 +237,7 @@ class RunModel:
             start=when,
             end=end,
             calls=count,
-            busy=float(line.values.get("busy", seconds)),
+            busy=finite(line.values.get("busy", seconds)),
             failed=failed,
         )
         worker.spans.append(span)
@@ -238,14 +247,13 @@ class RunModel:
         worker.last = span
         worker.heard = max(worker.heard, end)
         self._latest = max(self._latest, end)
-        # A call that was announced has ended if this line covers its beginning. It took a tenth of a second at least.
         worker.running = _without(worker.running, span)
         if failed:
             self._events.append(Event(when=end, what="failed", who=line.process.who, text=f"in {name}"))
 
     def _take_wait(self, lane: _Lane, line: Line, when: float) -> None:
-        seconds, count = float(line.values["d"]), int(line.values.get("n", 1))
-        busy = float(line.values.get("busy", seconds))
+        seconds, count = finite(line.values["d"]), int(line.values.get("n", 1))
+        busy = finite(line.values.get("busy", seconds))
         span = Span(name=str(line.name), start=when, end=when + seconds, calls=count, busy=busy, is_wait=True)
         lane.spans.append(span)
         lane.busy.add(span)
@@ -256,11 +264,13 @@ class RunModel:
     def _take_metric(self, address: str, line: Line, when: float) -> None:
         name, value = str(line.name)[:100], float(line.values["value"])
         step = line.values.get("step")
-        if step is not None and math.isfinite(float(step)) and len(self._steps) < _MOST_STEPS:
+        if step is not None and math.isfinite(float(step)):
             self._steps[float(step)] = min(when, self._steps.get(float(step), when))
+            if len(self._steps) > _MOST_STEPS:
+                del self._steps[next(iter(self._steps))]
         key = (address, name)
-        if key not in self._curves and len(self._curves) >= _MOST_METRICS:
-            self._dropped += 1
+        if key not in self._curves and len(self._curves) >= _MOST_CURVES:
+            self._hidden += 1
             return
         points = self._curves.setdefault(key, deque(maxlen=_MOST_POINTS))
         points.append((None if step is None else float(step), value, when))
@@ -318,13 +328,15 @@ class RunModel:
         `has_ended` says that the driver is gone, though it did not get to write so.
         """
         latest = self._latest
-        self._is_over = self._is_over or has_ended
+        self._is_over = self._has_stopped or has_ended
         at = latest if now is None or self._is_over else now
         skewed = [
             f"the clock of {host} differs by about {skew:+.1f} s; its times are corrected"
             for host, skew in self._skews.items()
         ]
         lost = [f"{self._dropped} events were dropped because a buffer or the disk was full"] if self._dropped else []
+        if self._hidden:
+            lost.append(f"{self._hidden} values of metrics are not shown: there is room for {_MOST_CURVES} curves")
         return RunView(
             now=at,
             began=self._driver.wall if self._driver is not None else latest,
@@ -405,20 +417,23 @@ def _idle_share(worker: _Worker, now: float, began: float) -> float:
 
 
 def _without(running: list[tuple[str, float]], ended: Span) -> list[tuple[str, float]]:
-    """Return what is still under way: what was announced has ended if a span of its name covers its beginning.
-
-    What is announced takes a tenth of a second at least.
-    """
-    return [
-        (name, at)
-        for name, at in running
-        if name != ended.name or not ended.start - 1e-3 <= at <= max(ended.start, ended.end - 0.05)
-    ]
+    """Return what is still under way: what was announced ends with a line of its own that has the same start."""
+    if ended.calls > 1:
+        return running
+    return [(name, at) for name, at in running if name != ended.name or abs(at - ended.start) > 1e-4]
 
 
 def _step_seconds(firsts: Mapping[float, float]) -> tuple[tuple[float, float], ...]:
     ordered = sorted(firsts.items())
     return tuple((step, when - before) for (_, before), (step, when) in itertools.pairwise(ordered) if when > before)
+
+
+def _or_none(value: object) -> float | None:
+    return None if value is None else finite(value)
+
+
+def _whole(value: object) -> int | None:
+    return None if value is None else int(finite(value))
 
 
 def _component(address: str) -> str:

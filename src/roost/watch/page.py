@@ -231,6 +231,8 @@ class PageServer:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(("127.0.0.1", port))
+            # From now on, so that a browser that is quicker than the server waits for it.
+            self._socket.listen(128)
         except OSError as error:
             self._socket.close()
             raise ClusterError(f"port {port} cannot be used: {error.strerror}", hint="choose another --port") from None

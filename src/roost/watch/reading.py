@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ _CHUNK = 4 * 2**20
 _LONGEST_LINE = 2**20
 _FIRST_BYTES = 4 * 2**20
 """How much of all files together is read at first: enough for a view in a second or two."""
-_HEADER = b'{"process":'
+WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
+"""Kinds of lines about a run as a whole, which matter however long ago they were written."""
+_LASTING = re.compile(rb'^\{"(?:process|%s)":.*$' % "|".join(WORDS).encode(), re.M)
 _decode = json.JSONDecoder().decode
 """Without what `json.loads` does first for each line."""
 
@@ -97,9 +100,9 @@ class _Parser:
                 return None
             if self._process is None:
                 raise ValueError("no process wrote it")
-            t = 0.0 if kind == "process" else _finite(data["t"])
+            t = 0.0 if kind == "process" else finite(data["t"])
             return Line(process=self._process, kind=str(kind), name=name, t=t, values=data)
-        except (ValueError, KeyError, TypeError, AttributeError, StopIteration, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, StopIteration, RecursionError):
             trouble.broken += 1
             return None
 
@@ -142,13 +145,13 @@ class _Tail:
                         yield made
 
     def _skip(self, file: Any, start: int, trouble: Trouble) -> Iterator[Line]:
-        """Go to the first line after `start`, and note the last process that began before it."""
+        """Go to the line that `start` is in; yield only those before it that matter however old they are."""
         before = file.read(start)
-        at = before.rfind(b"\n" + _HEADER) + 1
-        if header := self._parser.line(before[at:].split(b"\n", 1)[0], trouble):
-            yield header
-        self._offset = start + len(file.readline(_LONGEST_LINE))
-        trouble.skipped += start
+        self._offset = before.rfind(b"\n") + 1
+        for found in _LASTING.finditer(before, 0, self._offset):
+            if (made := self._parser.line(found.group(), trouble)) is not None:
+                yield made
+        trouble.skipped += self._offset
 
 
 def _process(who: object, data: dict[str, Any]) -> Process:
@@ -158,7 +161,7 @@ def _process(who: object, data: dict[str, Any]) -> Process:
         run=_text(data["run"]),
         pid=int(data["pid"]),
         host=_text(data["host"]),
-        wall=_finite(data["wall"]),
+        wall=finite(data["wall"]),
         node=None if node is None else int(node),
         devices=tuple(int(item) for item in data.get("devices", ())),
     )
@@ -170,7 +173,8 @@ def _text(value: object) -> str:
     return value
 
 
-def _finite(value: object) -> float:
+def finite(value: object) -> float:
+    """Return a number that may be shown and counted with; ValueError if it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
         raise ValueError("not a number")
     return float(value)
@@ -193,7 +197,7 @@ class EventReader:
 
     def read(self) -> list[Line]:
         """Return the lines added since the last call, file by file: the driver's first."""
-        paths = self._paths()
+        paths = self._paths() if self.exists else []
         for path in paths:
             self._tails.setdefault(path, _Tail(path))
         most = None if self._whole else max(1024, _FIRST_BYTES // max(1, len(paths)))

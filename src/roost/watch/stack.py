@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import shutil
 import socket
@@ -41,7 +40,7 @@ def _by_py_spy(worker: WorkerView) -> str:
     program = shutil.which("py-spy")
     if program is None or worker.host != socket.gethostname():
         return ""
-    command = [program, "dump", "--pid", str(worker.pid)]
+    command = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
     limit = _PY_SPY_SECONDS
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)  # noqa: S603 - a number
@@ -53,13 +52,14 @@ def _by_py_spy(worker: WorkerView) -> str:
 def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
     token = secrets.token_hex(16)
     request, answer = folder / request_file(worker.address), folder / answer_file(worker.address)
-    deadline = time.monotonic() + seconds
-    draft = request.with_suffix(f".{token[:8]}")
+    began = time.monotonic()
+    is_asked = False
     try:
-        with open(draft, "x", encoding="ascii", opener=open_regular) as file:
-            file.write(token)
-        os.replace(draft, request)
-        while time.monotonic() < deadline:
+        while time.monotonic() < began + seconds:
+            # One asks at a time, again if its answer was replaced before it was read. A request that stays was left by
+            # a process that is gone.
+            if not (is_asked and request.exists()):
+                is_asked = _ask(request, token, by_force=time.monotonic() > began + seconds / 2)
             with contextlib.suppress(OSError), open(answer, "rb", opener=open_regular) as file:
                 first, _, rest = file.read(_LIMIT).partition(b"\n")
                 if first == token.encode():
@@ -69,9 +69,21 @@ def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
         raise ClusterError(f"{worker.address} cannot be asked: {error.strerror or error}") from None
     finally:
         with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-            request.unlink(missing_ok=True)
+            if request.read_text() == token:
+                request.unlink()
     raise ClusterError(
         f"{worker.address} (pid {worker.pid} on {worker.host}) did not answer in {seconds:g} s",
         hint="it hangs in code that lets no other thread run; py-spy on its node can show where",
     )
+
+
+def _ask(request: Path, token: str, *, by_force: bool) -> bool:
+    """Write a request; False if there is one of another process that may keep its place."""
+    if by_force:
+        request.unlink(missing_ok=True)
+    try:
+        with open(request, "x", encoding="ascii", opener=open_regular) as file:
+            file.write(token)
+    except FileExistsError:
+        return False
+    return True

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.watch.reading import Line
+from roost.watch.reading import Line, finite
 from roost.watch.views import ChannelView, EngineView, LinkView
 
 KINDS = ("channel", "weights", "engine", "requests")
@@ -83,13 +83,13 @@ class Traffic:
     def take(self, line: Line, when: float) -> None:
         """Take a line of one of the `KINDS`; ValueError and the like if it is odd."""
         name, values = str(line.name)[:200], line.values
-        tables: dict[str, Sized] = {
+        tables: dict[str, Mapping[str, object]] = {
             "channel": self._channels,
             "weights": self._links,
             "engine": self._engines,
             "requests": self._requests,
         }
-        if len(tables[line.kind]) > _MOST_NAMES:
+        if name not in tables[line.kind] and len(tables[line.kind]) >= _MOST_NAMES:
             raise ValueError("too many names")
         if line.kind == "channel":
             self._take_channel(name, line.process.who, values, when)
@@ -115,20 +115,20 @@ class Traffic:
 
     def _take_update(self, name: str, values: Mapping[str, Any], when: float) -> None:
         before = self._links[name].updates if name in self._links else ()
-        seconds = float(values["d"])
+        seconds = finite(values["d"])
         self._links[name] = LinkView(
             name=name,
             version=_whole(values["version"]),
             updated=when,
             seconds=seconds,
-            pause=float(values.get("pause") or 0),
+            pause=finite(values.get("pause") or 0),
             size=_whole(values.get("size")),
             updates=(*before, (when, seconds))[-_MOST_POINTS:],
         )
 
     def _take_requests(self, url: str, values: Mapping[str, Any], when: float) -> None:
         figures = {key: _whole(values.get(key)) for key in ("served", "failed", "busy")}
-        seconds = float(values["seconds"])
+        seconds = finite(values["seconds"])
         requests = self._requests.setdefault(url, _Requests())
         requests.values = figures
         requests.served.take(when, figures["served"])

@@ -71,10 +71,13 @@ def logs(
         ]
         write_text(as_json({"run": str(folder.parent), "logs": found}))
     elif worker is None:
-        rows = [(name, f"{path.stat().st_size:,} bytes", str(path)) for name, path in _find_logs(folder).items()]
+        rows = [
+            (printable(name), f"{path.stat().st_size:,} bytes", printable(str(path)))
+            for name, path in _find_logs(folder).items()
+        ]
         first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
         listed = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
-        write_text("".join([f"logs of the run {folder.parent}\n", *listed]))
+        write_text("".join([f"logs of the run {printable(str(folder.parent))}\n", *listed]))
     else:
         _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow, form)
 
@@ -92,7 +95,7 @@ def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool, form:
                 if form == "json":
                     write_text(json.dumps({"worker": name, "line": line}) + "\n")
                 else:
-                    write_text(f"{name} | {line}\n" if is_many else f"{line}\n")
+                    write_text(f"{printable(name)} | {line}\n" if is_many else f"{line}\n")
         if not follow:
             return
         time.sleep(_EVERY_SECONDS)

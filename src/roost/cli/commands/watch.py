@@ -38,7 +38,7 @@ def watch(
             stack.enter_context(OtelExport(other, otlp_reader(otlp)))
         server = PageServer(shown, port)
         write_text(f"{server.url}\n")
-        tell("the page reads the run folder and changes nothing; end it with Ctrl-C")
+        tell("the page changes nothing in the run; end it with Ctrl-C")
         if open_browser:
             webbrowser.open(server.url)
         server.serve()
