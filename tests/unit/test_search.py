@@ -337,6 +337,7 @@ def test_events_of_any_run_make_a_profile_also_where_calls_share_a_line(roost, t
     many = line_of("call", "train", t=2.0, d=9.0, n=3, busy=1.5)
     lines = {
         "actor:0": [line_of("call", "train", t=0.0, d=4.0), many, line_of("call", "save", t=20.0, d=1.0), "{half"],
+        "actor:2": [line_of("wait", "channel 'samples'", t=0.0, d=4.0)],
         "actor:1": [line_of("call", "train", t=0.0, d=5.0), *(line_of("call", "train", t=t, d=0.25) for t in (6, 7))],
         "other:0": [line_of("call", "train", t=0.0, d=5.0)],
     }
@@ -363,6 +364,16 @@ def test_a_trace_tells_calls_by_component_and_name():
     merged = {**span, "args": {"calls": 5, "busy": 0.5}}
     times = trace_times({"traceEvents": [{"ph": "M"}, span, merged]})
     assert times == [CallTime("actor.learn", "0/3", 2.0, 0.5), CallTime("actor.learn", "0/3", 2.0, 0.05)]
+    # As `roost trace` writes them.
+    failed = {**span, "args": {"calls": 2, "busy seconds": 0.4, "failed": 1}}
+    waited = {
+        **span,
+        "name": "waits for rollout",
+        "cat": "wait",
+        "args": {"calls": 1, "busy seconds": 0.5, "failed": 0},
+    }
+    times = trace_times({"traceEvents": [failed, waited]})
+    assert times == [CallTime("actor.learn", "0/3", 2.0, 0.2, is_ok=False)]
     with pytest.raises(ConfigError, match="not a trace"):
         trace_times({"events": []})
 
@@ -445,3 +456,13 @@ def test_a_job_without_a_flow_and_two_clusters_are_refused(roost, tmp_path):
     code, _, err = roost("search", str(JOB), "-p", str(PROFILE), "-c", "1x8", "-i", "x.yaml")
     assert (code, "both describe the hardware" in err) == (2, True)
     assert "no such" in roost("search", str(JOB), "-p", str(tmp_path / "none.yaml"), "-c", "1x8")[2].lower()
+
+
+def test_a_time_that_the_winner_uses_may_decide_by_being_quicker():
+    roles = tuple(Role(name=name, counts=((4,),)) for name in "abc")
+    seconds = {"a": 1000, "b": 100, "c": 1105}
+    calls = tuple(Call(name=f"{name}.x", role=name, times=({4: seconds[name]},)) for name in "abc")
+    problem = Problem(roles=roles, calls=calls, edges=(), weights=None, nodes=(8,), kinds=(0,))
+    best = find_best(problem)[0]
+    assert best.step_time == 1105
+    assert ("c.x", True) in [(doubt.call, doubt.factor < 1) for doubt in deciding(problem, best)]

@@ -34,6 +34,8 @@ def check_proof(proof: Mapping[str, Any]) -> int:
     try:
         _require(proof["version"] == 1, f"it has version {proof['version']!r}, and this Roost reads 1")
         _require(proof["digest"] == digest(proof), "its digest does not fit its content, so it was changed")
+        times = (*proof["step_time"], *proof["schedule"].values())
+        _require({*map(type, times)} == {int} and times[1] > 0, "its times are not numbers")
         checker = _Checker(Problem.from_dict(proof["problem"]), *proof["step_time"])
         checker.check_schedule([set(proof["ranks"][role.name]) for role in checker.roles], proof["schedule"])
         return checker.check_tree(proof["tree"], Branch(checker.devices, tuple(range(len(checker.roles)))))
@@ -69,9 +71,8 @@ class _Checker:
             first = [call for call in targets if not any(call in self.after(other) for other in targets)]
             self.always += [(call, WEIGHTS, 0, 0) for call in sources]
             self.always += [(WEIGHTS, call, 0, 1 + weights.staleness) for call in first]
-        place = self.events.index
-        is_ordered = all(place(one) < place(other) for one, other, _, steps in self.always if not steps)
-        _require(is_ordered and scale > 0, "its calls are not in flow order, or its time is not a number")
+        at = self.events.index
+        _require(all(at(a) < at(b) for a, b, _, later in self.always if not later), "its calls are not in flow order")
         self.always += [(event, event, 0, 1) for event in self.events]
         self.ring, self.lacks_nodes = cache(self._ring), cache(self._lacks_nodes)
 
@@ -117,10 +118,9 @@ class _Checker:
         possible = {way: Branch(*joined) for way, *joined in self.ways(*branch)}
         _require(told.keys() == possible.keys(), "it does not list every way in which a role can join")
         grown = {way: why for way, why in told.items() if isinstance(why[0], list)}
-        for way in told.keys() - grown.keys():
-            new, why = possible[way], told[way]
+        for new, why in ((possible[way], told[way]) for way in told.keys() - grown.keys()):
             holds = self.lacks_nodes(new) if why == "nodes" else why == "room" and self.lacks_room(new)
-            _require(holds or self.is_slow(new, why), f"nothing speaks against {way} joining {branch.groups}")
+            _require(holds or self.is_slow(new, why), f"nothing speaks against {new.groups}")
         return len(told) - len(grown) + sum(self.check_tree(why, possible[way]) for way, why in grown.items())
 
     def ways(self, groups: Sequence[Group], left: tuple[int, ...], last: tuple[float, int]) -> Iterator[Any]:

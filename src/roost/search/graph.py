@@ -160,15 +160,6 @@ class StepGraph:
         return slowest_cycle(self.times(family), self.edges(family), Cycle(0))
 
 
-def counts_of(family: Sequence[Group], roles: int) -> list[int]:
-    """Return the devices of each role."""
-    counts = [0] * roles
-    for group in family:
-        for role in group.roles:
-            counts[role] = group.devices
-    return counts
-
-
 def slowest_cycle(times: Sequence[int], edges: Sequence[Edge], least: Cycle) -> Cycle:
     """Return the cycle with the largest ratio, or `least` if none has a larger one.
 

@@ -36,18 +36,20 @@ class Placed(NamedTuple):
 
 
 def trace_times(trace: Mapping[str, Any]) -> list[CallTime]:
-    """Read the calls in a Chrome trace whose spans have the component as category; a span may be of several calls."""
+    """Read the calls in a Chrome trace whose spans have the component as category; a span may be of several calls.
+
+    A trace of the demo has the busy share of a span, one of `roost trace` its busy seconds.
+    """
+    found = []
     try:
-        spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-        return [
-            CallTime(
-                call=f"{span['cat']}.{span['name']}",
-                rank=f"{span['pid']}/{span['tid']}",
-                start=span["ts"] / 1e6,
-                seconds=span["dur"] / 1e6 * span.get("args", {}).get("busy", 1) / span.get("args", {}).get("calls", 1),
-            )
-            for span in spans
-        ]
+        for span in trace["traceEvents"]:
+            if span.get("ph") != "X" or span.get("cat") == "wait":
+                continue
+            start, seconds, args = span["ts"] / 1e6, span["dur"] / 1e6, span.get("args", {})
+            busy = args.get("busy seconds", seconds * args.get("busy", 1)) / args.get("calls", 1)
+            call, rank = f"{span['cat']}.{span['name']}", f"{span['pid']}/{span['tid']}"
+            found.append(CallTime(call, rank, start, busy, not args.get("failed")))
+        return found
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise ConfigError(f"this is not a trace of a run: {type(error).__name__}: {error}") from None
 

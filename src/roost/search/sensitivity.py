@@ -30,17 +30,17 @@ def deciding(problem: Problem, best: Found, off: Fraction = Fraction(1, 10)) -> 
     for call in problem.calls:
         for kind, count in ((kind, count) for kind, times in enumerate(call.times) for count in times):
             is_used = shares.get(call.role, (0, 0)) == (kind, count)
-            # A slower call harms only placements that use it, a quicker one helps only these.
-            factor = 1 + off if is_used else 1 - off
-            changed = _scaled(problem, call, kind, count, factor)
-            if is_used:
-                graph = StepGraph(changed)
-                limit = Fraction(graph.slowest_cycle(best.family).ratio, graph.scale)
-            else:
-                changed = _with_count(changed, call.role, kind, count)
-                limit = best.step_time
-            if next(in_order(changed, below=limit), None) is not None:
-                yield Doubt(call.name, kind, count, factor)
+            # A time that the winner does not use matters only if it is quicker, to placements that use it.
+            for factor in (1 + off, 1 - off) if is_used else (1 - off,):
+                changed = _scaled(problem, call, kind, count, factor)
+                if is_used:
+                    graph = StepGraph(changed)
+                    limit = Fraction(graph.slowest_cycle(best.family).ratio, graph.scale)
+                else:
+                    changed = _with_count(changed, call.role, kind, count)
+                    limit = best.step_time
+                if next(in_order(changed, below=limit), None) is not None:
+                    yield Doubt(call.name, kind, count, factor)
 
 
 def _scaled(problem: Problem, call: Call, kind: int, count: int, factor: Fraction) -> Problem:

@@ -82,6 +82,8 @@ def _event_times(reader: EventReader) -> list[CallTime]:
     for address in model.addresses:
         role = address.rpartition(":")[0]
         for span in model.spans(address):
+            if span.is_wait:
+                continue
             seconds = span.busy / max(span.calls, 1)
             time = CallTime(f"{role}.{span.name}", address, span.start, seconds, not span.failed)
             found += [time] * min(span.calls, _MOST_MERGED)
