@@ -336,6 +336,13 @@ def test_a_time_out_says_who_is_late_and_the_call_can_be_waited_for_again(actor,
     assert all(outcome.is_ok for outcome in result.outcomes())
 
 
+def test_a_large_value_that_is_still_on_its_way_at_the_deadline_is_waited_for(actor):
+    result = actor[4].make(8_000_000)
+    wait_until(result.done, "the worker to have answered, on another node")
+    (value,) = result.wait(0)
+    assert (len(value), value[-1]) == (8_000_000, 4)
+
+
 def test_durations_come_by_tag_and_rank_and_are_reduced(actor):
     result = actor.timed()
     by_rank = result.consume_durations(reduction=None)

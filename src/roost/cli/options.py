@@ -13,6 +13,7 @@ TextFormat = Literal["text", "json"]
 Job = Annotated[
     Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON; - is standard input.")
 ]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings in place of those in the file; +KEY=VALUE adds one."),

@@ -6,7 +6,7 @@ import typer
 from rich.text import Text
 
 from roost.cli.commands.run import import_from_here
-from roost.cli.options import Job, Overrides, TextForm
+from roost.cli.options import JobFile, Overrides, TextForm
 from roost.cli.plans import Flags, plan_job, with_flags
 from roost.cli.terminal import print_answer
 from roost.config.reading import Notes
@@ -17,7 +17,7 @@ from roost.text import plural
 
 
 @with_flags
-def check(job: Job, flags: Flags, overrides: Overrides = None, form: TextForm = "text") -> None:
+def check(job: JobFile, flags: Flags, overrides: Overrides = None, form: TextForm = "text") -> None:
     from roost.runtime.targets import load_targets  # loads Ray, which completion does without
 
     import_from_here()

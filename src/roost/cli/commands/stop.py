@@ -23,7 +23,8 @@ def stop(
         float, typer.Option("--timeout", metavar="SECONDS", min=1, max=86400, help="How long it may take to end.")
     ] = _SECONDS,
 ) -> None:
-    record = read_run(find_run(run))
+    folder = find_run(run)
+    record = read_run(folder)
     if record.outcome.status is not Status.RUNNING:
         raise ConfigError(f"run {record.id} is not running: {record.outcome}", hint="`roost runs` shows which are")
     if record.host != socket.gethostname():
@@ -36,4 +37,4 @@ def stop(
     if not has_ended:
         hint = f"it may be saving; kill -9 {record.pid} ends it at once, and `roost clean` what it leaves behind"
         raise ClusterError(f"run {record.id} was asked to stop {timeout:g} s ago, and still runs", hint=hint)
-    tell(f"run {record.id} has ended: {read_run(find_run(run)).outcome}")
+    tell(f"run {record.id} has ended: {read_run(folder).outcome}")

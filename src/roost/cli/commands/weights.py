@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
-from roost.cli.options import Job, Out
+from roost.cli.options import JobFile, Out
 from roost.cli.out import write_text
 from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import draw_map, print_text
@@ -23,7 +23,7 @@ from roost.weights.section import bytes_by_piece, plan_weights
 
 @with_flags
 def weights(
-    job: Job,
+    job: JobFile,
     flags: Flags,
     form: Annotated[
         Literal["map", "text", "json", "svg", "html"],

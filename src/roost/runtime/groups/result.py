@@ -36,6 +36,7 @@ Reply = Sequence[Ref]
 """References to the value that a worker returns and to what it timed."""
 
 _GRACE_SECONDS = 1.0
+_TRANSFER_SECONDS = 60.0
 """How long to wait after the first failure for others of the same call: together they show what happened."""
 
 _SLICE_SECONDS = 1.0
@@ -137,17 +138,25 @@ class CallResult(Passable, Generic[Value]):
     def wait(self, timeout: float | None = None) -> list[Value]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
-        deadline = deadline_in(seconds)
+        try:
+            return self._wait(deadline_in(seconds))
+        except GetTimeoutError:
+            late = self._late()
+        if not late:
+            # All have answered, and large values may still be on their way from other nodes.
+            with contextlib.suppress(GetTimeoutError):
+                return self._wait(deadline_in(_TRANSFER_SECONDS))
+        raise self._timed_out(seconds, late or self._ranks)
+
+    def _wait(self, deadline: float) -> list[Value]:
+        """Return the values; GetTimeoutError at the deadline."""
         try:
             refs = [value for value, _ in self._send(deadline)]
             with waiting(self._waits_for), self._members.context.stop:
                 # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
                 found = get([*refs, *timings_of(self._sources)], seconds_until(deadline))
         except GetTimeoutError:
-            if late := self._late():
-                raise self._timed_out(seconds, late) from None
-            # The last one answered in the meantime.
-            return self.wait(0)
+            raise
         except RayError:
             raise self._failed(deadline) from None
         return list(found[: len(refs)])
