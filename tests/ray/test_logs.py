@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
@@ -135,7 +136,7 @@ def test_a_hundred_megabytes_of_log_do_not_hold_up_the_driver(small_cluster):
     assert len(shown) < 50 * 2**20
 
 
-def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
+def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path, monkeypatch):
     own = tmp_path / "own disk"
     keeps = {"ROOST_LOG_DIR": str(own)}
     nodes = [LocalNode(accelerators=1), LocalNode(accelerators=1, env=keeps), LocalNode(env=keeps)]
@@ -156,6 +157,12 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path):
         wait_until(lambda: '"call":"say"' in _text(events / "actor" / "1.jsonl"), "its events are fetched")
         wait_until(lambda: '{"node":' in _text(events / "node-1.jsonl"), "the samples of its node are fetched")
         assert "from here" in log_of(cluster, 0).read_text()
+        monkeypatch.setattr("roost.runtime.nodes.log_forwarder._AGAIN_SECONDS", 0.0)
+        below = psutil.Process(local.keeper_pid).children(recursive=True)
+        (reader,) = [process for process in below if "LogReader" in " ".join(process.cmdline())]
+        reader.kill()
+        group[1].say("to the next reader").wait(60)
+        wait_until(lambda: "to the next reader" in _text(log_of(cluster, 1)), "another reader goes on where it was")
         with pytest.raises(WorkerDied, match="actor:1") as caught:
             group.end(1, "kill").wait(60)
         assert "ending by kill" in str(caught.value), "the end of a fetched log is in the error"

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,8 @@ _FETCH_BYTES = 4 * 2**20
 _SHOW_BYTES = 256 * 2**10
 """How much of one log is shown in one round; if more comes, the middle is left out."""
 _STOP_SECONDS = 5.0
+_AGAIN_SECONDS = 30.0
+"""After so long a node whose reader has ended gets another one."""
 
 
 class Elsewhere(NamedTuple):
@@ -130,6 +132,8 @@ class LogForwarder:
         self._is_connected = is_connected
         self._looked = self._caught_up = self._look_at_all = 0.0
         self._sources: dict[str, _Source] = {}
+        self._lost: dict[str, tuple[_Source, float]] = {}
+        """Those whose reader has ended, and when to try again."""
         # By file and not by name: the logs of a closed group are renamed when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
         self._lately: dict[tuple[int, int], _Shown] = {}
@@ -157,7 +161,8 @@ class LogForwarder:
                 reader: Any = ray.remote(LogReader)
                 options = reader.options(num_cpus=0, scheduling_strategy=where)
                 handle = options.remote(run_folder_name(self._run_dir))
-                source = self._sources[log.ray_id] = _Source(reader=handle)
+                before, _ = self._lost.pop(log.ray_id, (_Source(reader=handle), 0.0))
+                source = self._sources[log.ray_id] = replace(before, reader=handle, call=None)
             base, own = folder_of_run(self._run_dir, log.path), Path(self._run_dir.path)
             source.files[log.path] = log_file(self._run_dir.logs, log.address)
             for events in (worker_file(log.address), node_file(log.node_rank)):
@@ -236,7 +241,7 @@ class LogForwarder:
         while not self._stopped.wait(pause):
             began = time.monotonic()
             try:
-                if self._sources and self._is_connected():
+                if (self._sources or self._lost) and self._is_connected():
                     self._look_for_more()
                     with self._lock:
                         for ray_id in list(self._sources):
@@ -252,6 +257,8 @@ class LogForwarder:
             return
         self._looked = time.monotonic()
         for log in self._find_logs() if self._find_logs else ():
+            if log.ray_id in self._lost and time.monotonic() < self._lost[log.ray_id][1]:
+                continue
             if log.ray_id not in self._sources or log.path not in self._sources[log.ray_id].files:
                 self.fetch(log)
 
@@ -267,8 +274,8 @@ class LogForwarder:
             call, source.call = source.call, None
             found: Sequence[bytes] = ray.get(call)
         except RayError:
-            # The node is gone: nothing more will come.
-            del self._sources[ray_id]
+            # The node is gone, or only the reader.
+            self._lost[ray_id] = self._sources.pop(ray_id), time.monotonic() + _AGAIN_SECONDS
             return False
         stored = [self._store(source, path, data) for path, data in zip(source.asked, found, strict=True) if data]
         return any(stored)
