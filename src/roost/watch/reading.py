@@ -19,7 +19,7 @@ _FIRST_BYTES = 4 * 2**20
 """How much of all files together is read at first: enough for a view in a second or two."""
 WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
 """Kinds of lines about a run as a whole, which matter however long ago they were written."""
-_LASTING = re.compile(rb'^\{"(?:process|%s)":.*$' % "|".join(WORDS).encode(), re.M)
+_LASTING = re.compile(rb'\n\{"(?:process|%s)":[^\n]*' % "|".join(WORDS).encode())
 _decode = json.JSONDecoder().decode
 """Without what `json.loads` does first for each line."""
 
@@ -148,8 +148,9 @@ class _Tail:
         """Go to the line that `start` is in; yield only those before it that matter however old they are."""
         before = file.read(start)
         self._offset = before.rfind(b"\n") + 1
-        for found in _LASTING.finditer(before, 0, self._offset):
-            if (made := self._parser.line(found.group(), trouble)) is not None:
+        first, lasting = before[: max(0, before.find(b"\n"))], _LASTING.finditer(before, 0, max(0, self._offset - 1))
+        for line in (first, *(found.group()[1:] for found in lasting)):
+            if (made := self._parser.line(line, trouble)) is not None:
                 yield made
         trouble.skipped += self._offset
 
