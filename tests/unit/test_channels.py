@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import pickle
 import threading
@@ -20,9 +21,16 @@ from roost.comm.channels.frames import (
     write_key,
     write_put,
 )
+from roost.comm.channels.home import ChannelSettings, Home
+from roost.comm.channels.operations import GetOperation, PutOperation, take_one
 from roost.comm.channels.queues import Answer, Item, Status, Want
-from roost.comm.connection import Frame, Kind
+from roost.comm.channels.routes import LentItem
+from roost.comm.connection import Frame, Kind, Peer
+from roost.comm.endpoint import Endpoint, own_instance
+from roost.comm.loans import Lending, _here
+from roost.comm.messages import Messages
 from roost.comm.packing import pack, pack_many, unpack
+from roost.comm.process import PlainDirectory
 from roost.testing import as_worker
 from waiting import wait_until
 
@@ -196,3 +204,94 @@ def test_it_says_what_it_is(channel):
     channel.put(1, key="k")
     assert repr(channel) == f"<Channel {channel.name!r} in this process>"
     assert str(channel) == f"<Channel {channel.name!r} in this process, k: 1>"
+
+
+class Spread:
+    """A channel with a home on each of two nodes, and a client next to each."""
+
+    def __init__(self):
+        self.directory = PlainDirectory()
+        self.endpoints = []
+        settings = ChannelSettings(maxsize=0, max_bytes=0, distributed=True, nodes=(0, 1))
+        self.homes = [Home(self.endpoint(f"spread:{rank}", rank), settings, "spread", rank, 2) for rank in (0, 1)]
+        self.clients = [Channel("spread", settings) for _ in (0, 1)]
+        for rank, client in enumerate(self.clients):
+            client._endpoint = self.endpoint(f"client:{rank}", rank)
+
+    def endpoint(self, address, node):
+        own = Peer(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
+        self.endpoints.append(Messages(Endpoint(own, b"secret", self.directory, "127.0.0.1")).endpoint)
+        return self.endpoints[-1]
+
+    def release(self, rank, key):
+        """Let a home forget a key, as when it has had too many others since that was used."""
+        with self.homes[rank]._lock:
+            number = self.homes[rank]._owned.pop(key)
+        with self.homes[0]._lock:
+            self.homes[0]._free(key, number)
+
+
+@pytest.fixture
+def spread():
+    made = Spread()
+    yield made
+    for endpoint in made.endpoints:
+        endpoint.close()
+
+
+def test_a_key_is_assigned_once_although_two_requests_find_out_that_it_moved(spread):
+    near, far = spread.clients
+    near.put("first", key="k")
+    assert far.get("k", timeout=30) == "first"
+    late = GetOperation(far, near._endpoint.loop, "k", Want(), take_one)
+    late.route, late.place = far.route_of("k"), far.place_of("k")
+    spread.release(0, "k")
+    near.put("second", key="k")
+    # As after many other keys.
+    far._places.clear()
+    assert far.get("k", timeout=30) == "second"
+    # The answer to one that was sent before comes only now.
+    far.move(late)
+    near.put("third", key="k")
+    assert late.wait(30) == "third"
+
+
+def test_a_get_that_timed_out_while_its_key_moved_takes_nothing(spread, monkeypatch):
+    monkeypatch.setattr("roost.comm.channels.operations.GRACE_SECONDS", 0.05)
+    near, far = spread.clients
+    far.put("first", key="k")
+    assert near.get("k", timeout=30) == "first"
+    spread.release(1, "k")
+    with held_up(spread.endpoints[0]), pytest.raises(CallTimedOut):
+        near.get("k", timeout=0.1)
+    near.put("second", key="k")
+    assert near.get("k", timeout=30) == "second"
+
+
+@contextlib.contextmanager
+def held_up(endpoint):
+    """Keep the communication thread of a process busy."""
+    gate = threading.Event()
+    endpoint.loop.call(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def test_what_was_lent_for_an_item_comes_back_if_the_item_cannot_be_put(spread):
+    near, _ = spread.clients
+    route = near.route_of("k")
+    loans = _here[near._endpoint.own]
+
+    def put(key="k"):
+        lending = Lending(loans, "")
+        lending.number = loans.add(lending)
+        near._puts.run(PutOperation(near, route.loop, key, [LentItem(pack(1), 0, 1, lending)], True), False, None)
+
+    put()
+    assert len(loans._lent) == 1
+    near.close()
+    with pytest.raises(ChannelClosed):
+        put()
+    assert len(loans._lent) == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import os
 import resource
 import secrets
@@ -15,6 +17,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -22,11 +27,12 @@ import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.connection import Kind, Peer
+from roost.comm.cuda import DeviceMemory
 from roost.comm.endpoint import Endpoint, Listing, own_instance
-from roost.comm.loans import Lending, _here
+from roost.comm.loans import Lending, Loan, _here
 from roost.comm.loop import Handle
 from roost.comm.messages import Messages
-from roost.comm.process import PlainDirectory
+from roost.comm.process import JobDirectory, PlainDirectory, _plain_directory
 from roost.errors import WorkerDied
 from roost.testing import as_worker
 from waiting import wait_until
@@ -160,6 +166,23 @@ def test_a_wait_for_a_worker_that_is_not_there_is_logged_once(caplog):
     pair.close()
 
 
+def test_a_manager_that_is_being_restarted_is_asked_again():
+    exceptions = pytest.importorskip("ray.exceptions")
+    answers = [Future(), Future()]
+    answers[0].set_exception(exceptions.ActorUnavailableError("restarting", None))
+    answers[1].set_result("a listing")
+    asked = []
+
+    def ask(*arguments):
+        asked.append(arguments[:2])
+        return SimpleNamespace(future=lambda: answers[len(asked) - 1])
+
+    handle = SimpleNamespace(get_endpoint=SimpleNamespace(remote=ask))
+    directory = JobDirectory(SimpleNamespace(worker_manager=SimpleNamespace(handle=handle)))
+    assert directory.find("b:0", "old", lambda: None).result(30) == "a listing"
+    assert asked == [("b:0", "old")] * 2
+
+
 class Interrupted:
     """A socket that writes a part of what it is given, and then has the user press Ctrl-C."""
 
@@ -203,6 +226,17 @@ def test_shared_memory_comes_back_when_the_array_is_dropped():
     pair.close()
 
 
+def test_shared_memory_that_is_not_kept_is_unmapped_at_both_ends(monkeypatch):
+    monkeypatch.setattr("roost.comm.memory._KEPT_BYTES", 1 << 20)
+    pair = Pair(is_near=True)
+    for value in range(5):
+        pair.one.send(np.full(1 << 21, value, np.uint8), "b:0")
+        assert pair.two.receive("a:0").wait(30)[0] == value
+    one, two = pair.one.endpoint.connection_to("b:0"), pair.two.endpoint.incoming["a:0"]
+    wait_until(lambda: not one._numbers and not two._maps, "both ends have forgotten it")
+    pair.close()
+
+
 def test_an_array_that_is_kept_is_not_overwritten():
     pair = Pair(is_near=True)
     for value in range(5):
@@ -221,6 +255,128 @@ def test_the_end_of_one_is_noticed_by_the_other_after_what_it_had_sent(pair):
     pair.one.endpoint.close()
     with pytest.raises(WorkerDied, match="a:0 on node 0 is gone"):
         second.wait(30)
+
+
+@contextlib.contextmanager
+def held_up(messages):
+    """Keep the communication thread of a process busy."""
+    gate = threading.Event()
+    messages.endpoint.loop.start()
+    messages.endpoint.loop.call(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def meet(pair):
+    pair.one.send(1, "b:0").wait(30)
+    assert pair.two.receive("a:0").wait(30) == 1
+
+
+def test_a_send_that_waits_for_a_process_that_dies_fails(pair):
+    meet(pair)
+    pair.two.endpoint.incoming["a:0"].pause(is_paused=True)
+    sent = pair.one.send([str(number) * 200 for number in range(60_000)], "b:0")
+    assert not sent.done()
+    pair.two.endpoint.close()
+    with pytest.raises(WorkerDied, match=r"b:0 on node \d is gone"):
+        sent.wait(30)
+
+
+@pytest.mark.parametrize("whose", ["two", "one"])
+def test_a_tensor_that_is_not_received_ends_with_either_process(whose):
+    pair = Pair(is_near=True)
+    meet(pair)
+    sent = pair.one.send_tensor(np.zeros(1 << 24, np.uint8), "b:0")
+    wait_until(lambda: pair.two._arriving, "a part of it is there")
+    getattr(pair, whose).endpoint.close()
+    with pytest.raises(ClusterError, match="is gone" if whose == "two" else "communication of this process has ended"):
+        sent.wait(30)
+    pair.close()
+
+
+def part_of_a_tensor(pair, tensor):
+    """Send a tensor while the sender is held up: two chunks of it arrive."""
+    sent = pair.one.send_tensor(tensor, "b:0")
+    wait_until(lambda: [one for one in pair.two._arriving.values() if one.missing == tensor.nbytes - (1 << 22)], "two")
+    return sent
+
+
+def test_the_receiver_of_a_part_of_a_tensor_ends_with_its_process():
+    pair = Pair(is_near=True)
+    meet(pair)
+    with held_up(pair.one):
+        part_of_a_tensor(pair, np.zeros(1 << 24, np.uint8))
+        handle = pair.two.receive("a:0", into=np.empty(1 << 24, np.uint8))
+        pair.two.endpoint.close()
+        with pytest.raises(ClusterError, match="the communication of this process has ended"):
+            handle.wait(30)
+    pair.close()
+
+
+def test_a_tensor_of_which_a_part_is_there_at_a_timeout_goes_to_the_next_receive():
+    pair = Pair(is_near=True)
+    meet(pair)
+    tensor = np.arange(1 << 22, dtype=np.int32)
+    late, target = np.zeros_like(tensor), np.zeros_like(tensor)
+    with held_up(pair.one):
+        sent = part_of_a_tensor(pair, tensor)
+        with pytest.raises(CallTimedOut, match="b:0 has got no message from a:0"):
+            pair.two.wait_for_next("a:0", None, late, 0.05)
+        at_the_timeout = late.copy()
+    pair.two.wait_for_next("a:0", None, target, 30)
+    sent.wait(30)
+    assert np.array_equal(target, tensor)
+    assert np.array_equal(late, at_the_timeout)
+    pair.close()
+
+
+def test_the_rest_of_a_tensor_comes_although_too_much_else_waits(monkeypatch):
+    monkeypatch.setattr("roost.comm.messages.MOST_WAITING", 1 << 20)
+    pair = Pair(is_near=True)
+    meet(pair)
+    tensor, target = np.arange(1 << 22, dtype=np.int32), np.zeros(1 << 22, np.int32)
+    pair.one.send_tensor(tensor, "b:0", "tensor")
+    pair.one.send(np.zeros(1 << 22), "b:0")
+    wait_until(lambda: pair.two._paused, "too much waits")
+    handle = pair.two.receive("a:0", "tensor", target)
+    wait_until(handle.done, "all of it is there")
+    assert np.array_equal(target, tensor)
+    pair.close()
+
+
+class Unreadable:
+    """A tag that the receiver cannot make."""
+
+    def __reduce__(self):
+        return importlib.import_module, ("no_such_module",)
+
+
+def test_a_frame_that_cannot_be_handled_ends_its_connection(pair, caplog):
+    meet(pair)
+    handle = pair.two.receive("a:0")
+    pair.one.send(1, "b:0", Unreadable())
+    with pytest.raises(WorkerDied, match="a:0 on node 0 is gone"):
+        handle.wait(30)
+    assert "a connection could not be handled" in caplog.text
+    wait_until(lambda: "b:0" not in pair.one.endpoint._links, "the other end knows")
+    meet(pair)
+
+
+def test_a_process_made_by_fork_does_not_keep_connections_open(pair):
+    meet(pair)
+    endpoints = pair.one.endpoint, pair.two.endpoint
+    socks = {os.readlink(f"/proc/self/fd/{one.fileno()}") for each in endpoints for one in each._listeners}
+    open_ones = [one for each in endpoints for some in each._connections.values() for one in some]
+    socks |= {os.readlink(f"/proc/self/fd/{one.fd}") for one in open_ones}
+    assert len(socks) == 6
+    child = os.fork()
+    if not child:
+        left = {os.readlink(entry) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry)}
+        os._exit(len(left & socks))
+    assert os.waitpid(child, 0)[1] == 0
+    meet(pair)
 
 
 def test_a_new_process_of_the_name_gets_nothing_that_was_meant_for_the_old_one(pair):
@@ -273,6 +429,32 @@ def test_a_loan_ends_with_the_process_that_would_fetch_it_and_with_this_one():
     assert str(errors["c:0"]) == "the communication of this process has ended"
 
 
+def test_a_restarted_process_does_not_answer_for_what_the_old_one_had_lent(monkeypatch):
+    torch = pytest.importorskip("torch")
+    pair = Pair(is_near=True)
+    own, there = pair.one.endpoint.own, _here[pair.two.endpoint.own]
+    loans = _here[own]
+    # As in another process.
+    monkeypatch.delitem(_here, own)
+    lending = Lending(loans, "b:0")
+    lending.tensors = [torch.ones(8, dtype=torch.uint8)]
+    number = loans.add(lending)
+    memory = DeviceMemory(device="GPU-0", handle=b"", offset=0, nbytes=8)
+    old = Peer(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
+    loan = Loan(owner=old, number=number, place=0, memory=memory, dtype="uint8", shape=(8,))
+    with pytest.raises(WorkerDied, match="a:0 on node 0 has ended, and with it the tensor"):
+        there.fetch(loan, torch.zeros(8, dtype=torch.uint8))
+    there.give_back(old, number, [])
+    pair.two.send("after it", "a:0")
+    assert pair.one.receive("b:0").wait(30) == "after it"
+    target = torch.zeros(8, dtype=torch.uint8)
+    there.fetch(replace(loan, owner=own), target)
+    assert target.sum() == 8
+    there.give_back(own, number, [])
+    wait_until(lambda: loans.tensor(number, 0) is None, "it is returned")
+    pair.close()
+
+
 @pytest.mark.parametrize("is_local", [True, False])
 def test_a_stranger_is_not_listened_to(pair, is_local):
     listing = pair.listing("b:0")
@@ -299,7 +481,8 @@ def test_one_with_another_secret_gets_nothing_through():
     pair.close()
 
 
-def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
+def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up(monkeypatch):
+    monkeypatch.setattr("roost.comm.endpoint._MOST_STRANGERS", 64)
     pair = Pair(is_near=False)
     listing = pair.listing("b:0")
     before = len(os.listdir("/proc/self/fd"))
@@ -314,6 +497,66 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up():
     assert len(os.listdir("/proc/self/fd")) - before < 300 + 64 + 20
     for sock in socks:
         sock.close()
+    pair.close()
+
+
+def test_a_stranger_that_says_nothing_is_disconnected(monkeypatch):
+    monkeypatch.setattr("roost.comm.endpoint._GREET_SECONDS", 0.05)
+    pair = Pair(is_near=False)
+    with connect(pair.listing("b:0"), is_local=False) as sock:
+        assert len(sock.recv(32)) == 32
+        assert sock.recv(1) == b""
+    pair.close()
+
+
+def test_many_members_that_connect_at_once_are_not_taken_for_strangers():
+    pair = Pair(is_near=True)
+    members = []
+    with held_up(pair.two):
+        for rank in range(80):
+            own = Peer(address=f"c:{rank}", instance=own_instance(), node="node 0", node_rank=0)
+            members.append(Messages(Endpoint(own, b"secret", pair.directory, None)))
+            members[-1].send(rank, "b:0")
+        for member in members:
+            wait_until(lambda member=member: member.endpoint._links["b:0"].connection, "it has begun to connect")
+    handles = [pair.two.receive(f"c:{rank}") for rank in range(80)]
+    assert [handle.wait(60) for handle in handles] == list(range(80))
+    for member in members:
+        member.endpoint.close()
+    pair.close()
+
+
+def test_a_living_process_that_could_not_be_reached_is_tried_again():
+    pair = Pair(is_near=True)
+    own = Peer(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    pair.directory.announce(Listing(peer=own, local_name="", host="127.0.0.1", port=port))
+    pair.one.send("at last", "c:0")
+    wait_until(lambda: pair.one.endpoint._links["c:0"].tries, "it was refused")
+    third = Messages(Endpoint(own, b"secret", PlainDirectory(), "127.0.0.1", port))
+    assert third.receive("a:0").wait(60) == "at last"
+    third.endpoint.close()
+    pair.close()
+
+
+def test_a_process_without_descriptors_accepts_later_and_does_not_spin():
+    pair = Pair(is_near=False)
+    listing = pair.listing("b:0")
+    two, calls = pair.two.endpoint, []
+    accept = two._accept
+    two._accept = lambda listener: (calls.append(time.monotonic()), accept(listener))[1]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as sock:
+        sock.settimeout(30)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (sock.fileno(), limits[1]))
+        try:
+            sock.connect((listing.host, listing.port))
+            wait_until(lambda: len(calls) >= 3, "it tries again")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert calls[2] - calls[0] > 0.15
+        assert len(sock.recv(32)) == 32
     pair.close()
 
 
@@ -415,3 +658,15 @@ def test_workers_of_a_plain_process_talk_without_ray():
             first.send(1, "plain", wrong)
     with pytest.raises(ConfigError, match="is not the name of a group"):
         first.recv("", 0)
+
+
+def test_one_that_knows_the_code_does_not_know_the_secret_of_a_plain_process():
+    with as_worker(rank=0, world_size=1, group_name="guarded"):
+        guarded = Worker()
+    own = Peer(address="evil:0", instance=own_instance(), node="", node_rank=0)
+    stranger = Messages(Endpoint(own, b"plain", _plain_directory, None))
+    handle = guarded.recv("evil", 0, async_op=True)
+    stranger.send("evil", "guarded:0")
+    with pytest.raises(CallTimedOut):
+        handle.wait(0.5)
+    stranger.endpoint.close()

@@ -78,3 +78,22 @@ def test_a_message_that_was_put_back_is_the_next_one():
     first = mailbox.post(Receive("a:0", None, "first"))
     mailbox.put_back(first)
     assert [mailbox.post(Receive("a:0", None, "again")).content for _ in range(2)] == [1, 2]
+
+
+def test_a_message_that_was_put_back_goes_to_the_receive_that_waits():
+    mailbox: Mailbox[str] = Mailbox()
+    message = Message("a:0", "1", None, 1, 1)
+    mailbox.post(Receive("a:0", None, "first"))
+    assert mailbox.deliver(message).receiver == "first"
+    mailbox.post(Receive("a:0", None, "second"))
+    assert mailbox.put_back(message).receiver == "second"
+    assert not list(mailbox.receives())
+
+
+def test_a_receive_from_a_group_does_not_take_what_groups_of_its_members_send():
+    mailbox: Mailbox[str] = Mailbox()
+    mailbox.post(Receive("actor:*", None, "group"))
+    assert mailbox.deliver(Message("actor:0:helper:2", "1", None, 1, 1)) is None
+    assert not mailbox.is_waiting_for("actor:0:helper:2")
+    assert mailbox.deliver(Message("actor:1", "1", None, 2, 1)).receiver == "group"
+    assert mailbox.post(Receive("actor:0:helper:*", None, "helpers")).content == 1

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from roost.comm.channels.queues import Answer, Freed, Item, Queues, Recall, Status, Want
+from roost.comm.channels.queues import Answer, Item, Queues, Recall, Status, Want
 
 ONE = Want()
 NOW = Want(waits=False)
@@ -28,10 +28,8 @@ def said(events):
             got = [item.content for item in event.items]
             word = event.status.name.lower()
             found.append((event.client, event.number, word, got) if got else (event.client, event.number, word))
-        elif isinstance(event, Recall):
-            found.append((event.client, event.number, "recall"))
         else:
-            found.append(("freed", event.key))
+            found.append((event.client, event.number, "recall"))
     return found
 
 
@@ -229,14 +227,15 @@ def test_an_iterator_gets_a_fair_part_ahead_and_returns_it_when_others_wait():
 
 
 def test_a_key_is_freed_when_it_is_empty_and_unused():
-    queues = Queues(maxsize=1, reports_freed=True)
+    queues = Queues(maxsize=1)
     queues.put("p", 1, "k", things("a"))
     queues.get("c", 2, "k", ONE)
     assert "k" in queues
-    assert queues.acknowledge("c", 2) == [Freed("k")]
+    queues.acknowledge("c", 2)
     assert "k" not in queues
     queues.get("c", 3, "k", ONE)
-    assert said(queues.cancel("c", 3)) == [("c", 3, "cancelled"), ("freed", "k")]
+    assert said(queues.cancel("c", 3)) == [("c", 3, "cancelled")]
+    assert "k" not in queues
     assert queues.stats()["keys"] == {}
 
 

@@ -103,8 +103,14 @@ def make_process_group(
     place = context.collective_manager.create_group(label, members, listener.node_rank)
     rank = members.index(own)
     left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
-    _meet(store, members, rank, deadline)
+    try:
+        store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
+        _meet(store, members, rank, deadline)
+    except distributed.DistError as error:
+        if rank == 0:
+            raise
+        # The first member has not come: all meet at its store.
+        raise _late(members, rank, [0]) from error
     return new_group(backend, store, rank, len(members), label, options)
 
 
@@ -114,12 +120,16 @@ def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> Non
     missing = list(range(len(members)))
     while missing := [one for one in missing if not store.check([f"here/{one}"])]:
         if time.monotonic() > deadline:
-            names = join_words([WorkerAddress(members[one]) for one in missing])
-            raise CallTimedOut(
-                f"{members[rank]} waits in a collective of {len(members)} workers for {names}",
-                hint="every member calls collective() with the same arguments, and as often",
-            )
+            raise _late(members, rank, missing)
         time.sleep(_POLL_SECONDS)
+
+
+def _late(members: Sequence[str], rank: int, missing: Sequence[int]) -> CallTimedOut:
+    names = join_words([WorkerAddress(members[one]) for one in missing])
+    return CallTimedOut(
+        f"{members[rank]} waits in a collective of {len(members)} workers for {names}",
+        hint="every member calls collective() with the same arguments, and as often",
+    )
 
 
 def plan_routes(n_senders: int, n_receivers: int, batch: int) -> list[tuple[int, int, slice]]:

@@ -10,6 +10,7 @@ import array
 import contextlib
 import enum
 import hmac
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import select
 import socket
 import struct
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +28,7 @@ from typing import Any
 
 from roost.comm.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
 from roost.comm.memory import Memory, Pool, copy
+from roost.errors import WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -57,6 +60,10 @@ class Kind(enum.IntEnum):
     FREE = 6
     FETCH = 7
     RETURN = 8
+    FORGET = 9
+
+
+_ABOUT_MEMORY = frozenset({int(Kind.MEMORY), int(Kind.FREE), int(Kind.FORGET)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +153,14 @@ class Connection:
         """Descriptors that travel with a part of `_out`, by the number of bytes after which that begins."""
         self._written = 0
         self._queued = 0
-        self._marks: deque[tuple[int, Callable[[], None]]] = deque()
+        self._marks: deque[tuple[int, Handle[None]]] = deque()
+        """Sends that are done when so many bytes have left this process."""
+        self._sends: set[Handle[None]] = set()
+        """Sends that fail if it ends before they are done."""
+        self._error: Exception | None = None
+        """Why it was closed, if not because the other end is gone."""
+        self._is_broken = False
+        """Whether bytes that were to be sent are lost."""
         self._rest = b""
         self._in_fds: deque[int] = deque()
         self._greeting: Generator[int, bytes, None] | None = self._greet()
@@ -158,7 +172,9 @@ class Connection:
         self._large: bytearray | None = None
         """A frame with much data, of which a part is missing."""
         self._is_reading = True
-        self._numbers: dict[Memory, int] = {}
+        self._numbers: dict[weakref.ref[Memory], int] = {}
+        """By what the other end may borrow: the number that it knows that by, until the memory is no more."""
+        self._new_number = itertools.count(1)
         self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
         """What the other end borrowed, each as often as it did, by the number that it knows the memory by."""
         self._lock = threading.RLock()
@@ -213,7 +229,7 @@ class Connection:
             except BlockingIOError:
                 return False
             except OSError:
-                # The reader finds out, and closes it.
+                self._break()
                 return True
             if sent < len(part):
                 self._write([memoryview(part)[sent:]])
@@ -250,13 +266,23 @@ class Connection:
             header = _HEADER.pack(kind, len(descriptions), len(envelope), len(data), number)
             self._write([b"".join((header, *descriptions, envelope, data)), *inline])
 
-    def when_written(self, callback: Callable[[], None]) -> None:
-        """Call a function when all that was sent before has left this process; at once if it has."""
+    def complete_when_written(self, handle: Handle[None]) -> None:
+        """Complete a send when all that was sent before has left this process; at once if it has."""
         with self._lock:
-            if self._written < self._queued and not self.is_closed:
-                self._marks.append((self._queued, callback))
-                return
-        callback()
+            is_written = self._written == self._queued and not self._is_broken
+            if not is_written:
+                self._marks.append((self._queued, handle))
+        if is_written:
+            handle.complete(None)
+        else:
+            self.fail_at_end(handle)
+
+    def fail_at_end(self, handle: Handle[None]) -> None:
+        """Fail a send with WorkerDied if the connection ends before it is done."""
+        self._sends.add(handle)
+        handle.on_done(lambda: self._sends.discard(handle))
+        if self.is_closed:
+            self._fail_sends()
 
     def share(self, data: Any, size: int) -> SharedBuffer | None:
         """Copy a large buffer into shared memory for the other end; None if it must go through the socket."""
@@ -273,13 +299,19 @@ class Connection:
         return SharedBuffer(memory, memoryview(memory.map)[:size])
 
     def _lend(self, memory: Memory, kept: SharedBuffer, on_free: Callable[[], None] | None) -> int:
-        number = self._numbers.get(memory)
+        number = self._numbers.get(weakref.ref(memory))
         if number is None:
-            number = len(self._numbers) + 1
-            self._numbers[memory] = number
+            number = next(self._new_number)
+            self._numbers[weakref.ref(memory, self._forget)] = number
             self._write([_HEADER.pack(Kind.MEMORY, 0, 0, 0, number)], memory)
         self._lent.setdefault(number, deque()).append((kept, on_free))
         return number
+
+    def _forget(self, reference: weakref.ref[Memory]) -> None:
+        """Let the other end unmap memory that is no more here; in a finalizer, which may run anywhere."""
+        number = self._numbers.pop(reference, None)
+        if number is not None:
+            self._loop.call(lambda: self.send(Kind.FORGET, number))
 
     def _write(self, parts: Sequence[Any], memory: Memory | None = None) -> None:
         if self.is_closed:
@@ -335,11 +367,18 @@ class Connection:
         except BlockingIOError:
             self.listen()
         except OSError:
-            # The reader finds out, and closes it.
-            self._out.clear()
-            self._written = self._queued
-        while self._marks and self._marks[0][0] <= self._written:
-            self._marks.popleft()[1]()
+            self._break()
+        while self._marks and not self._is_broken and self._marks[0][0] <= self._written:
+            self._marks.popleft()[1].complete(None)
+
+    def _break(self) -> None:
+        """Drop what cannot be sent. The reader finds out that this is the end, and closes it."""
+        self._is_broken = True
+        self._out.clear()
+        self._out_fds.clear()
+        self._written = self._queued
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def pause(self, *, is_paused: bool) -> None:
         """Leave what the other end sends in the socket for a while, or go on reading."""
@@ -353,12 +392,13 @@ class Connection:
             if not self.is_closed:
                 self._loop.watch_for(self.fd, reads=self._is_reading and not self.is_lent, writes=bool(self._out))
 
-    def close(self) -> None:
-        """Close it; the other end learns it at once."""
+    def close(self, error: Exception | None = None) -> None:
+        """Close it; the other end learns it at once. Sends that are not done fail, with WorkerDied unless told."""
         with self._lock:
             if self.is_closed:
                 return
-            self.is_closed = True
+            self._error = error
+            self.is_closed = self._is_broken = True
         self._loop.forget(self.fd)
         with contextlib.suppress(OSError):
             # Another thread may read it.
@@ -371,30 +411,45 @@ class Connection:
         self._out_fds.clear()
         self._written = self._queued
         # The other process may still use what it borrowed: that memory is not used again here.
-        for memory in self._numbers:
-            self._shared.drop(memory)
+        for reference in list(self._numbers):
+            memory = reference()
+            if memory is not None:
+                self._shared.drop(memory)
         self._lent.clear()
         self._numbers.clear()
         self._maps.clear()
-        while self._marks:
-            self._marks.popleft()[1]()
+        self._marks.clear()
         self._on_close(self)
+        self._fail_sends()
+
+    def _fail_sends(self) -> None:
+        for handle in list(self._sends):
+            handle.fail(self._error or gone_error(self.peer))
+
+    def abandon(self) -> None:
+        """Let go of the socket in a process made by fork: it is its parent's, which goes on using it."""
+        self.is_closed = self._is_broken = True
+        self._sock.close()
 
     def _handle(self, event: int) -> None:
-        if event & _WRITABLE:
-            with self._lock:
-                self._flush()
-                if not self._out:
-                    self.listen()
-        if event & _READABLE and self._reading.acquire(blocking=False):
-            try:
-                self._receive(self._loop.space, _NOW)
-            except BlockingIOError:
-                return
-            except (OSError, EOFError, ValueError):
-                self.close()
-            finally:
-                self._reading.release()
+        try:
+            if event & _WRITABLE:
+                with self._lock:
+                    self._flush()
+                    if not self._out:
+                        self.listen()
+            if event & _READABLE and self._reading.acquire(blocking=False):
+                try:
+                    self._receive(self._loop.space, _NOW)
+                finally:
+                    self._reading.release()
+        except BlockingIOError:
+            return
+        except (OSError, EOFError, ValueError):
+            self.close()
+        except Exception:
+            log.exception("a connection could not be handled")
+            self.close()
 
     def read_for(self, handle: Handle[Any]) -> None:
         """Read until a handle is done, or nothing has come for a while; not while another thread does."""
@@ -464,11 +519,8 @@ class Connection:
                     return b""
                 break
             described, at = at + _HEADER.size, end
-            if kind == Kind.MEMORY:
-                self._map(number)
-                continue
-            if kind == Kind.FREE:
-                self._take_back(number)
+            if kind in _ABOUT_MEMORY:
+                self._note_memory(kind, number)
                 continue
             frame = Frame(kind, number, data[begin:middle], data[middle:end], [])
             for place in range(count):
@@ -545,7 +597,13 @@ class Connection:
                 return memory.borrow(size, lambda: self._loop.call(lambda: self._private.give(memory)))[0]
         return memoryview(bytearray(size))
 
-    def _map(self, number: int) -> None:
+    def _note_memory(self, kind: int, number: int) -> None:
+        if kind == Kind.FREE:
+            self._take_back(number)
+            return
+        if kind == Kind.FORGET:
+            self._maps.pop(number, None)
+            return
         if not self._in_fds:
             raise ValueError("a descriptor did not arrive")
         fd = self._in_fds.popleft()
@@ -577,3 +635,13 @@ class Connection:
             self._shared.give(kept.memory)
         if on_free is not None:
             on_free()
+
+
+def gone_error(peer: Peer | None) -> WorkerDied:
+    """Make the error for what waits for a process that has ended."""
+    return WorkerDied(f"{peer} is gone: its process ended or was closed", hint="its log says why")
+
+
+def view(buffer: Any) -> memoryview:
+    """Return the bytes of a buffer as it arrived."""
+    return buffer.view if isinstance(buffer, SharedBuffer) else memoryview(buffer).cast("B")

@@ -8,26 +8,28 @@ last one has been read to its end, every operation that waits for that process f
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
+import random
 import resource
 import secrets
 import socket
 import sys
 import threading
-import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from roost.comm.connection import Connection, Frame, Kind, Peer
+from roost.comm.connection import Connection, Frame, Kind, Peer, gone_error
 from roost.comm.loop import Handle, Loop
 from roost.comm.mailbox import Mailbox
 from roost.comm.memory import Pool
-from roost.errors import ClusterError, RoostError, WorkerDied
+from roost.errors import ClusterError, RoostError
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -36,13 +38,17 @@ _LOAN = (int(Kind.FETCH), int(Kind.RETURN))
 _BACKLOG = 1024
 MOST_WAITING = 1 << 26
 """How many bytes may wait for a process: here until it is up, and there until it receives them."""
+ENDED = "the communication of this process has ended"
 _GREET_SECONDS = 10.0
-_MOST_STRANGERS = 64
-"""How many connections may be open that have not proved to be members."""
+_MOST_STRANGERS = 1024
+"""How many connections may be open that have not proved to be members; fewer if descriptors are few."""
+_AT_ONCE = 16
+"""How many connections are accepted before those are read that have been."""
 _MOST_EARLY = 256
 """How many requests may wait for what answers them; then those that ask are not read."""
-_MOST_TRIES = 20
 _RETRY_SECONDS = 0.1
+_MOST_DOUBLINGS = 7
+"""How often the time until the next try is doubled."""
 _FEWEST_FILES = 512
 """With fewer descriptors, shared memory is not used: each piece takes one."""
 
@@ -93,6 +99,8 @@ class Link:
         self.is_ready = False
         self.is_near = False
         self.tries = 0
+        self.lookup: Future[Listing] | None = None
+        """Where a process of this name is being looked for; it is cancelled when none is needed any more."""
         self.jobs: deque[Job] = deque()
         self.is_waiting = False
         """Whether the other process is not there yet: what can wait here has been done, for the caller."""
@@ -132,12 +140,15 @@ class Endpoint:
         """By address: the connection that the process there opened, and sends its messages through."""
         self._known: Counter[str] = Counter()
         """By address: how many open connections there are."""
-        self._strangers: dict[Connection, float] = {}
+        self._strangers: dict[Connection, None] = {}
+        """Those that have not proved to be members, the oldest first."""
         self._numbers = itertools.count(1)
         self._listeners: list[socket.socket] = []
         self.is_closed = False
         self.host = host
         self._port = port
+        self._most_strangers = min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        _endpoints.add(self)
 
     def open(self) -> None:
         """Let others find this process: what takes messages must be there before."""
@@ -236,7 +247,7 @@ class Endpoint:
         """Return the link to a worker, and begin to open it if there is none."""
         with self.lock:
             if self.is_closed:
-                raise ClusterError("the communication of this process has ended")
+                raise ClusterError(ENDED)
             link = self._links.get(address)
             if link is None:
                 link = self._links[address] = Link(address)
@@ -259,10 +270,10 @@ class Endpoint:
         for listener in self._listeners:
             self.loop.forget(listener.fileno())
             listener.close()
-        self._close_connections()
+        error = ClusterError(ENDED)
+        self._close_connections(error)
         for call in self.on_close:
             call()
-        error = ClusterError("the communication of this process has ended")
         for link in links:
             self._fail(link, error)
         with self.lock:
@@ -272,17 +283,29 @@ class Endpoint:
             receive.receiver.fail(error)
         self.loop.stop()
         # Those that were accepted meanwhile.
-        self._close_connections()
+        self._close_connections(error)
 
-    def _close_connections(self) -> None:
+    def abandon(self) -> None:
+        """Let go of the sockets in a process made by fork, without a lock, which another thread may have held then."""
+        self.is_closed = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in self._all_connections():
+            connection.abandon()
+
+    def _all_connections(self) -> set[Connection]:
+        open_ones = {connection for some in self._connections.values() for connection in some}
+        return open_ones | {*self._strangers, *(link.connection for link in self._links.values() if link.connection)}
+
+    def _close_connections(self, error: Exception) -> None:
         with self.lock:
-            open_ones = {connection for some in self._connections.values() for connection in some}
-            open_ones |= {*self._strangers, *(link.connection for link in self._links.values() if link.connection)}
+            open_ones = self._all_connections()
         for connection in open_ones:
-            connection.close()
+            connection.close(error)
 
     def _find(self, link: Link, but_not: str) -> None:
         found = self._directory.find(link.address, but_not, lambda: self.loop.call(lambda: self._wait(link)))
+        link.lookup = found
         found.add_done_callback(lambda ended: self.loop.call(lambda: self._dial(link, ended)))
         self.loop.start()
         self.loop.nudge()
@@ -304,14 +327,22 @@ class Endpoint:
 
     def _dial(self, link: Link, found: Future[Listing]) -> None:
         """Connect to what was found; in the thread that reads."""
-        if self.is_closed:
+        if self.is_closed or found.cancelled() or link.is_ready:
             return
+        link.lookup = None
+        # A process that could not be reached may still be tried.
+        tried, link.connection = link.connection, None
+        if tried is not None:
+            tried.close()
         try:
             listing = found.result(0)
         except Exception as error:
             self._fail(link, error if isinstance(error, RoostError) else ClusterError(f"{link.address}: {error}"))
             return
         link.listing = listing
+        self._begin(link, listing)
+
+    def _begin(self, link: Link, listing: Listing) -> None:
         link.is_near = bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
         self._reach(link, listing)
 
@@ -332,7 +363,7 @@ class Endpoint:
                 sock.close()
             self._try_again(link)
             return
-        link.connection = self._connect(sock, is_server=False, on_open=lambda _: self._opened(link))
+        link.connection = self._connect(sock, is_server=False, on_open=lambda made: self._opened(link, made))
 
     def _connect(self, sock: socket.socket, *, is_server: bool, on_open: Callable[[Connection], None]) -> Connection:
         def opened(connection: Connection) -> None:
@@ -358,37 +389,45 @@ class Endpoint:
         )
 
     def _accept(self, listener: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    sock, _ = listener.accept()
-                except OSError as error:
-                    if isinstance(error, BlockingIOError):
-                        raise
-                    # No descriptor is left: those that wait stay in the queue of the kernel, and strangers go.
-                    self._drop_strangers(0)
-                    return
-                self._drop_strangers(_MOST_STRANGERS - 1)
-                connection = self._connect(sock, is_server=True, on_open=lambda _: None)
-                self._strangers[connection] = time.monotonic()
+        for _ in range(_AT_ONCE):
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # No descriptor is left: those that wait stay in the queue of the kernel, and strangers go.
+                self._drop_strangers(0)
+                self.loop.watch_for(listener.fileno(), reads=False, writes=False)
+                self.loop.call_later(_RETRY_SECONDS, lambda: self._listen(listener))
+                return
+            self._drop_strangers(self._most_strangers - 1)
+            connection = self._connect(sock, is_server=True, on_open=lambda _: None)
+            self._strangers[connection] = None
+            self.loop.call_later(_GREET_SECONDS, functools.partial(self._drop_stranger, connection))
+
+    def _listen(self, listener: socket.socket) -> None:
+        if not self.is_closed:
+            self.loop.watch_for(listener.fileno(), reads=True, writes=False)
 
     def _drop_strangers(self, most: int) -> None:
-        """Close connections that did not prove in time to be members, and the oldest if there are too many."""
-        now = time.monotonic()
-        late = [one for one, since in self._strangers.items() if now - since > _GREET_SECONDS]
-        for connection in late or list(self._strangers)[: max(0, len(self._strangers) - most)]:
-            self._strangers.pop(connection, None)
+        """Close the oldest connections of those that have not proved to be members, if there are too many."""
+        for connection in list(self._strangers)[: max(0, len(self._strangers) - most)]:
+            self._drop_stranger(connection)
+
+    def _drop_stranger(self, connection: Connection) -> None:
+        if connection in self._strangers:
             connection.close()
 
-    def _opened(self, link: Link) -> None:
-        connection = link.connection
-        if connection is None:
+    def _opened(self, link: Link, connection: Connection) -> None:
+        if link.connection is not connection:
             return
         if link.listing is not None and connection.peer != link.listing.peer:
             # The port is used again: another member of the job listens there now.
             link.connection = None
-            self._try_again(link)
+            self._seek(link, link.listing)
             return
+        if link.lookup is not None:
+            link.lookup.cancel()
         # In order: what is submitted meanwhile waits for the lock.
         with self.lock:
             while link.jobs:
@@ -396,20 +435,31 @@ class Endpoint:
             link.is_ready = True
 
     def _try_again(self, link: Link) -> None:
-        """Try the network if the near way failed, as between containers; else find the process again.
+        """Try the network if the near way failed, as between containers; else try again after a while.
 
-        It may have died, and have been restarted.
+        The process may also have died, and have been restarted: meanwhile, another one of its name is looked for.
         """
-        if link.is_near and link.listing is not None:
+        listing = link.listing
+        if listing is None:
+            return
+        if link.is_near:
             link.is_near = False
-            self._reach(link, link.listing)
+            self._reach(link, listing)
             return
+        link.connection = None
+        self._seek(link, listing)
+        seconds = _RETRY_SECONDS * 2 ** min(link.tries, _MOST_DOUBLINGS)
         link.tries += 1
-        gone = link.listing.peer.instance if link.listing is not None else ""
-        if link.tries > _MOST_TRIES:
-            self._fail(link, ClusterError(f"{link.address} does not answer", hint="see its log"))
-            return
-        self._find(link, gone)
+        # Not all at the same moment that were refused together.
+        self.loop.call_later(seconds * random.uniform(0.5, 1.5), lambda: self._retry(link, listing))  # noqa: S311
+
+    def _seek(self, link: Link, gone: Listing) -> None:
+        if link.lookup is None:
+            self._find(link, gone.peer.instance)
+
+    def _retry(self, link: Link, listing: Listing) -> None:
+        if link.listing is listing and self._links.get(link.address) is link:
+            self._begin(link, listing)
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         peer = connection.peer
@@ -477,6 +527,8 @@ class Endpoint:
     def _fail(self, link: Link, error: Exception) -> None:
         with self.lock:
             link.error, link.is_ready = error, False
+            if link.lookup is not None:
+                link.lookup.cancel()
             if self._links.get(link.address) is link:
                 del self._links[link.address]
             jobs, requests = list(link.jobs), list(link.requests.values())
@@ -492,11 +544,18 @@ class Endpoint:
             receive.receiver.fail(error)
 
 
-def gone_error(peer: Peer) -> WorkerDied:
-    """Make the error for what waits for a process that has ended."""
-    return WorkerDied(f"{peer} is gone: its process ended or was closed", hint="its log says why")
-
-
 def own_instance() -> str:
     """Return a name for this process that no other one has."""
     return f"{os.getpid()}-{secrets.token_hex(8)}"
+
+
+_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    # Otherwise peers would not notice the end of this process while its child lives.
+    for endpoint in _endpoints:
+        endpoint.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

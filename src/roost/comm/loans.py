@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.connection import Connection, Frame, Kind, Peer, gone_error, view
 from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
-from roost.comm.endpoint import Endpoint, gone_error
+from roost.comm.endpoint import Endpoint
 from roost.comm.loop import Handle
 from roost.comm.pairs import Pairs
 from roost.errors import ClusterError, WorkerDied
@@ -195,7 +195,7 @@ class Loans:
         def send(connection: Connection) -> None:
             for copy in copies:
                 copy.synchronize()
-            connection.send(Kind.RETURN, number)
+            connection.send(Kind.RETURN, number, owner.instance.encode())
 
         # Not now: the caller goes on while the device copies.
         self._endpoint.loop.call(lambda: self._endpoint.submit(owner.address, send))
@@ -203,7 +203,7 @@ class Loans:
     def _fetch_by_host(self, loan: Loan, target: Any) -> None:
         torch = sys.modules["torch"]
         (buffer,) = self._ask(loan, b"").buffers
-        target.copy_(torch.frombuffer(buffer.view if isinstance(buffer, SharedBuffer) else buffer, dtype=torch.uint8))
+        target.copy_(torch.frombuffer(view(buffer), dtype=torch.uint8))
 
     def _ask_to_send(self, loan: Loan, place: bytes) -> bool:
         return self._ask(loan, place).envelope == _SENT
@@ -211,7 +211,7 @@ class Loans:
     def _ask(self, loan: Loan, place: bytes) -> Frame:
         """Ask the owner of a tensor for its content, or to send it in a process group."""
         answer: Handle[Any] = Handle(self._endpoint.loop, late=lambda: f"{loan.owner} has not sent a tensor")
-        wanted = b"%d %d" % (loan.number, loan.place)
+        wanted = f"{loan.owner.instance} {loan.number} {loan.place}".encode()
         self._endpoint.request(loan.owner.address, wanted, place, (), answer, Kind.FETCH)
         frame: Frame = answer.wait(_FETCH_SECONDS)
         if not frame.buffers and not frame.envelope:
@@ -220,10 +220,14 @@ class Loans:
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Answer those who fetch, and take back what is returned; in the thread that reads."""
+        instance, *wanted = frame.envelope.decode().split()
+        # What a process had lent that was restarted is lost, and its numbers are used again.
+        is_own = instance == self.own.instance
         if frame.kind == Kind.RETURN:
-            self.take_back(frame.number)
+            if is_own:
+                self.take_back(frame.number)
             return
-        tensor = self.tensor(*map(int, frame.envelope.split()))
+        tensor = self.tensor(*map(int, wanted)) if is_own else None
         if tensor is None:
             connection.send(Kind.REPLY, frame.number)
             return

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import heapq
+import itertools
 import logging
 import math
 import os
@@ -278,6 +280,9 @@ class Loop:
         self.ident = 0
         """Of the thread."""
         self._at_end: list[Callable[[], None]] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        """A heap of when to call what, in order."""
+        self._order = itertools.count()
 
     def watch(self, fd: int, handler: Callable[[int], None]) -> None:
         """Call a handler with the events of a descriptor."""
@@ -300,6 +305,11 @@ class Loop:
         """Let the thread call a function; safe in a finalizer, which may run anywhere."""
         self._calls.append(function)
         self._wake()
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Let the thread call a function after a while."""
+        timer = time.monotonic() + seconds, next(self._order), function
+        self.call(lambda: heapq.heappush(self._timers, timer))
 
     def at_end_of_turn(self, function: Callable[[], None]) -> bool:
         """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
@@ -407,7 +417,11 @@ class Loop:
     def _run(self) -> None:
         self.ident = threading.get_ident()
         while not self._is_stopped:
-            events = self._poll.poll(_LINGER_SECONDS if self._lent else None)
+            timeout = _LINGER_SECONDS if self._lent else None
+            if self._timers:
+                left = max(0.0, self._timers[0][0] - time.monotonic())
+                timeout = left if timeout is None else min(timeout, left)
+            events = self._poll.poll(timeout)
             handlers = self._handlers
             for fd, event in events:
                 handler = handlers.get(fd)
@@ -417,6 +431,8 @@ class Loop:
                     except Exception:
                         log.exception("a connection could not be handled")
                         self.forget(fd)
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                self._make(heapq.heappop(self._timers)[2])
             while self._at_end:
                 self._at_end.pop()()
             if self._lent:
@@ -433,10 +449,13 @@ class Loop:
 
     def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
-            try:
-                self._calls.popleft()()
-            except Exception:
-                log.exception("the communication thread could not do something")
+            self._make(self._calls.popleft())
+
+    def _make(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            log.exception("the communication thread could not do something")
 
 
 class uninterrupted:  # noqa: N801 - used like contextlib.suppress

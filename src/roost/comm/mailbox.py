@@ -42,11 +42,13 @@ class Receive(Generic[Receiver]):
 
     def takes(self, message: Message) -> bool:
         """Whether a message is one that it waits for."""
-        if self.tag != message.tag:
-            return False
-        if self.source.endswith(ANY):
-            return message.source.startswith(self.source[: -len(ANY)])
-        return self.source == message.source
+        return self.tag == message.tag and self.is_from(message.source)
+
+    def is_from(self, source: str) -> bool:
+        """Whether it waits for this worker, or for any of its group: not for those that its group has launched."""
+        if not self.source.endswith(ANY):
+            return self.source == source
+        return self.source == ANY or self.source.rpartition(":")[0] == source.rpartition(":")[0]
 
 
 class _Box(Generic[Receiver]):
@@ -77,6 +79,14 @@ class Mailbox(Generic[Receiver]):
 
     def deliver(self, message: Message) -> Receive[Receiver] | None:
         """Take a message in; returns the receive that gets it, if one waits."""
+        receive = self._receive_for(message)
+        if receive is None:
+            message.order = next(self._order)
+            self._boxes.setdefault((message.source, message.tag), _Box()).messages.append(message)
+            self._count(message, message.size)
+        return receive
+
+    def _receive_for(self, message: Message) -> Receive[Receiver] | None:
         box = self._boxes.get((message.source, message.tag))
         if box is not None and box.receives:
             receive = box.receives.popleft()
@@ -87,9 +97,6 @@ class Mailbox(Generic[Receiver]):
             if receive.takes(message):
                 self._open.remove(receive)
                 return receive
-        message.order = next(self._order)
-        self._boxes.setdefault((message.source, message.tag), _Box()).messages.append(message)
-        self._count(message, message.size)
         return None
 
     def post(self, receive: Receive[Receiver]) -> Message | None:
@@ -115,10 +122,13 @@ class Mailbox(Generic[Receiver]):
         self._count(found, -found.size)
         return found
 
-    def put_back(self, message: Message) -> None:
-        """Let the next receive have a message that was not received after all."""
-        self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
-        self._count(message, message.size)
+    def put_back(self, message: Message) -> Receive[Receiver] | None:
+        """Let the next receive have a message that was not received after all; returns it, if one waits."""
+        receive = self._receive_for(message)
+        if receive is None:
+            self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
+            self._count(message, message.size)
+        return receive
 
     def remove(self, message: Message) -> None:
         """Forget a message that will never be complete."""
@@ -148,7 +158,7 @@ class Mailbox(Generic[Receiver]):
     def is_waiting_for(self, source: str) -> bool:
         """Whether a receive waits for this source."""
         return any(box.receives for (name, _), box in self._boxes.items() if name == source) or any(
-            receive.source == ANY or source.startswith(receive.source[: -len(ANY)]) for receive in self._open
+            receive.is_from(source) for receive in self._open
         )
 
     def size_from(self, source: str, instance: str) -> int:

@@ -11,15 +11,15 @@ from typing import Any
 
 from roost.comm.addresses import WorkerAddress
 from roost.comm.buffers import Buffer, as_buffer
-from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer, gone_error, view
 from roost.comm.cuda import is_on_device
-from roost.comm.endpoint import MOST_WAITING, Endpoint, gone_error
+from roost.comm.endpoint import ENDED, MOST_WAITING, Endpoint
 from roost.comm.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.loop import Handle, Loop, check_timeout
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.memory import copy
 from roost.comm.packing import pack, unpack
-from roost.errors import CallTimedOut, ConfigError, RoostError, WorkerFailed
+from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
 
 _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
@@ -37,7 +37,7 @@ class _Tensor:
     shape: tuple[int, ...]
     missing: int
     message: Message | None = None
-    receiver: Handle[Any] | None = None
+    receiver: _Receiver | None = None
     target: Buffer | None = None
     """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
     chunks: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -48,10 +48,18 @@ class _Tensor:
 class _Receiver(Handle[Any]):
     """A receive that waits: the connection of its source completes it."""
 
-    __slots__ = ("_endpoint", "_from")
+    __slots__ = ("_endpoint", "_from", "target")
 
-    def __init__(self, endpoint: Endpoint, source: str, open_value: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        source: str,
+        target: Buffer | None,
+        open_value: Callable[[Any], Any] | None = None,
+    ) -> None:
         super().__init__(endpoint.loop, open_value)
+        self.target = target
+        """Where a tensor goes."""
         self._endpoint = endpoint
         self._from = source
 
@@ -91,14 +99,13 @@ class Messages:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._targets: dict[Handle[Any], Buffer] = {}
-        """By receive of a tensor: where it goes."""
         self._arriving: dict[tuple[str, int], _Tensor] = {}
         """By sender and number: tensors of which chunks are missing."""
         self._paused: dict[str, Connection] = {}
         """By sender: connections that are not read, because too much waits to be received."""
         endpoint.on_message = self._take
         endpoint.on_gone.append(self._forget)
+        endpoint.on_close.append(self._close)
         Loans(endpoint)
         endpoint.open()
 
@@ -136,14 +143,14 @@ class Messages:
                 if connection.backlog < SHARED_FROM:
                     handle.complete(None)
                 else:
-                    connection.when_written(lambda: handle.complete(None))
+                    connection.complete_when_written(handle)
                 return
             shared = [connection.share(buffer, memoryview(buffer).nbytes) or buffer for buffer in buffers]
             connection.send(Kind.MESSAGE, 0, envelope, data, shared)
             if all(isinstance(buffer, SharedBuffer) for buffer in shared) and connection.backlog < SHARED_FROM:
                 handle.complete(None)
             else:
-                connection.when_written(lambda: handle.complete(None))
+                connection.complete_when_written(handle)
 
         # What is packed may wait here until the other end is up; what is not may be changed by the caller.
         self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
@@ -188,9 +195,10 @@ class Messages:
         def job(connection: Connection) -> None:
             if not connection.is_local or size < SHARED_FROM:
                 connection.send(Kind.TENSOR, number, envelope, b"", [source.view])
-                connection.when_written(lambda: handle.complete(None))
+                connection.complete_when_written(handle)
                 return
             handle.connection = connection
+            connection.fail_at_end(handle)
             state = {"at": 0, "out": 0}
             # Chunks are sent in order, by the caller and by the thread that reads what comes back.
             turn = threading.RLock()
@@ -208,7 +216,7 @@ class Messages:
                     state["out"] += shared is not None
                     connection.send(Kind.TENSOR, number, envelope if is_first else b"", b"", [shared or part], freed)
                 if state["at"] >= size:
-                    connection.when_written(lambda: handle.complete(None))
+                    connection.complete_when_written(handle)
 
             def freed() -> None:
                 with turn:
@@ -223,8 +231,8 @@ class Messages:
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle = _Receiver(self.endpoint, source, functools.partial(_open, source, target))
-        message = self._post(Receive(source, tag, handle), target)
+        handle = _Receiver(self.endpoint, source, target, functools.partial(_open, source, target))
+        message = self._post(Receive(source, tag, handle))
         if message is not None:
             handle.complete(message)
         return handle
@@ -232,50 +240,73 @@ class Messages:
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
         """Receive the next message of a source, and wait for it."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle = _Receiver(self.endpoint, source, None)
-        receive: Receive[Handle[Any]] = Receive(source, tag, handle)
-        message = self._post(receive, target)
+        handle = _Receiver(self.endpoint, source, target)
+        receive = Receive(source, tag, handle)
+        message = self._post(receive)
         try:
             if message is None:
                 # What arrived just now is for this receive, what arrives later for the next.
-                is_late = not self.endpoint.loop.wait_for(handle, check_timeout(timeout))
-                if is_late and self._withdraw(receive):
-                    raise handle.timed_out(timeout)
+                if not self.endpoint.loop.wait_for(handle, check_timeout(timeout)):
+                    if self._withdraw(receive):
+                        raise handle.timed_out(timeout)
+                    # The thread that has read the message is about to say so.
+                    self.endpoint.loop.wait_for(handle, None)
                 message = handle.message()
             return _open(source, target, message)
         except KeyboardInterrupt:
-            if not self._withdraw(receive):
-                self._put_back(message or handle.raw)
+            if message is not None:
+                self._put_back(message)
+            elif not self._withdraw(receive):
+                handle.on_done(lambda: self._put_back(handle.raw))
             raise
 
-    def _post(self, receive: Receive[Handle[Any]], target: Buffer | None) -> Message | None:
+    def _post(self, receive: Receive[_Receiver]) -> Message | None:
         """Let a receive wait for its message; returns the message instead if all of it is here."""
         endpoint, source, handle = self.endpoint, receive.source, receive.receiver
         with endpoint.lock:
             message = endpoint.mailbox.post(receive)
             if message is None:
-                if target is not None:
-                    self._targets[handle] = target
                 if source not in endpoint.incoming and not source.endswith(ANY) and source != endpoint.own.address:
                     endpoint.expect(source)
             elif isinstance(message.content, _Tensor):
-                self._direct(message.content, handle, target)
+                self._direct(message.content, handle)
                 if message.content.missing > 0:
                     message = None
             if self._paused:
                 self._resume()
         return message
 
-    def _withdraw(self, receive: Receive[Handle[Any]]) -> bool:
+    def _withdraw(self, receive: Receive[_Receiver]) -> bool:
+        """Take a receive back; False if all of its message is here."""
         with self.endpoint.lock:
-            self._targets.pop(receive.receiver, None)
-            return self.endpoint.mailbox.withdraw(receive)
+            if self.endpoint.mailbox.withdraw(receive):
+                return True
+            for tensor in self._arriving.values():
+                if tensor.receiver is receive.receiver:
+                    self._put_back(tensor.message)
+                    return True
+        return False
 
     def _put_back(self, message: Message | None) -> None:
-        """Let the next receive have a message whose receiver was interrupted before it got it."""
-        if message is not None:
-            with self.endpoint.lock:
-                self.endpoint.mailbox.put_back(message)
+        """Let the next receive have a message whose receiver gave up before it got it."""
+        if message is None:
+            return
+        with self.endpoint.lock:
+            tensor = message.content
+            if isinstance(tensor, _Tensor):
+                tensor.receiver = None
+                if tensor.target is not None:
+                    # The caller has its memory back.
+                    arrived = bytearray(tensor.target.view[: tensor.size - tensor.missing])
+                    tensor.target, tensor.chunks = None, [(0, memoryview(arrived))]
+            receive = self.endpoint.mailbox.put_back(message)
+            if receive is None:
+                return
+            if isinstance(tensor, _Tensor):
+                self._direct(tensor, receive.receiver)
+                if tensor.missing > 0:
+                    return
+        receive.receiver.complete(message)
 
     def _take(self, connection: Connection, frame: Frame) -> None:
         """Take a frame in; in the thread that reads."""
@@ -285,7 +316,7 @@ class Messages:
         waits = self._deliver(peer, frame)
         if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > MOST_WAITING:
             with self.endpoint.lock:
-                if not self.endpoint.mailbox.is_waiting_for(peer.address):
+                if not self._is_waiting_for(peer.address):
                     self._paused[peer.address] = connection
                     connection.pause(is_paused=True)
 
@@ -318,18 +349,18 @@ class Messages:
                     tensor.message.loan = peer, frame.number
                 receive = self.endpoint.mailbox.deliver(tensor.message)
                 if receive is not None:
-                    self._direct(tensor, receive.receiver, self._targets.pop(receive.receiver, None))
+                    self._direct(tensor, receive.receiver)
                 self._arriving[peer.instance, frame.number] = tensor
             if frame.data:
                 tensor.loan, tensor.missing = pickle.loads(frame.data), 0  # noqa: S301 - from a member of this job
             for buffer in frame.buffers:
-                view = _view(buffer)
+                part = view(buffer)
                 at = tensor.size - tensor.missing
-                tensor.missing -= view.nbytes
+                tensor.missing -= part.nbytes
                 if tensor.target is None:
-                    tensor.chunks.append((at, view))
-                elif view.nbytes:
-                    copy(view, tensor.target.view[at:], view.nbytes)
+                    tensor.chunks.append((at, part))
+                elif part.nbytes:
+                    copy(part, tensor.target.view[at:], part.nbytes)
                     if isinstance(buffer, SharedBuffer):
                         buffer.give_back()
             frame.buffers.clear()
@@ -340,22 +371,29 @@ class Messages:
             tensor.receiver.complete(tensor.message)
         return tensor.receiver is None
 
-    def _direct(self, tensor: _Tensor, receiver: Handle[Any], target: Buffer | None) -> None:
+    def _direct(self, tensor: _Tensor, receiver: _Receiver) -> None:
         """Let a tensor go to its receiver, and straight into its target if it fits."""
-        tensor.receiver = receiver
+        tensor.receiver, target = receiver, receiver.target
         if target is not None and target.nbytes == tensor.size:
             tensor.target = target
-            for at, view in tensor.chunks:
-                if view.nbytes:
-                    copy(view, target.view[at:], view.nbytes)
+            for at, part in tensor.chunks:
+                if part.nbytes:
+                    copy(part, target.view[at:], part.nbytes)
             tensor.chunks.clear()
+
+    def _is_waiting_for(self, address: str) -> bool:
+        """Whether a receive waits for this process, or for the rest of a tensor of it."""
+        return self.endpoint.mailbox.is_waiting_for(address) or any(
+            tensor.receiver is not None and tensor.message is not None and tensor.message.source == address
+            for tensor in self._arriving.values()
+        )
 
     def _resume(self) -> None:
         """Go on reading what is waited for, or has been received; with the endpoint's lock held."""
         mailbox = self.endpoint.mailbox
         for address, connection in list(self._paused.items()):
             instance = connection.peer.instance if connection.peer is not None else ""
-            if mailbox.is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
+            if self._is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
                 del self._paused[address]
                 connection.pause(is_paused=False)
 
@@ -371,9 +409,12 @@ class Messages:
                 with self.endpoint.lock:
                     self.endpoint.mailbox.remove(tensor.message)
 
-
-def _view(buffer: Any) -> memoryview:
-    return buffer.view if isinstance(buffer, SharedBuffer) else memoryview(buffer).cast("B")
+    def _close(self) -> None:
+        with self.endpoint.lock:
+            arriving = list(self._arriving.values())
+        for tensor in arriving:
+            if tensor.receiver is not None:
+                tensor.receiver.fail(ClusterError(ENDED))
 
 
 def _words(source: str) -> str:
@@ -419,7 +460,7 @@ def _make_value(source: str, target: Buffer | None, message: Message) -> Any:
     else:
         try:
             buffers = content.buffers
-            value = unpack(content.data, [_view(buffer) for buffer in buffers] if buffers else ())
+            value = unpack(content.data, [view(buffer) for buffer in buffers] if buffers else ())
         except RoostError:
             raise
         except Exception as error:

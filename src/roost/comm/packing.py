@@ -71,10 +71,10 @@ def pack(thing: Any, lending: Lending | None = None) -> Packed:
         ) from None
 
 
-def pack_many(things: Iterable[Any], lend: Callable[[], Lending | None] = lambda: None) -> list[Packed]:
+def pack_many(things: Iterable[Any]) -> list[Packed]:
     """Pickle objects one by one: the same as `pack` for each, and quicker for many small ones."""
     if "torch" in sys.modules:
-        return [pack(thing, lend()) for thing in things]
+        return [pack(thing) for thing in things]
     buffers: list[Any] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import sys
 import threading
 import time
@@ -26,9 +27,12 @@ _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
 _FIRST_WAIT_SECONDS = 10.0
 _WAIT_SECONDS = 30.0
+_RETRY_SECONDS = 0.5
 _lock = threading.RLock()
 _made: dict[tuple[int, str, str], Talk] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
+_plain_secret = secrets.token_bytes(32)
+"""What the workers of a process without Ray know, and its forks."""
 
 
 class JobDirectory:
@@ -43,29 +47,45 @@ class JobDirectory:
 
     def find(self, address: str, but_not: str, on_wait: Callable[[], None]) -> Future[Listing]:
         """Find a process by its name, waiting until it is there."""
-        found: Future[Listing] = Future()
+        from ray.exceptions import ActorUnavailableError  # a plain process does not load Ray
 
+        found: Future[Listing] = Future()
         waits = itertools.chain([0.0, _FIRST_WAIT_SECONDS], itertools.repeat(_WAIT_SECONDS))
 
+        def fail(error: Exception) -> None:
+            cause = getattr(error, "cause", None) or error
+            if found.set_running_or_notify_cancel():
+                found.set_exception(
+                    cause if isinstance(cause, RoostError) else ClusterError(f"{address} cannot be found: {error}")
+                )
+
         def ask() -> None:
-            answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, next(waits)).future()
-            answer.add_done_callback(take)
+            try:
+                answer: Future[Any] = self._manager.handle.get_endpoint.remote(address, but_not, next(waits)).future()
+            except Exception as error:
+                fail(error)
+            else:
+                answer.add_done_callback(take)
 
         def take(answer: Future[Any]) -> None:
+            if found.cancelled():
+                return
             try:
                 listing = answer.result()
+            except ActorUnavailableError:
+                # The manager is being restarted, and will have forgotten this call.
+                again = threading.Timer(_RETRY_SECONDS, ask)
+                again.daemon = True
+                again.start()
+                return
             except Exception as error:
-                cause = getattr(error, "cause", None)
-                if isinstance(cause, RoostError):
-                    found.set_exception(cause)
-                else:
-                    found.set_exception(ClusterError(f"{address} cannot be found: {error}"))
+                fail(error)
                 return
             if listing is None:
                 # It is not launched yet, or has not communicated yet.
                 on_wait()
                 ask()
-            else:
+            elif found.set_running_or_notify_cancel():
                 found.set_result(listing)
 
         ask()
@@ -97,11 +117,14 @@ class PlainDirectory:
 
     def _answer(self, address: str, but_not: str, found: Future[Listing]) -> None:
         with _lock:
+            if found.cancelled():
+                return
             listing = self._listings.get(address)
             if listing is None or listing.peer.instance == but_not:
                 self._waiting.append((address, but_not, found))
                 return
-        found.set_result(listing)
+        if found.set_running_or_notify_cancel():
+            found.set_result(listing)
 
 
 _plain_directory = PlainDirectory()
@@ -126,7 +149,7 @@ def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) 
     address = identity.address if identity is not None else f"{_DRIVER}-{os.getpid()}-{time.time_ns():x}"
     if context is None:
         own = Peer(address=address, instance=own_instance(), node="this process")
-        return Endpoint(own, b"plain", _plain_directory, _LOOPBACK)
+        return Endpoint(own, _plain_secret, _plain_directory, _LOOPBACK)
     if context.connection is None:
         # Ctrl-C goes to the driver.
         let_main_thread_read()

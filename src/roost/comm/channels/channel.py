@@ -25,6 +25,7 @@ from roost.comm.channels.operations import (
     AsyncGetOperation,
     GetOperation,
     Operation,
+    Place,
     PutOperation,
     take_all,
     take_one,
@@ -97,8 +98,7 @@ class Channel:
         self._identity = identity
         self._local = local
         self._routes: dict[int, Route] = {}
-        self._places: dict[Hashable, tuple[int, int]] = {}
-        """By key: the home where it lives, and which assignment that is."""
+        self._places: dict[Hashable, Place] = {}
         self._puts = Puts()
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
@@ -246,8 +246,7 @@ class Channel:
         return made
 
     def _describe(self, seconds: float | None) -> None:
-        self._settings, is_closed = self._route_to(0).call(Op.DESCRIBE).wait(seconds)
-        del is_closed
+        self._settings = self._route_to(0).call(Op.DESCRIBE).wait(seconds)
 
     @property
     def name(self) -> str:
@@ -501,6 +500,10 @@ class Channel:
         place = self._places.get(key)
         return self._route_to(place[0] if place is not None else 0)
 
+    def place_of(self, key: Hashable) -> Place | None:
+        """Return where a key lives, as far as is known."""
+        return self._places.get(key)
+
     def release(self, put: PutOperation) -> None:
         """Note that a put has ended, so that another one may be sent."""
         self._puts.release(put)
@@ -515,19 +518,29 @@ class Channel:
     def move(self, operation: Operation) -> None:
         """Start an operation where its key lives now; in the thread that reads."""
         key = operation.key
-        _, number = self._places.get(key, (0, 0))
-        located = self._locate(key, number, assigns=True)
+        place = self._places.get(key)
+        if place is not None and (place != operation.place or self._route_to(place[0]) is not operation.route):
+            # Another operation has found out meanwhile. The directory would assign the key again.
+            self._restart(operation, place)
+            return
+        located = self._locate(key, place[1] if place is not None else 0, assigns=True)
 
         def go_on() -> None:
             try:
-                place = located.wait(0)
+                found = located.wait(0)
             except Exception as error:
                 operation.fail(error)
                 return
-            self._places[key] = place
-            operation.start(self._route_to(place[0]))
+            self._places[key] = found
+            self._restart(operation, found)
 
         located.on_done(go_on)
+
+    def _restart(self, operation: Operation, place: Place) -> None:
+        operation.start(self._route_to(place[0]))
+        if operation.is_given_up:
+            # Meanwhile, and so at the home before this one.
+            operation.give_up()
 
     def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
         check_key(key)

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from roost.comm.channels.queues import Answer, Item, Status, Want
-from roost.comm.connection import SHARED_FROM, Frame, SharedBuffer
+from roost.comm.connection import SHARED_FROM, Frame, SharedBuffer, view
 
 _ASK = struct.Struct("<BBHIId")
 _REPLY = struct.Struct("<BBHId")
@@ -197,11 +197,6 @@ def content_size(content: Content | Piece) -> int:
     """Return the size of an item in bytes."""
     data, buffers = content[:2]
     return len(data) + sum(buffer.nbytes for buffer in buffers) if buffers else len(data)
-
-
-def view(buffer: Any) -> memoryview:
-    """Return the bytes of a buffer as it arrived."""
-    return buffer.view if isinstance(buffer, SharedBuffer) else memoryview(buffer).cast("B")
 
 
 def _runs(items: Sequence[Item]) -> list[tuple[Any, int, int]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.comm.channels.frames import Op, Put, read_ask, write_answer, write_failure
-from roost.comm.channels.queues import Answer, Event, Freed, Queues, Status
+from roost.comm.channels.queues import Answer, Event, Queues, Status
 from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
 from roost.comm.endpoint import Endpoint
 from roost.comm.loop import Handle
@@ -146,8 +146,6 @@ class Home:
 
     def _act(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Freed):
-                continue
             connection = self._clients.get(event.client)
             if connection is None:
                 continue
@@ -182,7 +180,7 @@ class Home:
             reply(None)
             self._act(events)
         elif op is Op.DESCRIBE:
-            reply((self._settings, self._queues.is_closed))
+            reply(self._settings)
         elif op is Op.LOCATE:
             self._locate(reply, *arguments)
         elif op is Op.ASSIGN:

@@ -10,12 +10,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from roost.comm.channels.queues import Item, Status, Want
-from roost.comm.channels.routes import Route
+from roost.comm.channels.routes import Route, take_back
 from roost.comm.loans import Fetched, fetched, settle
 from roost.comm.loop import Handle, Loop, Source
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
 
+Place = tuple[int, int]
+"""The home where a key lives, and which assignment that is."""
 GRACE_SECONDS = 1.0
 """How long a call that timed out waits to learn what became of it."""
 
@@ -30,6 +32,9 @@ class Owner(Protocol):
     def move(self, operation: Operation) -> None:
         """Find out where a key lives now, and start an operation there."""
 
+    def place_of(self, key: Hashable) -> Place | None:
+        """Return where a key lives, as far as is known."""
+
     def known_route(self, key: Hashable) -> Route:
         """Return the way to the home where a key was last."""
 
@@ -40,7 +45,7 @@ class Owner(Protocol):
 class Operation(Handle[Any]):
     """A request to a channel."""
 
-    __slots__ = ("_owner", "is_given_up", "key", "number", "route")
+    __slots__ = ("_owner", "is_given_up", "key", "number", "place", "route")
 
     def __init__(self, owner: Owner, loop: Loop, key: Hashable, open_value: Callable[[Any], Any] | None = None) -> None:
         super().__init__(loop, open_value)
@@ -48,10 +53,17 @@ class Operation(Handle[Any]):
         self.key = key
         self.number = 0
         self.route: Route | None = None
+        self.place: Place | None = None
         self.is_given_up = False
 
     def start(self, route: Route) -> None:
         """Send the request."""
+        self.route = route
+        self.place = self._owner.place_of(self.key)
+        self.number = route.number()
+        self._send(route)
+
+    def _send(self, route: Route) -> None:
         raise NotImplementedError
 
     def complete(self, value: Any) -> None:
@@ -62,7 +74,7 @@ class Operation(Handle[Any]):
         status, count, weight = route.read(value)
         if status is Status.DONE:
             self._succeed(route, value)
-        elif status is Status.MOVED:
+        elif status is Status.MOVED and not self.is_given_up:
             self._owner.move(self)
         else:
             self.fail(self._make_error(route, value, status, count, weight))
@@ -93,7 +105,7 @@ class Operation(Handle[Any]):
         del weight  # of an item that is too heavy for a get
         if status is Status.CLOSED:
             return ChannelClosed(f"the channel {self._owner.name!r} is closed")
-        if status is Status.CANCELLED:
+        if status is Status.CANCELLED or status is Status.MOVED:
             return _Cancelled(count)
         if status is Status.FAILED:
             return ClusterError(f"the channel {self._owner.name!r} could not do this: {route.read_failure(reply)}")
@@ -119,7 +131,7 @@ class _Cancelled(Exception):  # noqa: N818 - what happened
 class PutOperation(Operation):
     """Items on their way into a queue."""
 
-    __slots__ = ("has_place", "items", "size", "waits")
+    __slots__ = ("accepted", "has_place", "items", "size", "waits")
 
     def __init__(self, owner: Owner, loop: Loop, key: Hashable, items: Sequence[Item], waits: bool) -> None:
         super().__init__(owner, loop, key)
@@ -127,17 +139,19 @@ class PutOperation(Operation):
         self.waits = waits
         self.size = sum(item.size for item in items)
         self.has_place = False
+        self.accepted = 0
+        """How many of the items are in the queue, if it ended before all were."""
 
     def send(self) -> None:
         """Start it where its key was last."""
         self.start(self._owner.known_route(self.key))
 
-    def start(self, route: Route) -> None:
-        self.route = route
-        self.number = route.number()
+    def _send(self, route: Route) -> None:
         route.put(self.number, self.key, self.items, self.waits, self)
 
     def fail(self, error: BaseException) -> None:
+        if not self.is_done:
+            take_back(self.items[self.accepted :])
         self._owner.release(self)
         super().fail(error)
 
@@ -159,6 +173,10 @@ class PutOperation(Operation):
             )
         return None
 
+    def _make_error(self, route: Route, reply: Any, status: Status, count: int, weight: float) -> BaseException:
+        self.accepted = count
+        return super()._make_error(route, reply, status, count, weight)
+
     def _succeed(self, route: Route, reply: Any) -> None:  # noqa: ARG002 - as in the class above
         self._owner.release(self)
         self._end(None, None)
@@ -176,9 +194,7 @@ class GetOperation(Operation):
         super().__init__(owner, loop, key, open_value)
         self.want = want
 
-    def start(self, route: Route) -> None:
-        self.route = route
-        self.number = route.number()
+    def _send(self, route: Route) -> None:
         route.get(self.number, self.key, self.want, self)
 
     def outcome(self, timeout: float) -> CallTimedOut:
@@ -217,10 +233,8 @@ class AsyncGetOperation(GetOperation):
 
     __slots__ = ()
 
-    def start(self, route: Route) -> None:
-        self.route = route
-        self.number = route.number()
-        route.get(self.number, self.key, self.want, _WeakSink(self, route, self.number))
+    def _send(self, route: Route) -> None:
+        route.get(self.number, self.key, self.want, _WeakSink(self))
 
     def __del__(self) -> None:
         is_taken = self.is_done and (self._open is None or self._error is not None)
@@ -233,7 +247,7 @@ class _WeakSink:
 
     __slots__ = ("_handle",)
 
-    def __init__(self, handle: AsyncGetOperation, _route: Route, _number: int) -> None:
+    def __init__(self, handle: AsyncGetOperation) -> None:
         self._handle = weakref.ref(handle)
 
     def complete(self, value: Any) -> None:

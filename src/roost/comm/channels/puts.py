@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 
 from roost.comm.channels.checks import check_async
 from roost.comm.channels.operations import PutOperation
+from roost.comm.channels.routes import take_back
 from roost.comm.loop import Handle, Loop, all_of, check_timeout, uninterrupted
 from roost.errors import CallTimedOut
 
@@ -124,7 +125,8 @@ class Puts:
             if flow is None or put.has_place or put not in flow.waiting:
                 return False
             flow.waiting.remove(put)
-            return True
+        take_back(put.items)
+        return True
 
 
 class Flow:

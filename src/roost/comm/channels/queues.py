@@ -75,13 +75,7 @@ class Recall(NamedTuple):
     number: int
 
 
-class Freed(NamedTuple):
-    """A key is empty and unused, and takes no memory any more."""
-
-    key: Hashable
-
-
-Event = Answer | Recall | Freed
+Event = Answer | Recall
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +155,7 @@ class _Line:
 class Queues:
     """A first-in, first-out queue for each key, with limits on items and bytes, fair to all that wait."""
 
-    def __init__(self, maxsize: int = 0, max_bytes: int = 0, *, reports_freed: bool = False) -> None:
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0) -> None:
         """Take the most items for each key and the most bytes for all, where 0 is no limit."""
         self.maxsize = maxsize
         self.max_bytes = max_bytes
@@ -178,7 +172,6 @@ class Queues:
         """The lines where puts wait."""
         self._places = itertools.count(1)
         self._orders = itertools.count(1)
-        self._reports_freed = reports_freed
 
     def put(self, client: Client, number: int, key: Hashable, items: Sequence[Item], waits: bool = True) -> list[Event]:
         """Take items in, in order; answered when all are in, or at once if it does not wait."""
@@ -195,7 +188,7 @@ class Queues:
                 self._work(line, out)
             return out
         if not waits and (line.putters or not (line.getters or self._has_room(line, items[0]))):
-            self._tidy(line, out)
+            self._tidy(line)
             return [*out, Answer(client, number, Status.FULL)]
         line.putters[client, number] = _Putter(client, number, deque(items), next(self._orders))
         self._line_of[client, number] = line
@@ -218,11 +211,11 @@ class Queues:
             if not want.waits:
                 self._stop_waiting(line, (client, number))
                 out.append(Answer(client, number, Status.EMPTY if want.least else Status.DONE))
-                self._tidy(line, out)
+                self._tidy(line)
             elif line.ahead:
                 out += self._recall(line)
         else:
-            self._tidy(line, out)
+            self._tidy(line)
         return out
 
     def acknowledge(self, client: Client, number: int, count: int = 0) -> list[Event]:
@@ -463,7 +456,7 @@ class Queues:
                     self._work(other, out)
         if line.getters and line.ahead:
             out += self._recall(line)
-        self._tidy(line, out)
+        self._tidy(line)
 
     def _recall(self, line: _Line) -> list[Event]:
         recalled: list[Event] = []
@@ -499,6 +492,7 @@ class Queues:
             line.items = deque(sorted((*items, *line.items), key=_PLACE))
         line.turn += 1
 
-    def _tidy(self, line: _Line, out: list[Event]) -> None:
-        if line.is_unused and self._lines.pop(line.key, None) is not None and self._reports_freed:
-            out.append(Freed(line.key))
+    def _tidy(self, line: _Line) -> None:
+        """Forget a key that is empty and unused."""
+        if line.is_unused:
+            self._lines.pop(line.key, None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from roost.comm.channels.frames import (
@@ -16,16 +17,15 @@ from roost.comm.channels.frames import (
     read_contents,
     read_failure,
     read_status,
-    view,
     write_get,
     write_key,
     write_put,
 )
 from roost.comm.channels.home import ChannelSettings, write_acknowledgement, write_call
-from roost.comm.channels.queues import Answer, Freed, Item, Queues, Status, Want
-from roost.comm.connection import Connection, Frame, Kind
+from roost.comm.channels.queues import Answer, Item, Queues, Status, Want
+from roost.comm.connection import Connection, Frame, Kind, view
 from roost.comm.endpoint import Endpoint
-from roost.comm.loans import lending
+from roost.comm.loans import Lending, lending
 from roost.comm.loop import Handle, Loop
 from roost.comm.packing import pack, pack_many, unpack
 from roost.errors import ClusterError
@@ -44,6 +44,23 @@ class Sink(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Take that there will be none."""
+
+
+class LentItem(Item):
+    """An item with tensors on a device of this process, which keeps them until they are fetched."""
+
+    __slots__ = ("lending",)
+
+    def __init__(self, content: Any, weight: float, size: int, lending: Lending) -> None:
+        super().__init__(content, weight, size)
+        self.lending = lending
+
+
+def take_back(items: Iterable[Item]) -> None:
+    """Let go of what was lent for items that are in no queue."""
+    for item in items:
+        if isinstance(item, LentItem):
+            item.lending.cancel()
 
 
 class Route(Protocol):
@@ -116,14 +133,25 @@ class RemoteRoute:
         return self._endpoint.connection_to(self.name)
 
     def pack(self, thing: Any, weight: float) -> Item:
-        content = pack(thing, lending(self._endpoint))
-        return Item(content, weight, content_size(content) if content[1] else len(content[0]))
+        lent = lending(self._endpoint)
+        content = pack(thing, lent)
+        size = content_size(content) if content[1] else len(content[0])
+        return Item(content, weight, size) if lent is None or not lent.number else LentItem(content, weight, size, lent)
 
     def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Item]:
-        return [
-            Item(content, weight, content_size(content) if content[1] else len(content[0]))
-            for content, weight in zip(pack_many(things, lambda: lending(self._endpoint)), weights, strict=True)
-        ]
+        if "torch" not in sys.modules:
+            return [
+                Item(content, weight, content_size(content) if content[1] else len(content[0]))
+                for content, weight in zip(pack_many(things), weights, strict=True)
+            ]
+        packed: list[Item] = []
+        try:
+            for thing, weight in zip(things, weights, strict=True):
+                packed.append(self.pack(thing, weight))
+        except BaseException:
+            take_back(packed)
+            raise
+        return packed
 
     def unpack(self, content: Any) -> Any:
         data, buffers = content[:2]
@@ -228,7 +256,6 @@ class LocalRoute:
     def __init__(self, name: str, settings: ChannelSettings) -> None:
         self.name = name
         self.settings = settings
-        self.pid = os.getpid()
         self.loop: Loop = _local_loop()
         self._queues = Queues(settings.maxsize, settings.max_bytes)
         self._numbers = itertools.count(1)
@@ -334,10 +361,9 @@ class LocalRoute:
 
     def _act(self, events: Sequence[Any]) -> None:
         for event in events:
-            if not isinstance(event, Freed):
-                sink = self._sinks.pop(event.number, None)
-                if sink is not None:
-                    sink.complete(event)
+            sink = self._sinks.pop(event.number, None)
+            if sink is not None:
+                sink.complete(event)
 
 
 _HERE = "this process"
