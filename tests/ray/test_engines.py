@@ -12,14 +12,24 @@ import numpy as np
 import psutil
 import pytest
 
-from roost import Cluster, ClusterError, ConfigError, EngineFailed, NodePlacementStrategy, WorkerDied, WorkerGroup
+from roost import (
+    Cluster,
+    ClusterError,
+    ConfigError,
+    EngineFailed,
+    LaunchTimedOut,
+    NodePlacementStrategy,
+    WorkerDied,
+    WorkerGroup,
+)
 from roost.machine.devices import nvidia_devices
-from roost.rl import RolloutManager, create_placement_groups
+from roost.rl import RolloutManager, create_placement_groups, create_rollout_engines
 from roost.rl.engines import Prompt, Sample, VllmEngine
 from roost.rl.engines.server_engine import _INSIDE, _staging_folder
 from roost.testing import NumpyEngine, local_cluster
 from roost.weights.link import WeightLink
 from roost.weights.specs import save_safetensors
+from staging_engines import NeverReady, StagingEngine
 from stored_weights import Holder
 from waiting import is_gone, wait_until
 
@@ -110,6 +120,69 @@ def test_prompts_are_answered_once_through_updates_and_the_death_of_an_engine(gr
 def test_an_engine_that_cannot_start_is_said_at_once_with_its_last_words(groups, model):
     with pytest.raises(EngineFailed, match=r"ended with code 3[\s\S]*not enough memory for the cache"):
         manage(groups, model, "exit")
+
+
+def test_engines_whose_weights_are_in_doubt_get_no_requests_until_an_update_succeeds(groups, model):
+    with manage(groups, model, "refuse-once") as manager:
+        with pytest.raises(ClusterError, match="no such layer"):
+            manager.update_weights(weights(3), 1)
+        assert manager.engines.health() == [False, False]
+        for state in manager.engine_states():
+            assert (state.healthy, state.why[:24]) == (False, "its engine does not have")
+        with pytest.raises(ClusterError, match="none of 2 engines could serve"):
+            list(manager.generate([Prompt(tokens=(1,))], timeout=2))
+        manager.update_weights(weights(5), 2)
+        ((_, sample),) = manager.generate([Prompt(tokens=(1,), max_tokens=2)], SECONDS)
+        assert (sample.tokens, sample.versions) == ((5, 5), (2, 2))
+
+
+def test_an_engine_that_is_restarted_before_the_first_version_is_in_the_link_again(groups, trainer, model):
+    with manage(groups, model) as manager, WeightLink.between(trainer, manager.engines.group) as link:
+        manager.restart_engine(1, weights=link, timeout=SECONDS)
+        trainer.set(3.0).wait(SECONDS)
+        manager.update_weights(link, 1)
+        assert manager.engine_versions() == [1, 1]
+
+
+def test_an_engine_that_cannot_be_filled_serves_after_the_next_update(shared_cluster, trainer, model):
+    flags = {**FLAGS, "rollout_num_gpus": 1}
+    with (
+        create_placement_groups(flags, shared_cluster) as groups,
+        manage(groups, model, flags=flags) as manager,
+        WeightLink.between(trainer, manager.engines.group) as link,
+    ):
+        manager.update_weights(link, 1)
+        trainer.set(2.0).wait(SECONDS)
+        os.kill(shared_cluster.worker_manager.get_workers(["rollout:0"])[0].pid, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="rollout:0"):
+            manager.update_weights(link, 2, 30)
+        with pytest.raises(ClusterError, match="no other target has version 1, and the sources have version 2"):
+            manager.restart_engine(0, weights=link, timeout=SECONDS)
+        assert not manager.engine_states()[0].healthy
+        manager.update_weights(link, 2)
+        ((_, sample),) = manager.generate([Prompt(tokens=(1,), max_tokens=2)], SECONDS)
+        assert (sample.tokens, sample.versions) == ((2, 2), (2, 2))
+
+
+def test_engines_that_do_not_come_up_are_stopped(groups, tmp_path):
+    with pytest.raises(LaunchTimedOut):
+        create_rollout_engines(FLAGS, NeverReady, groups["rollout"], engine_args=(str(tmp_path),), health_timeout=0.5)
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_an_engine_over_two_nodes_uses_weights_when_both_have_them(tmp_path):
+    flags = {"rollout_num_gpus": 2, "rollout_num_gpus_per_engine": 2, "debug_rollout_only": True}
+    with (
+        local_cluster("1x1,1x1"),
+        Cluster(num_nodes=2) as cluster,
+        create_placement_groups(flags, cluster) as groups,
+        RolloutManager(flags, StagingEngine, groups["rollout"], engine_args=(str(tmp_path),)) as manager,
+    ):
+        manager.update_weights("w1", 1)
+        assert (tmp_path / "used-1").read_text() == "w1-0 w1-1"
+        manager.restart_engine(0, "w2", 2)
+        assert (tmp_path / "used-2").read_text() == "w2-0 w2-1"
+        assert manager.engine_versions() == [2]
 
 
 def test_engines_without_tokens_take_no_prompts_and_links_in_place_are_refused(groups, trainer, model):

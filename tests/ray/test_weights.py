@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from link_workers import Bulky, Watched
 from roost import (
     CallTimedOut,
     Cluster,
@@ -215,6 +216,100 @@ def test_a_death_between_the_move_and_the_commit_leaves_no_mixture(pair):
     assert contents(rollout) == [(2, {2.0})] * 2
 
 
+def test_a_target_is_not_filled_with_newer_weights_under_an_old_version(pair):
+    actor, rollout = pair
+    link = WeightLink.between(actor, rollout)
+    actor.set_version(1).wait(60)
+    link.update(1)
+    for version in (2, 3):
+        os.kill(pid_of(rollout, 1), signal.SIGKILL)
+        if version == 2:
+            # The trainer is as it was in the last update, and the other target has another half.
+            rollout.restart(1)
+            assert link.refill("rollout:1").version == 1
+            assert contents(rollout) == [(1, {1.0})] * 2
+            continue
+        actor.set_version(version).wait(60)
+        with pytest.raises(WorkerDied, match="rollout:1"):
+            link.update(version, timeout=20)
+        rollout.restart(1)
+        with pytest.raises(
+            ClusterError, match=r"no other target has version 1, and the sources have version 3[\s\S]*update"
+        ):
+            link.refill("rollout:1")
+        link.update(version)
+        assert contents(rollout) == [(version, {float(version)})] * 2
+
+
+def test_what_an_update_that_was_broken_off_sent_does_not_stay(shared_cluster):
+    with (
+        launch(shared_cluster, Trainer, "a", [0, 0], "numpy") as actor,
+        launch(shared_cluster, Watched, "r", [1, 1], "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, bucket_bytes=1 << 14)
+        rollout[1].fail_at_accept().wait(60)
+        with pytest.raises(ClusterError, match="r:1 failed in an update: RuntimeError: not now"):
+            link.update(1, timeout=20)
+        wait_until(lambda: rollout[1].waiting_messages().wait(60)[0], "what was sent is there")
+        actor.set_version(2).wait(60)
+        link.update(2)
+        assert contents(rollout) == [(2, {2.0})] * 2
+        assert rollout.waiting_messages().wait(60) == [0, 0]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(small_cluster, is_new):
+    with (
+        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
+        Watched.create_group("numpy").launch(
+            small_cluster, NodePlacementStrategy([0, 0]), name="rollout", max_concurrency=4
+        ) as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        actor.set_version(1).wait(60)
+        rollout[1].hold().wait(60)
+        with pytest.raises(CallTimedOut, match="rollout:1"):
+            link.update(1, timeout=2)
+        if is_new:
+            link = WeightLink.between(actor, rollout)
+        else:
+            link.rejoin("rollout:1")
+        actor.set_version(2).wait(60)
+        link.update(2)
+        rollout[1].let_held_go_on().wait(60)
+        wait_until(lambda: len(rollout[1].seen_changes().wait(60)[0]) == 4, "the first commit is over")
+        assert [one for one, _ in rollout[1].seen_changes().wait(60)[0]][:3] == ["to 1", "to 2", "done 2"]
+        assert contents(rollout) == [(2, {2.0})] * 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_memory_of_updates_can_be_given_back_between_them(small_cluster, in_place):
+    with (
+        launch(small_cluster, Trainer, "actor", [0], "torch") as actor,
+        launch(small_cluster, Watched, "rollout", [0, 0], "torch") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, in_place=in_place)
+        for version in (1, 2):
+            actor.set_version(version).wait(60)
+            link.update(version)
+            assert rollout.kept().wait(60) == [[True]] * 2
+            rollout.let_go_of_weights().wait(60)
+            assert rollout.kept().wait(60) == [[False]] * 2
+            assert contents(rollout) == [(version, {float(version)})] * 2
+
+
+@pytest.mark.wants("torch")
+def test_types_that_only_torch_has_reach_arrays_of_numpy(small_cluster):
+    with (
+        launch(small_cluster, Trainer, "actor", [0], "torch", "bfloat16") as actor,
+        launch(small_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
+    ):
+        rollout.import_torch().wait(60)
+        link = WeightLink.between(actor, rollout)
+        link.update(1)
+        assert contents(rollout) == [(1, {0.0})] * 2
+
+
 def test_a_worker_is_told_from_the_first_byte_on_that_its_weights_are_overwritten(pair):
     actor, rollout = pair
     link = WeightLink.between(actor, rollout, in_place=True)
@@ -350,3 +445,21 @@ def test_weights_go_from_one_process_to_another_on_the_device(in_place):
         os.kill(actor[0].pid().wait(60)[0], signal.SIGKILL)
         with pytest.raises(WorkerDied, match="actor:0"):
             link.update(2, timeout=30)
+
+
+@needs_gpu
+def test_memory_that_a_source_replaced_is_free_on_the_device():
+    with (
+        local_cluster("1x1"),
+        Cluster(num_nodes=1) as cluster,
+        Bulky.create_group().launch(cluster, FlexiblePlacementStrategy([[0]]), name="actor", share=0.2) as actor,
+        Bulky.create_group().launch(cluster, FlexiblePlacementStrategy([[0]]), name="rollout", share=0.2) as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        link.update(1)
+        before = actor.free_bytes().wait(60)[0]
+        for version in (2, 3, 4):
+            actor.renew(version).wait(60)
+            link.update(version)
+            assert rollout.first().wait(60) == [float(version)]
+        assert actor.free_bytes().wait(60)[0] > before - (1 << 28)

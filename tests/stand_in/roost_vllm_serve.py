@@ -54,6 +54,8 @@ class Server:
         self.running.set()
         self.aborts = 0
         self.active = 0
+        self.is_updating = False
+        self.updates = 0
 
     async def generate(self, request: web.Request) -> web.Response:
         asked = await request.json()
@@ -105,19 +107,39 @@ class Server:
         self.running.set()
         return web.json_response({})
 
+    async def start(self, _: web.Request) -> web.Response:
+        if MODE == "refuse-start" or self.is_updating:
+            return web.json_response({"error": "an update is active"}, status=500)
+        self.is_updating = True
+        return web.json_response({})
+
     async def update(self, request: web.Request) -> web.Response:
         place = (await request.json())["update_info"]
         new = read(Path(place["path"])) if "path" in place else load(place)
+        self.updates += 1
         if MODE == "die-in-update":
             os._exit(9)
-        if MODE == "hang-in-update":
+        # Some are loaded by then.
+        self.weights["embed"] = new["embed"]
+        if MODE == "hang-once" and self.updates == 1:
             await asyncio.sleep(600)
-        if MODE == "refuse-update":
+        if MODE == "refuse-once" and self.updates == 1:
+            self.is_updating = False
             return web.json_response({"error": "no such layer"}, status=500)
         self.weights = new
         return web.json_response({})
 
+    async def progress(self, _: web.Request) -> web.Response:
+        """Tell a test where it is."""
+        return web.json_response({"active": self.active, "paused": not self.running.is_set()})
+
     async def finish(self, request: web.Request) -> web.Response:
+        if not self.is_updating:
+            return web.json_response({"error": "no update is active"}, status=500)
+        self.is_updating = False
+        return await self.label(request)
+
+    async def label(self, request: web.Request) -> web.Response:
         asked = await request.json()
         self.version = "7777" if MODE == "wrong-version" else asked.get("weight_version", asked.get("new_version"))
         return web.json_response({})
@@ -154,14 +176,15 @@ def main() -> None:
         app = web.Application(middlewares=[check])
         app.router.add_get("/health", server.nothing)
         app.router.add_get("/weight_info", server.info)
+        app.router.add_get("/progress", server.progress)
         for path, handler in {
             "/inference/v1/generate": server.generate,
             "/pause": server.pause,
             "/resume": server.resume,
-            "/start_weight_update": server.nothing,
+            "/start_weight_update": server.start,
             "/update_weights": server.update,
             "/finish_weight_update": server.finish,
-            "/update_weight_version": server.finish,
+            "/update_weight_version": server.label,
             "/reset_prefix_cache": server.nothing,
             "/sleep": server.nothing,
             "/wake_up": server.nothing,

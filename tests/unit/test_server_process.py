@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -152,3 +153,30 @@ time.sleep(600)
         assert memory.exists()
         other.kill()
     memory.unlink()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs /dev/shm")  # noqa: S108 - only looks
+def test_files_in_shared_memory_that_are_not_the_servers_own_stay(tmp_path):
+    code = """
+import mmap, os, sys, time
+while not os.path.exists(sys.argv[-1]):
+    time.sleep(0.01)
+files = [open(path, "r+b") for path in sys.argv[2:]]
+mapped = [mmap.mmap(file.fileno(), 0) for file in files]
+"""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        shared = Path(folder).parent
+        model, older, newer = Path(folder) / "psm_model", shared / f"psm_{tmp_path.name}", shared / f"w-{tmp_path.name}"
+        try:
+            model.write_bytes(b"a model in a folder")
+            older.write_bytes(b"what another process had there before")
+            words = [str(path) for path in (tmp_path / "pids", model, older, newer)]
+            server = ServerProcess([sys.executable, "-c", code + SERVER, *words], dict(os.environ))
+            newer.write_bytes(b"what a trainer writes for the server")
+            _, _, memory = read_pids(tmp_path / "pids")
+            server.stop()
+            assert not memory.exists()
+            assert [path.exists() for path in (model, older, newer)] == [True] * 3
+        finally:
+            older.unlink(missing_ok=True)
+            newer.unlink(missing_ok=True)

@@ -92,17 +92,54 @@ def test_a_server_that_dies_in_an_update_is_named(start):
         wait_until(engine.health, "it is healthy")
 
 
-def test_an_update_that_is_refused_or_late_lets_requests_go_on(start, monkeypatch):
-    engine = start("refuse-update")
+def ask_aside(engine: VllmEngine) -> tuple[threading.Thread, list[Sample]]:
+    """Ask for a sample next to the test, which has arrived at the server."""
+    got: list[Sample] = []
+    thread = threading.Thread(target=lambda: got.append(sample(engine)))
+    thread.start()
+    wait_until(lambda: engine._ask("/progress")["active"], "the request is there")
+    return thread, got
+
+
+def test_nothing_is_answered_with_weights_in_doubt(start):
+    engine = start("refuse-once")
     with pytest.raises(ClusterError, match=r"answered 500: .*no such layer"):
         engine.update_weights(weights(2), 1)
-    assert sample(engine).versions == (0, 0, 0)
-    engine.stop()
-    monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.5)
-    engine = start("hang-in-update")
-    with pytest.raises(CallTimedOut, match=r"the vLLM of engine 0 has not answered in 0\.5 s"):
+    assert not engine.health()
+    thread, got = ask_aside(engine)
+    assert engine._ask("/progress")["paused"]
+    engine.update_weights(weights(3), 2)
+    thread.join(60)
+    assert (got[0].tokens, got[0].versions) == ((3, 3, 3), (2, 2, 2))
+    assert engine.health()
+
+
+def test_an_engine_with_weights_in_doubt_does_not_wake_up_with_them(start):
+    engine = start("refuse-once")
+    with pytest.raises(ClusterError, match="no such layer"):
         engine.update_weights(weights(2), 1)
-    assert sample(engine).versions == (0, 0, 0)
+    engine.offload()
+    with pytest.raises(ClusterError, match=r"the weights of the engine are in doubt[\s\S]*restart it"):
+        engine.onload()
+
+
+def test_an_update_whose_end_is_not_known_leaves_weights_in_doubt(start, monkeypatch):
+    engine = start("hang-once")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_UPDATE_SECONDS", 0.5)
+        with pytest.raises(CallTimedOut, match=r"the vLLM of engine 0 has not answered in 0\.5 s"):
+            engine.update_weights(weights(2), 1)
+    assert not engine.health()
+    assert engine._ask("/progress")["paused"]
+    engine.update_weights(weights(3), 2)
+    assert (engine.health(), sample(engine).versions) == (True, (2, 2, 2))
+
+
+def test_an_update_that_did_not_begin_lets_requests_go_on(start):
+    engine = start("refuse-start")
+    with pytest.raises(ClusterError, match="answered 500"):
+        engine.update_weights(weights(2), 1)
+    assert (engine.health(), sample(engine).versions) == (True, (0, 0, 0))
 
 
 def test_a_server_that_reports_another_version_is_not_trusted(start):
@@ -110,6 +147,8 @@ def test_a_server_that_reports_another_version_is_not_trusted(start):
     wait_until(engine.health, "it is healthy")
     with pytest.raises(EngineFailed, match="engine 0 serves version 7777 after an update to 3"):
         engine.update_weights(weights(2), 3)
+    assert not engine.health()
+    assert engine._ask("/progress")["paused"]
 
 
 def test_weights_that_do_not_fit_are_refused_before_anything_changes(start):

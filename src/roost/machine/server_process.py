@@ -26,6 +26,8 @@ from roost.errors import ClusterError
 from roost.machine.processes import adopt_orphans, die_with_parent, reap
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where shared memory lies
+_LEFTOVERS = ("psm_", "sem.", "torch_", "vllm_", "VLLM_", "nccl-", "cuda.shm.")
+"""How the names begin of what Python, torch, vLLM and CUDA keep there. Other files, such as a model, are the user's."""
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 _KILL_SECONDS = 5.0
@@ -98,6 +100,7 @@ def main() -> int:
     caller = os.getppid()
     task = json.loads(sys.stdin.buffer.readline())
     adopt_orphans()
+    before = set(_SHARED_FOLDER.glob("*"))
     try:
         server = subprocess.Popen(  # noqa: S603 - what the caller wants to run, without a shell
             task["command"],
@@ -136,7 +139,7 @@ def main() -> int:
         server.poll()
     code = server.poll()
     reap()
-    for path in memory - _shared_memory(list(psutil.process_iter())):
+    for path in memory - before - _shared_memory(list(psutil.process_iter())):
         with contextlib.suppress(OSError):
             path.unlink()
     if task["scratch"] is not None:
@@ -156,13 +159,13 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
-    """Return the files of shared memory that processes of this user have mapped."""
+    """Return the files of shared memory that processes of this user have mapped, of the kinds that are left behind."""
     found = set()
     for process in processes:
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
             found |= {Path(line[line.index("/") :]) for line in maps.splitlines() if f" {_SHARED_FOLDER}/" in line}
-    return found
+    return {path for path in found if path.parent == _SHARED_FOLDER and path.name.startswith(_LEFTOVERS)}
 
 
 if __name__ == "__main__":

@@ -38,10 +38,13 @@ class HostCopies:
     def come_back(self) -> None:
         """Move the tensors that left back to their devices."""
         torch: Any = importlib.import_module("torch")
-        away, self._away = self._away, []
-        for tensor, device in away:
+        devices = {device for _, device in self._away}
+        while self._away:
+            # One that there is no room for stays, for the next try.
+            tensor, device = self._away[-1]
             tensor.data = tensor.data.to(device, non_blocking=True)
-        for device in {device for _, device in away}:
+            self._away.pop()
+        for device in devices:
             torch.accelerator.synchronize(device)
 
     def _host(self, torch: Any, tensor: Any) -> Any:

@@ -9,20 +9,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from roost.errors import ClusterError, ConfigError
+from roost.errors import ClusterError, ConfigError, RoostError
 from roost.placement.strategies import NodePlacementStrategy
-from roost.rl.ask import ask
 from roost.rl.data_buffer import BufferStats
 from roost.rl.engine import url_of
 from roost.rl.engine_pool import EngineState
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.flags import ROLLOUT
 from roost.rl.job_lock import JobLock
-from roost.rl.manager_worker import CALL_SECONDS, GRACE_SECONDS, ManagerProxy, ManagerWorker
+from roost.rl.manager_worker import CALL_SECONDS, ManagerProxy, ManagerWorker
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.rollout_engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
-from roost.rl.router import TIMEOUT_HEADER, RouterOptions
-from roost.rl.sampling import Dialect, Sampler
+from roost.rl.router import RouterOptions
+from roost.rl.sampling import Dialect, Sampler, ask_router
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
@@ -105,10 +104,12 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         """Lease a port for this process, not for the manager's, which may be restarted, and start the router on it."""
         for _ in range(_MAX_TRIES):
             lease = cluster.lease_ports(self._group.placements[0].cluster_node_rank)
-            if self._start_router(lease, CALL_SECONDS):
-                return lease
+            with contextlib.ExitStack() as undo:
+                undo.callback(cluster.release_ports, lease)
+                if self._start_router(lease, CALL_SECONDS):
+                    undo.pop_all()
+                    return lease
             # Another program was quicker: the next lease skips that port.
-            cluster.release_ports(lease)
         raise ClusterError(f"other programs took the router's port {_MAX_TRIES} times before it could listen")
 
     def _start_router(self, lease: PortLease, timeout: float) -> bool:
@@ -147,17 +148,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             if self._dialect is None:
                 raise ConfigError("the engines take no prompts", hint="an engine of roost.rl.engines does")
             return Sampler(self._dialect, self.router_url, self.secret).run(request, timeout, most_at_once)
-        return ask(
-            self.router_url,
-            "/generate",
-            dict(request),
-            secret=self.secret,
-            # The router knows the deadline, and says what happened when it is over.
-            timeout=timeout + GRACE_SECONDS,
-            who=f"the router at {self.router_url}",
-            headers={TIMEOUT_HEADER: str(timeout)},
-            hint="if its process is gone, manager.restart() starts it again",
-        )
+        return ask_router(self.router_url, "/generate", dict(request), self.secret, timeout)
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
@@ -207,20 +198,39 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._manager.call(ManagerWorker.leave, [self.engines.urls[engine_rank]], timeout=timeout)
         self.engines.restart(engine_rank, _left(deadline))
         if isinstance(weights, WeightLink):
-            if weights.version >= 0:
-                self.engines.refill(weights, engine_rank, _left(deadline))
+            bring = self.engines.rejoin if weights.version < 0 else self.engines.refill
+            try:
+                bring(weights, engine_rank, _left(deadline))
+            except RoostError:
+                # The next update may bring them: it serves then.
+                url = self.engines.urls[engine_rank]
+                self._manager.call(ManagerWorker.join, [url])
+                self._manager.call(ManagerWorker.doubt, [*self._manager.call(ManagerWorker.doubted), url])
+                raise
         elif weights is not None:
-            self.engines.workers_of(engine_rank).update_weights(weights, version).wait(_left(deadline))
+            self.engines.update_weights(weights, version, engine_rank).wait(_left(deadline))
         self._join([self.engines.urls[engine_rank]], deadline)
 
     def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
-        """Send new weights to every engine, or update a link to the engines, under the lock. Versions only go up."""
+        """Send new weights to every engine, or update a link to the engines, under the lock. Versions only go up.
+
+        If that fails, the router sends nothing to engines that are not healthy then, until an update succeeds.
+        """
         deadline = time.monotonic() + timeout
         with self.lock(timeout):
-            if isinstance(weights, WeightLink):
-                weights.update(version, _left(deadline))
-            else:
-                self.engines.update_weights(weights, version).wait(_left(deadline))
+            try:
+                if isinstance(weights, WeightLink):
+                    weights.update(version, _left(deadline))
+                else:
+                    self.engines.update_weights(weights, version).wait(_left(deadline))
+            except Exception:
+                with contextlib.suppress(RoostError):
+                    self._manager.call(ManagerWorker.doubt, self.engines.ill_urls())
+                raise
+            if doubted := self._manager.call(ManagerWorker.doubted):
+                # A link may have left some of them out.
+                still = [url for url in self.engines.ill_urls() if url in doubted]
+                self._manager.call(ManagerWorker.doubt, still)
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
         """Add samples that this version of the weights made to the data buffer; waits while it is full.

@@ -81,6 +81,14 @@ class ManagerWorker(Worker):
         for url in urls:
             self._running_router().leave(url)
 
+    async def doubt(self, urls: list[str]) -> None:
+        """Let the router send these engines no requests, whatever their servers say, and others again."""
+        self._running_router().doubt(urls)
+
+    async def doubted(self) -> list[str]:
+        """Return the engines that the router sends no requests because of that."""
+        return self._running_router().doubted
+
     async def engine_states(self) -> list[EngineState]:
         """Return what the router knows about the engines."""
         return self._running_router().states()

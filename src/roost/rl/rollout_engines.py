@@ -83,12 +83,24 @@ class EngineWorker(WeightWorker):
         """Answer a request."""
         return self._engine.generate(request)
 
-    def update_weights(self, weights: Any, version: int) -> None:
-        """Replace the weights; ConfigError if newer ones were asked for, even by a call that is still going on."""
-        if type(version) is not int or version < 0:
-            raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
+    def stage_weights(self, weights: Any, version: int) -> bool:
+        """Take in weights that `update_weights` then uses; False if the engine can only do both at once."""
+        if not hasattr(self._engine, "stage_weights"):
+            return False
+        with self._turn(version):
+            self._engine.stage_weights(weights)
+        return True
+
+    def update_weights(self, weights: Any, version: int, staged: Sequence[bool] = ()) -> None:
+        """Replace the weights; ConfigError if newer ones were asked for, even by a call that is still going on.
+
+        `staged` is whether the processes of the engines have taken them in.
+        """
         with self._new_version(version):
-            self._engine.update_weights(weights, version)
+            if any(staged):
+                self._engine.accept().commit(version)
+            else:
+                self._engine.update_weights(weights, version)
 
     def accept(self) -> Any:
         """Return where an update of a link writes, if the engine says so."""
@@ -111,14 +123,22 @@ class EngineWorker(WeightWorker):
             yield
 
     @contextlib.contextmanager
-    def _new_version(self, version: int) -> Iterator[None]:
-        """Let one update change the weights at a time, and never to an older version."""
+    def _turn(self, version: int) -> Iterator[None]:
+        """Let one update run at a time, and never one to an older version."""
+        if type(version) is not int or version < 0:
+            raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
         # A call whose caller gave up goes on here: it must not end after the next one.
         with self._fence:
             self._check_newest(version)
             self._newest_asked = version
         with self._updating:
             self._check_newest(version)
+            yield
+
+    @contextlib.contextmanager
+    def _new_version(self, version: int) -> Iterator[None]:
+        """Let an update change the weights."""
+        with self._turn(version):
             try:
                 yield
             except BaseException:
@@ -140,6 +160,8 @@ class EngineWorker(WeightWorker):
     def offload(self) -> None:
         """Free the accelerators' memory, if the engine can."""
         if hasattr(self._engine, "offload"):
+            # What is left of it would stay on the device.
+            self.let_go_of_weights()
             self._engine.offload()
             self._is_asleep = True
 
@@ -192,13 +214,31 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         is_well = [outcome.is_ok and bool(outcome.value) for outcome in outcomes]
         return [all(is_well[rank] for rank in self._ranks(engine)) for engine in range(self.num_engines)]
 
+    def ill_urls(self, timeout: float = 5.0) -> list[str]:
+        """Return where the engines are that say that they cannot serve, or of which a process has ended."""
+        outcomes = self.group.health().outcomes(timeout)
+        # One that does not answer in time says nothing about its weights.
+        is_ill = [
+            not outcome.value if outcome.is_ok else isinstance(outcome.error, EngineFailed | WorkerDied)
+            for outcome in outcomes
+        ]
+        return [url for url, ranks in zip(self.urls, self._workers, strict=True) if any(is_ill[rank] for rank in ranks)]
+
     def generate(self, request: Any, engine_rank: int = 0) -> CallResult[Any]:
         """Ask one engine directly, without HTTP."""
         return self.group[self._ranks(engine_rank)[0]].generate(request)
 
-    def update_weights(self, weights: Any, version: int) -> CallResult[Any]:
-        """Send new weights to every process of every engine; versions only go up."""
-        return self.group.update_weights(weights, version)
+    def update_weights(self, weights: Any, version: int, engine_rank: int | None = None) -> CallResult[Any]:
+        """Send new weights to every process of every engine, or of one engine; versions only go up."""
+        workers = self.group if engine_rank is None else self.workers_of(engine_rank)
+        if all(len(ranks) == 1 for ranks in self._workers):
+            return workers.update_weights(weights, version)
+        # Node 0 loads them for all nodes of its engine, which must have them by then.
+        return workers.update_weights(weights, version, workers.stage_weights(weights, version))
+
+    def rejoin(self, link: WeightLink, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
+        """Let an engine that was restarted take part in a link again, which has no version yet."""
+        link.rejoin(*(f"{self.group.name}:{rank}" for rank in self._ranks(engine_rank)), timeout=timeout)
 
     def refill(self, link: WeightLink, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
         """Bring an engine that was restarted to the present version of a link."""
@@ -359,7 +399,9 @@ def create_rollout_engines(
         own_secret = secret or secrets.token_urlsafe(32)
         return RolloutEngines(group, nodes_per_engine, flags.dp_attention_size, health_timeout, own_secret)
     except BaseException:
-        group.close()
+        with contextlib.closing(group), contextlib.suppress(RoostError):
+            # Processes that an engine has started need not end with its worker.
+            group.stop().outcomes(_STOP_SECONDS * _STOP_SHARE)
         raise
 
 

@@ -48,6 +48,7 @@ _OWN_PATHS = ("/health", "/engines")
 _PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _MOST_BROKEN = 3
+_IN_DOUBT = "its engine does not have the weights of an update that failed"
 Value = TypeVar("Value")
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ class Router:
         # While the server runs, only its loop uses these.
         self._pool = EnginePool()
         self._checks: dict[str, asyncio.Task[None]] = {}
+        self._doubted: set[str] = set()
         self._attempts: set[_Attempt] = set()
         self._client = EngineClient(self.secret)
         self._is_running = False
@@ -182,6 +184,18 @@ class Router:
     def leave(self, url: str) -> bool:
         """Send an engine no more requests; those that it has finish. False if it is unknown."""
         return self._do(lambda: self._leave(url))
+
+    def doubt(self, urls: Collection[str]) -> None:
+        """Send these engines no requests, whatever their servers say of their health, and those doubted before again.
+
+        An engine that joins is trusted.
+        """
+        self._do(lambda: self._doubt(urls))
+
+    @property
+    def doubted(self) -> list[str]:
+        """The engines that are doubted."""
+        return self._do(lambda: sorted(self._doubted))
 
     def states(self) -> list[EngineState]:
         """Return what the router knows about each engine, in the order in which they joined."""
@@ -226,7 +240,13 @@ class Router:
             task.cancel()
         await self._client.close()
 
+    def _doubt(self, urls: Collection[str]) -> None:
+        self._doubted = set(urls)
+        for url in urls:
+            self._pool.mark(url, False, _IN_DOUBT)
+
     def _join(self, url: str) -> None:
+        self._doubted.discard(url)
         self._pool.join(url)
         if self._is_running and url not in self._checks:
             self._checks[url] = asyncio.create_task(self._keep_checking(url))
@@ -239,6 +259,7 @@ class Router:
     async def _keep_checking(self, url: str) -> None:
         while True:
             why = await self._client.check(url, self._options.check_timeout)
+            why = _IN_DOUBT if url in self._doubted else why
             self._pool.mark(url, not why, why)
             await asyncio.sleep(self._options.check_seconds)
 

@@ -78,18 +78,23 @@ class Sampler:
         left = deadline - time.monotonic()
         if left <= 0:
             raise CallTimedOut("not all prompts were answered in time")
-        answer = ask(
-            self._url,
-            self._dialect.path,
-            self._dialect.to_request(prompt),
-            secret=self._secret,
-            # The router knows the deadline, and says what happened when it is over.
-            timeout=left + _GRACE_SECONDS,
-            who=f"the router at {self._url}",
-            headers={TIMEOUT_HEADER: str(left)},
-            hint="if its process is gone, manager.restart() starts it again",
-        )
-        return self._dialect.from_answer(prompt, answer)
+        request = self._dialect.to_request(prompt)
+        return self._dialect.from_answer(prompt, ask_router(self._url, self._dialect.path, request, self._secret, left))
+
+
+def ask_router(url: str, path: str, request: dict[str, Any], secret: str, timeout: float) -> Any:
+    """Send a request through the router of a job, and return its answer."""
+    return ask(
+        url,
+        path,
+        request,
+        secret=secret,
+        # The router knows the deadline, and says what happened when it is over.
+        timeout=timeout + _GRACE_SECONDS,
+        who=f"the router at {url}",
+        headers={TIMEOUT_HEADER: str(timeout)},
+        hint="if its process is gone, manager.restart() starts it again",
+    )
 
 
 def join_samples(first: Sample, more: Sample) -> Sample:

@@ -56,27 +56,22 @@ class DictWeights:
 
 
 class ModuleWeights:
-    """The parameters and buffers of a torch module; those that are DTensors, as with FSDP2, are read as they are."""
+    """The parameters of a torch module; those that are DTensors, as with FSDP2, are read as they are."""
 
-    def __init__(self, module: Any, *, buffers: bool = False) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
-        self._has_buffers = buffers
 
     def tensors(self) -> Mapping[str, Any]:
         """Return the part of each that is in this process."""
-        return {name: _local(one) for name, one in self._named().items()}
+        return {name: _local(one) for name, one in self._module.named_parameters()}
 
     def held(self) -> list[Held]:
         """Return which part that is."""
         return [
             Held(name=name, spec=TensorSpec(tuple(one.shape), dtype_of(one)), box=_box(one))
-            for name, one in self._named().items()
+            # With tied weights, a module names each parameter once.
+            for name, one in self._module.named_parameters()
         ]
-
-    def _named(self) -> dict[str, Any]:
-        # With tied weights, a module names each parameter once.
-        found = dict(self._module.named_parameters())
-        return found | dict(self._module.named_buffers()) if self._has_buffers else found
 
 
 def as_weights(value: Any, what: str) -> Weights:

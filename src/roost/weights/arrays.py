@@ -64,6 +64,11 @@ def wrap(buffer: Any, dtype: str, shape: Sequence[int]) -> Any:
     return torch.frombuffer(buffer, dtype=getattr(torch, dtype)).reshape(shape)
 
 
+def can_wrap(dtype: str) -> bool:
+    """Whether this process has arrays of a type: some are torch's alone."""
+    return "torch" in sys.modules or dtype in np.sctypeDict
+
+
 def empty_bytes(size: int, like: Sequence[Any]) -> Any:
     """Return memory for so many bytes, on the CUDA device that all of these are on, if they are; else on the host."""
     devices = {one.device if is_on_device(one) else None for one in like}
@@ -87,7 +92,10 @@ def copy(target: Any, source: Any) -> None:
         source = source if is_tensor(source) else sys.modules["torch"].from_numpy(source)
         target.copy_(source, non_blocking=True)
     else:
-        np.copyto(target, source.detach().cpu().numpy() if is_tensor(source) else source, casting="unsafe")
+        if is_tensor(source):
+            # Cast before: numpy does not have all types.
+            source = source.detach().to("cpu", getattr(sys.modules["torch"], dtype_of(target))).numpy()
+        np.copyto(target, source, casting="unsafe")
 
 
 def empty_like(array: Any) -> Any:

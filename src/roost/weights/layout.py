@@ -132,23 +132,6 @@ class Layout:
         dropped = set(workers)
         return self.only([worker for worker in self.workers if worker not in dropped])
 
-    def joined(self, other: Layout) -> Layout:
-        """Return a layout with the workers of both, which hold tensors of the same names and shapes."""
-        numbers = {worker: place for place, worker in enumerate(dict.fromkeys([*self.workers, *other.workers]))}
-        tensors = dict(self.tensors)
-        moved = other._renumbered(list(numbers), {old: numbers[name] for old, name in enumerate(other.workers)})
-        for name, held in moved.tensors.items():
-            mine = tensors.get(name)
-            if mine is None:
-                tensors[name] = held
-                continue
-            if mine.spec != held.spec:
-                raise ConfigError(f"{name} is {_words(mine.spec)} on one side, and {_words(held.spec)} on the other")
-            first = len(mine.storages)
-            added = [Part(part.worker, part.box, part.at, part.storage + first) for part in held.parts]
-            tensors[name] = HeldTensor(mine.spec, (*mine.parts, *added), (*mine.storages, *held.storages))
-        return Layout(tuple(numbers), tensors)
-
     def held_by(self, worker: str) -> Iterator[Held]:
         """Return what a worker holds."""
         number = self.workers.index(worker)

@@ -91,6 +91,8 @@ class WeightLink:
         """Who is in the whole plan, and not in the present one."""
         self.version = -1
         """The highest version that a target has; -1 if none has any."""
+        self._begun = -1
+        """The highest version that an update was begun to: the sources have it, or a later one."""
         self._groups = {source.name: source, target.name: target}
         self._options = in_place, may_share
         self._name = f"{source.name}-{target.name}-{os.getpid()}-{time.monotonic_ns():x}"
@@ -137,6 +139,7 @@ class WeightLink:
             raise ConfigError(f"version is {version!r}: it is a whole number above {self.version}, the present one")
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
+            self._begun = version
             return self._update(self.plan, version, deadline)
 
     def versions(self, timeout: float = UPDATE_SECONDS) -> dict[str, int]:
@@ -166,7 +169,11 @@ class WeightLink:
         self.plan, self._missing = plan, missing
 
     def refill(self, worker: str, timeout: float = UPDATE_SECONDS) -> UpdateReport:
-        """Bring a target that was restarted to the present version, from the nearest worker that has it."""
+        """Bring a target that was restarted to the present version, from the nearest worker that has it.
+
+        If that is no other target, it is the sources, whose weights must be the same as in the last update;
+        ClusterError if an update to a later version was begun.
+        """
         if self.version < 0:
             raise ConfigError("there is no version yet", hint="the first update fills all targets")
         if worker not in self._whole.target.workers:
@@ -180,6 +187,9 @@ class WeightLink:
                 plan, method = self._plan_fill(peers, worker), "accept"
             except ConfigError:
                 # They do not have everything between them.
+                if self._begun > self.version:
+                    what = f"no other target has version {self.version}, and the sources have version {self._begun}"
+                    raise ClusterError(what, hint=f"call update: {worker} is in the link again") from None
                 plan, method = self._plan_fill(self.plan.source, worker), "offer"
             self._teach(plan, self._members(plan), deadline, method)
             return self._update(plan, self.version, deadline, method)

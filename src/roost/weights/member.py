@@ -8,20 +8,21 @@ import logging
 import operator
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.connection import Connection, Frame, Kind
-from roost.comm.cuda import Mappings
 from roost.comm.loop import Handle
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
 from roost.weights.adapters import Committing, as_weights
 from roost.weights.arrays import (
     address_of,
+    can_wrap,
     copy,
     cut,
     devices_of,
@@ -43,7 +44,6 @@ from roost.weights.plan import Piece, SyncPlan
 if TYPE_CHECKING:
     from roost.weights.worker import WeightWorker
 
-_MOST_MAPPED = 1 << 16
 _MOST_PLANS = 4
 """How many plans a member keeps besides the link's own: those that filled single targets."""
 _NEVER = 1 << 62
@@ -98,6 +98,13 @@ class _Side:
     """Where the weights of this target were when these were made."""
     _parts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
 
+    def let_go(self) -> None:
+        """Let go of the memory of both sides, which is found again when it is needed."""
+        finish(self.copies.devices)
+        self.copies, self.reads, self.memory = Copies(), [], None
+        for source in self.sources.values():
+            source.close()
+
     def parts(self, worker: str) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """Return what a target gets: storages, and where in them; the rest of its memory is not touched."""
         if not self._parts:
@@ -144,6 +151,15 @@ class Member:
         else:
             found.ask(command, arguments, answer)
 
+    def let_go(self, timeout: float) -> None:
+        """Let go of the memory that links took for updates; the next update takes it again."""
+        waiting = []
+        for link in [*self._links.values()]:
+            # One that is being closed lets go of everything.
+            with contextlib.suppress(RuntimeError):
+                waiting.append(link.let_go())
+        wait(waiting, timeout)
+
     @property
     def messages(self) -> Any:
         """The messages of this process."""
@@ -173,8 +189,9 @@ class _Link:
         self._since = 0.0
         self._filled = -1
         """The version that memory beside the weights has wholly, where the worker has such memory itself."""
-        self._mappings = Mappings(_MOST_MAPPED)
-        self._offered: dict[str, tuple[int, _Memory]] = {}
+        self._owed: list[tuple[str, deque[Hashable]]] = []
+        """By sender: the tags of what it sends in an attempt, and was not received yet."""
+        self._offered: dict[str, tuple[int, _Memory | None]] = {}
         """By method: the number of the last offer, and its arrays, which stay while others copy from them."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}")
         self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"roost-weights-{name}-send")
@@ -183,9 +200,23 @@ class _Link:
         """Let go of everything, once what is under way has noticed."""
         self._ended = _NEVER
         self._thread.submit(self._break_off, ClusterError("the link of weights was closed"))
-        self._thread.submit(self._mappings.close)
+        self._thread.submit(self._let_go)
+        self._thread.submit(self._drain)
         self._thread.shutdown(wait=False)
         self._sender.shutdown(wait=False)
+
+    def let_go(self) -> Future[None]:
+        """Break off what is under way, and let go of all memory that an update needs: the next one takes it again."""
+        self._ended = max(self._ended, self._attempt)
+        return self._thread.submit(self._let_go)
+
+    def _let_go(self) -> None:
+        self._break_off(ClusterError("the worker let go of the memory of the update"))
+        self._staged = {}
+        for side in self._sides.values():
+            side.let_go()
+        if "accept" in self._offered:
+            self._offered["accept"] = self._offered["accept"][0], None
 
     def ask(self, command: str, arguments: Sequence[Any], answer: Callable[[bool, Any], None]) -> None:
         """Carry out a command, and answer."""
@@ -211,13 +242,17 @@ class _Link:
 
     def plan(self, plan: SyncPlan, method: str, is_main: bool) -> list[str]:
         """Learn a plan; returns what of this worker's memory does not fit it."""
-        self._sides.pop(plan.digest, None)
+        if (old := self._sides.pop(plan.digest, None)) is not None:
+            old.let_go()
         self._sides[plan.digest] = _Side(plan, method)
         if is_main:
             self._main = plan.digest
         for digest in [known for known in self._sides if known != self._main][:-_MOST_PLANS]:
-            del self._sides[digest]
+            self._sides.pop(digest).let_go()
         own, wrong = self._worker.address, []
+        if own in plan.target.workers:
+            types = {piece.source_dtype for piece in plan.pieces(target=own)}
+            wrong += [f"{own} gets {dtype}, which takes torch there" for dtype in sorted(types) if not can_wrap(dtype)]
         for role, layout in ((method, plan.source), ("accept", plan.target)):
             if own not in layout.workers:
                 continue
@@ -244,8 +279,7 @@ class _Link:
         self._break_off(ClusterError(f"update {self._attempt} was not completed"))
         self._attempt, self._version = attempt, version
         if role == "target":
-            if version <= self._member.version:
-                raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
+            self._check_newer(version)
             return None
         method = self._side(digest).method
         tensors = self._source(digest)
@@ -268,6 +302,8 @@ class _Link:
     def connect(self, digest: str, offers: Mapping[str, Offer]) -> tuple[str, ...]:
         """Learn where the memory of sources lies; returns those that have to send what is wanted of them."""
         side = self._side(digest)
+        # Memory that a source has replaced is free only when it is mapped nowhere.
+        side.let_go()
         own = self._worker.address
         wanted: dict[str, set[str]] = {}
         for piece in side.plan.pieces(target=own):
@@ -275,7 +311,7 @@ class _Link:
         for name, offer in offers.items():
             if name in wanted:
                 is_near = offer.node == self._worker.node_rank
-                source = Source(name, offer, self._mappings)
+                source = Source(name, offer)
                 if name == own or (is_near and source.can_read(sorted(wanted[name]))):
                     side.sources[name] = source
                     continue
@@ -288,7 +324,6 @@ class _Link:
                         name,
                     )
         side.senders = tuple(name for name in wanted if name not in side.sources)
-        side.memory = None
         return side.senders
 
     def move(self, attempt: int, digest: str, timeout: float) -> dict[str, float]:
@@ -311,6 +346,8 @@ class _Link:
     def _move(self, attempt: int, side: _Side, deadline: float) -> dict[str, float]:
         digest = side.plan.digest
         seconds: dict[str, float] = {}
+        owed = {name: self._tags(side, name, attempt) for name in side.senders}
+        self._owed += owed.items()
         began = time.monotonic()
         is_ready = side.memory is not None and not (self._in_place and not self._is_found(side))
         if not is_ready:
@@ -326,7 +363,9 @@ class _Link:
             source.copy(piece, target)
             seconds[source.name] = seconds.get(source.name, 0.0) + time.monotonic() - began
             self._check(attempt, digest, deadline)
-        self._receive(side, attempt, deadline, seconds)
+        self._receive(side, owed, attempt, deadline, seconds)
+        # Of each sender, what it sent before has come before.
+        self._drain()
         finish(side.copies.devices | devices_of(target for _, _, target in side.reads))
         self._check(attempt, digest, deadline)
         return seconds
@@ -341,6 +380,9 @@ class _Link:
         began = time.monotonic()
         accepted = as_weights(self._worker.accept(), "accept")
         with self._worker.weights_changing(version):
+            # Entering may take so long that the link is closed, or another one brings a newer version.
+            self._check(attempt, digest)
+            self._check_newer(version)
             # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
             self._member.version = -1
             if isinstance(accepted, Committing):
@@ -405,7 +447,30 @@ class _Link:
         for handle in on_their_way:
             self._wait(handle, attempt, digest, deadline)
 
-    def _receive(self, side: _Side, attempt: int, deadline: float, seconds: dict[str, float]) -> None:
+    def _tags(self, side: _Side, sender: str, attempt: int) -> deque[Hashable]:
+        """Return the tags of what a sender sends to this worker."""
+        buckets = side.plan.buckets(sender, self._worker.address)
+        return deque(("weights", self._name, attempt, number) for number in range(len(buckets)))
+
+    def _drain(self) -> None:
+        """Drop what came of attempts that were broken off, which nothing else would receive."""
+        left, self._owed = self._owed, []
+        for name, tags in left:
+            with contextlib.suppress(ClusterError):
+                # They come in order: where one is not here, the rest was not sent.
+                for tag in tags:
+                    # A tensor is received into memory, and is dropped without.
+                    with contextlib.suppress(ConfigError):
+                        self._member.messages.wait_for_next(name, tag, None, 0.0)
+
+    def _receive(
+        self,
+        side: _Side,
+        owed: Mapping[str, deque[Hashable]],
+        attempt: int,
+        deadline: float,
+        seconds: dict[str, float],
+    ) -> None:
         messages, own = self._member.messages, self._worker.address
         live = self._targets(side)
         steps = [(name, side.plan.buckets(name, own)) for name in side.senders]
@@ -415,7 +480,7 @@ class _Link:
                     continue
                 began = time.monotonic()
                 packed = _room(buckets[number], [live[piece.target_storage] for piece in buckets[number]])
-                tag = "weights", self._name, attempt, number
+                tag = owed[name][0]
                 is_here = False
                 while not is_here:
                     self._check(attempt, side.plan.digest, deadline, f"those of {name}")
@@ -423,6 +488,7 @@ class _Link:
                         # A receive that is late is withdrawn.
                         messages.wait_for_next(name, tag, packed, _LOOK_SECONDS)
                         is_here = True
+                owed[name].popleft()
                 for piece, part in _parts(buckets[number], packed):
                     copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
                 finish(devices_of(live[piece.target_storage] for piece in buckets[number]))
@@ -473,7 +539,8 @@ class _Link:
             return tensors
         for name in dict.fromkeys(name for name, _, _ in side.parts(self._worker.address)):
             staged, live = self._staged.get(name), tensors[name]
-            if staged is None or staged.shape != live.shape or staged.dtype != live.dtype:
+            is_other = staged is None or staged.shape != live.shape or staged.dtype != live.dtype
+            if is_other or devices_of((staged,)) != devices_of((live,)):
                 self._staged[name] = empty_like(cut(live, (0,) * len(live.shape), live.shape))
         return self._staged
 
@@ -485,6 +552,10 @@ class _Link:
                 f"{join_words([known[:8] for known in self._sides]) or 'none'}"
             )
         return side
+
+    def _check_newer(self, version: int) -> None:
+        if version <= self._member.version:
+            raise ConfigError(f"{self._worker.address} has version {self._member.version}: versions only go up")
 
     def _check(self, attempt: int, digest: str, deadline: float | None = None, which: str = "all weights") -> None:
         self._side(digest)

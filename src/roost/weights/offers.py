@@ -34,6 +34,8 @@ _SHARED_FROM = 1 << 16
 _MOST_SHARED = 256
 """Each shared storage takes a descriptor."""
 
+_MOST_MAPPED = 1 << 16
+
 log: logging.Logger = logging.getLogger(__name__)
 
 
@@ -103,11 +105,16 @@ def _share(tensor: Any, shared: dict[int, int]) -> tuple[int, int] | None:
 class Source:
     """A source as a target sees it: its arrays as they can be copied from here."""
 
-    def __init__(self, name: str, offer: Offer, mappings: Mappings) -> None:
+    def __init__(self, name: str, offer: Offer) -> None:
         self.name = name
         self.offer = offer
-        self._mappings = mappings
+        self._mappings = Mappings(_MOST_MAPPED)
         self._maps: dict[int, Any] = {}
+
+    def close(self) -> None:
+        """Let go of its memory, which no view is used of any more; a view that is asked for later maps it again."""
+        self._maps.clear()
+        self._mappings.close()
 
     def can_read(self, storages: Sequence[str]) -> bool:
         """Whether all of these can be copied from here without the source's help."""

@@ -40,9 +40,12 @@ def map_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the tensors of such files without reading them: pages come when they are used. Offer them as weights."""
     found: dict[str, Any] = {}
     for file in _files(Path(path)):
-        with file.open("rb") as opened:
-            # Private: whatever writes to the tensors does not write to the file.
-            content = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            with file.open("rb") as opened:
+                # Private: whatever writes to the tensors does not write to the file.
+                content = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from None
         found |= _wrap_all(file, content)
     return found
 

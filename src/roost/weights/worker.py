@@ -41,6 +41,15 @@ class WeightWorker(Worker):
         member: Member | None = vars(self).get("_roost_weights")
         return member.version if member is not None else -1
 
+    def let_go_of_weights(self, timeout: float = 60.0) -> None:
+        """Free the memory that links took for updates, such as before its device is lent to another process.
+
+        The next update takes it again; one that is under way is broken off.
+        """
+        member: Member | None = vars(self).get("_roost_weights")
+        if member is not None:
+            member.let_go(timeout)
+
     def report_weights(self, role: str) -> list[Held]:
         """Say which part of which tensor this worker holds; a link asks."""
         return as_weights(getattr(self, role)(), role).held()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
@@ -45,6 +46,9 @@ class ServerEngine(ABC):
     - `can_sleep`: whether `offload` frees the memory of a GPU, which the server has to be started for.
     - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
       first GPU, which has to have room for it; a trainer on that GPU copies there at the speed of its memory.
+
+    After an update that fails while the server loads it, the weights are in doubt: requests wait, and the engine is not
+    healthy, until an update succeeds or the engine is restarted.
     """
 
     name: ClassVar[str]
@@ -89,6 +93,8 @@ class ServerEngine(ABC):
         self._staged: StagedWeights | None = None
         self._is_warm = False
         self._is_offloaded = False
+        self._is_sound = True
+        """Whether the last change of its weights or its memory succeeded."""
 
     @staticmethod
     @abstractmethod
@@ -142,7 +148,7 @@ class ServerEngine(ABC):
         if taken_ports([(spec.port, 1)]):
             # The server would say so after it has loaded the model.
             raise OSError(errno.EADDRINUSE, f"port {spec.port} is in use")
-        self._spec, self._is_warm, self._is_offloaded = spec, False, False
+        self._spec, self._is_warm, self._is_offloaded, self._is_sound = spec, False, False, True
         on_gpu = bool(nvidia_devices()[0])
         variables = self._all_variables(spec, on_gpu=on_gpu)
         check_installed(self.package, self._python, variables)
@@ -165,7 +171,7 @@ class ServerEngine(ABC):
             raise
         except ClusterError:
             return False
-        return True
+        return self._is_sound
 
     def generate(self, request: Any) -> dict[str, Any]:
         """Answer a prompt, which is a `Prompt` as JSON, with samples."""
@@ -188,9 +194,12 @@ class ServerEngine(ABC):
 
     def update_weights(self, weights: Any, version: int) -> None:
         """Take weights that do not come from a link: arrays by name, or a path of safetensors files."""
-        staged = self.accept()
-        staged.fill(weights)
-        staged.commit(version)
+        self.stage_weights(weights)
+        self.accept().commit(version)
+
+    def stage_weights(self, weights: Any) -> None:
+        """Take in such weights, which are used when they are committed."""
+        self.accept().fill(weights)
 
     def offload(self) -> None:
         """Let the server free its memory; what a link has written moves to the host. Safe to call again."""
@@ -206,6 +215,9 @@ class ServerEngine(ABC):
         """Let the server take its memory back, and go on. Safe to call again."""
         if not self._is_offloaded:
             return
+        if not self._is_sound:
+            # The server would answer with them.
+            raise ClusterError("the weights of the engine are in doubt", hint="restart it")
         if isinstance(self._staged, StagedOnDevice):
             self._staged.come_back()
         if self._serves():
@@ -228,6 +240,16 @@ class ServerEngine(ABC):
             raise ClusterError("the engine is offloaded, and cannot take weights", hint="onload it first")
         if self._serves():
             self._load(where(), version)
+            self._is_sound = True
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Surround what leaves the server's weights or memory in doubt if it fails."""
+        try:
+            yield
+        except BaseException:
+            self._is_sound = False
+            raise
 
     def _serves(self) -> bool:
         """Return whether this is the process that is asked: on the engine's other nodes there is nothing to ask."""

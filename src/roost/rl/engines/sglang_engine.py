@@ -6,9 +6,8 @@ gives what they describe. It has not run with SGLang itself.
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,13 +53,6 @@ class SglangEngine(ServerEngine):
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
     )
-
-    _is_sound = True
-    """Whether the last change of its weights or its memory succeeded."""
-
-    def health(self) -> bool:
-        """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
-        return super().health() and self._is_sound
 
     @staticmethod
     def to_request(prompt: Prompt) -> dict[str, Any]:
@@ -111,7 +103,6 @@ class SglangEngine(ServerEngine):
 
     def _warm_up(self) -> None:
         self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
-        self._is_sound = True
 
     def _load(self, where: Mapping[str, Any], version: int) -> None:
         update = {
@@ -129,15 +120,6 @@ class SglangEngine(ServerEngine):
             # It answers before all copies are made; a step of the model, of whatever request, comes after them.
             self._ask("/health_generate", timeout=2.0 * _STEP_SECONDS)
             self._check_version(self._ask("/model_info")["weight_version"], version)
-        self._is_sound = True
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._is_sound = False
-            raise
 
     def _pause(self) -> None:
         for mode in _PAUSES[self._pause_mode]:

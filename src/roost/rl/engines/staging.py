@@ -126,6 +126,8 @@ class StagedOnDevice(StagedWeights):
 
     def leave(self) -> None:
         """Move to the host, for as long as another process has the device."""
+        # The memory of the device is free when nothing looks at it.
+        self._tensors = {}
         self._away.leave([self._memory])
         self._tensors = self._views()
 

@@ -28,6 +28,7 @@ from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
 from roost.text import join_words, shorten
+from roost.weights.specs import map_safetensors
 
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 60.0
@@ -322,12 +323,7 @@ def _read_weights(weights: Any) -> dict[str, Any]:
         raise ConfigError(
             f"weights are tensors by name, or the path of a safetensors file, not {type(weights).__name__}"
         )
-    path = Path(weights)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
-    if not files:
-        raise ConfigError(f"there are no safetensors at {path}")
-    load = _import("safetensors.torch").load_file
-    return {name: tensor for file in files for name, tensor in load(file).items()}
+    return map_safetensors(weights)
 
 
 def _check_weights(model: Any, tensors: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -31,6 +31,9 @@ class VllmEngine(ServerEngine):
     - `can_sleep`: whether `offload` frees the memory of a GPU, which vLLM has to be started for.
     - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
       first GPU, next to what vLLM has of it, so set `gpu_memory_utilization` to leave room for the model once more.
+
+    After an update that fails while vLLM loads it, the weights are in doubt: requests wait, and the engine is not
+    healthy, until an update succeeds or the engine is restarted.
     """
 
     name: ClassVar[str] = "vLLM"
@@ -74,20 +77,25 @@ class VllmEngine(ServerEngine):
         self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
 
     def _load(self, where: Mapping[str, Any], version: int) -> None:
-        with self._paused():
+        if not self._is_sound:
+            with contextlib.suppress(ClusterError):
+                # An update whose end is not known may still be open.
+                self._ask("/finish_weight_update", {})
+        try:
+            self._ask(f"/pause?mode={self._pause_mode}", {}, timeout=_UPDATE_SECONDS)
             self._ask("/start_weight_update", {})
+        except BaseException:
+            if self._is_sound:
+                # Nothing has changed.
+                with contextlib.suppress(ClusterError):
+                    self._ask("/resume", {})
+            raise
+        with self._changing():
             self._ask("/update_weights", {"update_info": dict(where)}, timeout=_UPDATE_SECONDS)
             self._ask("/finish_weight_update", {"weight_version": str(version)})
-        self._check_version(self._ask("/weight_info")["weight_version"], version)
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        self._ask(f"/pause?mode={self._pause_mode}", {}, timeout=_UPDATE_SECONDS)
-        try:
-            yield
+            self._check_version(self._ask("/weight_info")["weight_version"], version)
             # What was computed with the old weights.
             self._ask("/reset_prefix_cache", {})
-        finally:
             self._ask("/resume", {})
 
     def _sleep(self) -> None:

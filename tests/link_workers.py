@@ -1,0 +1,97 @@
+"""Workers with bad days in a link of weights."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from roost.weights.worker import WeightWorker
+from weight_workers import Server
+
+
+class Watched(Server):
+    """A server that shows what an update leaves behind, and can be held up in one."""
+
+    def __init__(self, kind: str = "torch", dtype: str = "float32") -> None:
+        super().__init__(kind, dtype)
+        self.may_change = threading.Event()
+        self.may_change.set()
+
+    def fail_at_accept(self) -> None:
+        """Raise the next time that it is asked where the weights go."""
+
+        def fail() -> None:
+            self.hook: Callable[[], None] | None = None
+            raise RuntimeError("not now")
+
+        self.hook = fail
+
+    def hold(self) -> None:
+        """Let the next change of the weights wait until `go_on`."""
+        self.may_change.clear()
+
+    def go_on(self) -> None:
+        self.may_change.set()
+
+    @contextmanager
+    def weights_changing(self, version: int) -> Iterator[None]:
+        changes = vars(self).setdefault("changes", [])
+        changes.append((f"to {version}", set()))
+        may_change, self.may_change = self.may_change, threading.Event()
+        self.may_change.set()
+        if not may_change.is_set():
+            self.held = may_change
+            may_change.wait(60)
+        try:
+            yield
+        except BaseException as error:
+            changes.append((f"broken: {error}", set()))
+            raise
+        changes.append((f"done {version}", set()))
+
+    def let_held_go_on(self) -> None:
+        self.held.set()
+
+    def import_torch(self) -> None:
+        __import__("torch")
+
+    def waiting_messages(self) -> int:
+        """How many messages of others wait to be received."""
+        return sum(len(box.messages) for box in self._roost_talk.messages.endpoint.mailbox._boxes.values())
+
+    def kept(self) -> list[bool]:
+        """By link: whether it has memory of this worker, or for it."""
+        links = vars(self)["_roost_weights"]._links.values()
+        return [bool(one._staged) or any(side.memory for side in one._sides.values()) for one in links]
+
+
+class Bulky(WeightWorker):
+    """Has a large tensor on a GPU, which it can replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renew(0)
+
+    def renew(self, value: float) -> None:
+        """Have another tensor, and give the memory of the old one back."""
+        import torch
+
+        self.tensor: Any = None
+        torch.cuda.empty_cache()
+        self.tensor = torch.full((1 << 26,), float(value), device="cuda")
+
+    def offer(self) -> dict[str, Any]:
+        return {"w": self.tensor}
+
+    accept = offer
+
+    def first(self) -> float:
+        return float(self.tensor[0])
+
+    def free_bytes(self) -> int:
+        """How much of the GPU is free."""
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
