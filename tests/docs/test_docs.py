@@ -51,6 +51,7 @@ def environment() -> dict[str, str]:
     return warm.environment() | {"COLUMNS": "80", "NO_COLOR": "1"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_of_a_page_works(page, tmp_path, environment, request):
     refresh = request.config.getoption("--refresh-golden")

@@ -31,6 +31,8 @@ from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal
 from strategies import jobs, model_parallel_jobs, placement_texts, spaces, topologies
 
+pytestmark = pytest.mark.heavy
+
 
 def check_placements(placements, topology: Topology) -> None:
     """Check what holds for every list of placements, whatever the strategy."""

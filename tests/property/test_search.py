@@ -29,6 +29,8 @@ from roost.search.problem import Call, Problem, digest
 from roost.search.proof import make_proof
 from search_problems import random_problem
 
+pytestmark = pytest.mark.heavy
+
 INSTANCES = int(os.environ.get("SEARCH_INSTANCES", "3000"))
 CHUNKS = 10
 SEEDS = st.integers(0, 10**9)

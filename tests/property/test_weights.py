@@ -85,6 +85,7 @@ def carry_out(pieces: list[Piece], source: dict, target: dict) -> dict[tuple[str
     return written
 
 
+@pytest.mark.heavy
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_element_of_every_target_comes_once_and_is_the_sources(data):

@@ -37,6 +37,8 @@ from roost.errors import WorkerDied
 from roost.testing import as_worker
 from waiting import wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 class Pair:
     """Two members of a job, on the same node or on two."""

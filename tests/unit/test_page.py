@@ -31,6 +31,8 @@ from roost.watch.prometheus import prometheus_text
 from roost.watch.reading import EventReader
 from waiting import wait_until
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ from recordings import BEGAN, Recording
 from roost.runtime.events.format import header, line_of
 from roost.watch.live import LiveRun
 
-pytestmark = needs_browser
+pytestmark = [needs_browser, pytest.mark.heavy]
 
 
 @pytest.fixture(scope="module")

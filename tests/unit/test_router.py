@@ -39,6 +39,8 @@ from routing import (
 from sockets import free_port
 from waiting import wait_until
 
+pytestmark = pytest.mark.heavy
+
 # The decision
 
 

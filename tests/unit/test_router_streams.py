@@ -26,6 +26,8 @@ from roost.rl.router import Router, RouterOptions
 from routing import LONG, OURS, REQUEST, SECRET, Held, OddEngine, ask, begin, break_at_once, connect, generate, state
 from waiting import wait_until
 
+pytestmark = pytest.mark.heavy
+
 PATHS = RouterOptions().paths
 EVENTS = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKS = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"

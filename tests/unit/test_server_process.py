@@ -16,6 +16,8 @@ import pytest
 from roost.machine.server_process import ServerProcess
 from waiting import is_gone, wait_until
 
+pytestmark = pytest.mark.heavy
+
 # A server with a child in a session of its own, and shared memory; it says its pids.
 SERVER = """
 import os, subprocess, sys, time

@@ -24,6 +24,8 @@ from roost.weights.specs import save_safetensors
 from sockets import free_port
 from waiting import is_gone, wait_until
 
+pytestmark = pytest.mark.heavy
+
 # The real start of the server, which finds the stand-in under SGLang's name.
 PATHS = f"{Path(module.__file__).with_name('inside')}:{STAND_IN}"
 

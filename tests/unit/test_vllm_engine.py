@@ -22,6 +22,8 @@ from roost.weights.specs import save_safetensors
 from sockets import free_port
 from waiting import is_gone, wait_until
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture
 def model(tmp_path) -> Path:
