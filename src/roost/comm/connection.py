@@ -445,11 +445,13 @@ class Connection:
                     self._reading.release()
         except BlockingIOError:
             return
-        except (OSError, EOFError, ValueError):
-            self.close()
-        except Exception:
-            log.exception("a connection could not be handled")
-            self.close()
+        except Exception as error:
+            self._end_by(error)
+
+    def _end_by(self, error: Exception) -> None:
+        if not isinstance(error, OSError | EOFError | ValueError):
+            log.error("a connection could not be handled", exc_info=error)
+        self.close()
 
     def read_for(self, handle: Handle[Any]) -> None:
         """Read until a handle is done, or nothing has come for a while; not while another thread does."""
@@ -461,11 +463,8 @@ class Connection:
                 self._receive(self._space, 0)
         except BlockingIOError:
             return
-        except (OSError, EOFError, ValueError):
-            self.close()
-        except Exception:
-            log.exception("a connection could not be handled")
-            self.close()
+        except Exception as error:
+            self._end_by(error)
         finally:
             self._reading.release()
             self._loop.take_back(self, soon=handle.is_done)

@@ -24,6 +24,7 @@ from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, Wo
 _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
+_SETTLE_SECONDS = 60.0
 _AHEAD = 2
 """How many chunks of a tensor may be on their way: one is filled while another is emptied, and both stay in caches."""
 
@@ -250,7 +251,8 @@ class Messages:
                     if self._withdraw(receive):
                         raise handle.timed_out(timeout)
                     # The thread that has read the message is about to say so.
-                    self.endpoint.loop.wait_for(handle, None)
+                    if not self.endpoint.loop.wait_for(handle, _SETTLE_SECONDS):
+                        raise handle.timed_out(timeout)
                 message = handle.message()
             return _open(source, target, message)
         except KeyboardInterrupt:

@@ -46,6 +46,15 @@ def wait_get(get: GetOperation, route: Route, seconds: float | None) -> Any:
         raise
 
 
+async def _await_get(get: GetOperation, route: Route, seconds: float | None) -> Any:
+    try:
+        get.start(route)
+        return await get.async_wait(seconds)
+    except BaseException:
+        get.give_up()
+        raise
+
+
 class ItemLease:
     """An item that goes back to the queue unless the block around it ends well."""
 
@@ -64,12 +73,7 @@ class ItemLease:
     async def __aenter__(self) -> Any:
         route = self._channel.route_of(self._key)
         get = AsyncGetOperation(self._channel, route.loop, self._key, ONE, take_leased)
-        try:
-            get.start(route)
-            item, self._arrival = await get.async_wait(self._seconds)
-        except BaseException:
-            get.give_up()
-            raise
+        item, self._arrival = await _await_get(get, route, self._seconds)
         return item
 
     def __exit__(
@@ -124,13 +128,9 @@ class ChannelIterator(Iterator[Any], AsyncIterator[Any]):
             route = self._channel.route_of(self._key)
             get = AheadOperation(self._channel, route.loop, self._key, _AHEAD, take_ahead)
             try:
-                get.start(route)
-                self._ahead = await get.async_wait(self._seconds)
+                self._ahead = await _await_get(get, route, self._seconds)
             except ChannelClosed:
                 raise StopAsyncIteration from None
-            except BaseException:
-                get.give_up()
-                raise
 
     def close(self) -> None:
         """Return the items that the loop did not get; the end of the loop does that, too."""
