@@ -58,7 +58,7 @@ demo-llm:
 test-engines:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-llm $(VENV)-llm/.installed-llm
 	@echo "== tests with real engines"
-	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/test_transformers_engine.py
+	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py
 
 test: lint
 	@echo "== tests, and those that need a machine without a Ray cluster"

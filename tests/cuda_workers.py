@@ -17,7 +17,7 @@ class Holder(Worker):
         self.ways: list[str] = []
         handler = logging.Handler()
         handler.emit = lambda record: self.ways.append(record.getMessage().rpartition(" through ")[2])  # type: ignore[method-assign]
-        log = logging.getLogger("roost.comm.loans")
+        log = logging.getLogger("roost.comm.move.loans")
         log.setLevel(logging.DEBUG)
         log.addHandler(handler)
 
@@ -93,7 +93,7 @@ class Holder(Worker):
 
     def lent(self) -> int:
         """How many tensors are lent."""
-        from roost.comm.loans import _here
+        from roost.comm.move.loans import _here
 
         return sum(len(loans._lent) for loans in _here.values())
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from roost import Worker
 from roost.comm import loans
-from roost.comm.cuda import DeviceMemory
-from roost.comm.loans import Lending, Loan, Loans, Way, bytes_of
-from roost.comm.pairs import Pairs
+from roost.comm.move.cuda import DeviceMemory
+from roost.comm.move.loans import Lending, Loan, Loans, Way, bytes_of
+from roost.comm.move.nccl import Pairs
 from roost.comm.process import process_talk
 from waiting import wait_until
 

@@ -5,7 +5,7 @@ from .comm.channels.channel import Channel as Channel
 from .comm.channels.channel import ChannelWorker as ChannelWorker
 from .comm.collectives import plan_routes as plan_routes
 from .comm.devices import DeviceLock as DeviceLock
-from .comm.loop import Handle as Handle
+from .comm.wire.loop import Handle as Handle
 from .comm.mailbox import ANY as ANY
 from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions
 from .comm.worker import Worker as Worker

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.addresses import WorkerAddress
-from roost.comm.loop import Handle, check_timeout
 from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.comm.process_groups import new_group
 from roost.comm.talk import Talk, addresses_of
+from roost.comm.wire.loop import Handle, check_timeout
 from roost.errors import CallTimedOut, ConfigError
 from roost.text import join_words
 

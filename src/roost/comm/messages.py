@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roost.comm.addresses import WorkerAddress
-from roost.comm.buffers import Buffer, as_buffer
-from roost.comm.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer, gone_error, view
-from roost.comm.cuda import is_on_device
-from roost.comm.endpoint import ENDED, MOST_WAITING, Endpoint
-from roost.comm.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
-from roost.comm.loop import Handle, Loop, check_timeout
 from roost.comm.mailbox import ANY, Message, Receive
-from roost.comm.memory import copy
+from roost.comm.move.buffers import Buffer, as_buffer
+from roost.comm.move.cuda import is_on_device
+from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
+from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
+from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer, gone_error, view
+from roost.comm.wire.endpoint import ENDED, MOST_WAITING, Endpoint
+from roost.comm.wire.loop import Handle, Loop, check_timeout
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
 
 _MESSAGE = Kind.MESSAGE

@@ -12,7 +12,7 @@ from roost.errors import ConfigError
 from roost.text import shorten
 
 if TYPE_CHECKING:
-    from roost.comm.loans import Lending, Loan
+    from roost.comm.move.loans import Lending, Loan
 
 _OUT_OF_BAND = 1 << 13
 """Smaller buffers are copied into the pickle."""
@@ -149,7 +149,7 @@ def _make_tensor(
 
 
 def _borrow_tensor(loan: Loan, requires_grad: bool, is_parameter: bool) -> Any:
-    from roost.comm.loans import fetch_tensor
+    from roost.comm.move.loans import fetch_tensor
 
     return _finish_tensor(fetch_tensor(loan), requires_grad, is_parameter)
 

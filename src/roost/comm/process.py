@@ -12,11 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.connection import Peer
-from roost.comm.endpoint import Directory, Endpoint, Listing, own_instance
-from roost.comm.loop import let_main_thread_read
 from roost.comm.messages import Messages
 from roost.comm.talk import Talk
+from roost.comm.wire.connection import Peer
+from roost.comm.wire.endpoint import Directory, Endpoint, Listing, own_instance
+from roost.comm.wire.loop import let_main_thread_read
 from roost.errors import ClusterError, RoostError
 from roost.runtime.process.identity import WorkerIdentity, current_identity
 

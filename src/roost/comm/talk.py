@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from roost.comm.loop import Handle, all_of
 from roost.comm.mailbox import ANY
 from roost.comm.messages import Messages
 from roost.comm.options import CollectiveGroupOptions, check_options
+from roost.comm.wire.loop import Handle, all_of
 from roost.errors import ConfigError
 
 _MOST_KNOWN = 1024

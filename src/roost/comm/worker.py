@@ -26,9 +26,9 @@ from roost.runtime.process.timers import timed, timer
 if TYPE_CHECKING:
     from roost.comm.channels.channel import Channel
     from roost.comm.devices import DeviceLock
-    from roost.comm.loop import Handle
     from roost.comm.options import CollectiveGroupOptions
     from roost.comm.talk import Talk
+    from roost.comm.wire.loop import Handle
     from roost.runtime.cluster import Cluster
     from roost.runtime.groups.group import GroupDraft
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from roost.machine.allowances import Limits
 from roost.machine.devices import Devices
 from roost.machine.disks import OldFiles, Space
-from roost.machine.limits import Limits
 from roost.machine.ports import Ports
 from roost.machine.probe import Software
 from roost.runtime.connect.local_cluster import LocalClusterRecord

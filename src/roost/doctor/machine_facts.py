@@ -20,10 +20,10 @@ from roost.doctor import facts
 from roost.doctor.facts import HomeFacts, HostName, MachineFacts, NodeFacts, OwnedProcess, RayletFacts, Unknown
 from roost.doctor.gather import gather
 from roost.errors import RoostError
+from roost.machine.allowances import find_limits, find_memory
 from roost.machine.devices import find_devices
 from roost.machine.disks import OldFiles, file_system, file_systems, find_old_files
 from roost.machine.folders import socket_folder
-from roost.machine.limits import find_limits, find_memory
 from roost.machine.ports import answers, find_ports
 from roost.machine.probe import find_software, machine_id, starting_environment
 from roost.machine.processes import list_processes, one_line

@@ -11,9 +11,9 @@ from roost.config.hardware import accelerator_types
 from roost.doctor.facts import ENGINES, PROXY_VARIABLES, HomeFacts, HostName, MachineFacts, OwnedProcess, Unknown
 from roost.doctor.findings import Finding, Findings, Rule, judge, note, ok, problem, warning
 from roost.errors import ClusterError
+from roost.machine.allowances import Limits
 from roost.machine.devices import Device, Devices
 from roost.machine.disks import OldFiles, Space
-from roost.machine.limits import Limits
 from roost.machine.ports import Ports, lease_range
 from roost.machine.probe import Software
 from roost.runtime.connect.local_cluster import LocalClusterRecord

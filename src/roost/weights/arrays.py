@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.comm.cuda import is_on_device
+from roost.comm.move.cuda import is_on_device
 from roost.errors import ConfigError
 from roost.weights.layout import SIZES
 

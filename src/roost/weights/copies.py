@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from roost.comm.cuda import DeviceCopy, as_device_copy, start_copies
+from roost.comm.move.cuda import DeviceCopy, as_device_copy, start_copies
 from roost.weights.arrays import copy, devices_of
 
 _CHECK_EVERY = 64

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from roost.comm.loop import Handle
 from roost.comm.process import process_talk
+from roost.comm.wire.loop import Handle
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
 from roost.runtime.events.emitter import emitter
 from roost.runtime.groups.group import WorkerGroup

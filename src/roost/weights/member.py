@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.connection import Connection, Frame, Kind
-from roost.comm.loop import Handle
+from roost.comm.wire.connection import Connection, Frame, Kind
+from roost.comm.wire.loop import Handle
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
 from roost.weights.adapters import Committing, as_weights

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, visible_devices
+from roost.comm.move.cuda import CudaError, DeviceMemory, Mappings, export, visible_devices
 from roost.errors import WorkerDied
 from roost.weights.arrays import (
     Unreadable,

@@ -33,8 +33,8 @@ from roost.comm.channels.operations import (
 from roost.comm.channels.puts import Puts
 from roost.comm.channels.queues import Item, Want
 from roost.comm.channels.routes import LocalRoute, RemoteRoute, Route
-from roost.comm.loop import Handle, check_timeout
 from roost.comm.process import job_context, process_talk
+from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker, own_methods
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
@@ -42,7 +42,7 @@ from roost.runtime.events.emitter import emitter
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
-    from roost.comm.endpoint import Endpoint
+    from roost.comm.wire.endpoint import Endpoint
     from roost.runtime.groups.group import WorkerGroup
 
 MAX_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from roost.comm.channels.queues import Answer, Item, Status, Want
-from roost.comm.connection import SHARED_FROM, Frame, SharedBuffer, view
+from roost.comm.wire.connection import SHARED_FROM, Frame, SharedBuffer, view
 
 _ASK = struct.Struct("<BBHIId")
 _REPLY = struct.Struct("<BBHId")

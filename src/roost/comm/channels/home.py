@@ -18,9 +18,9 @@ from typing import Any
 
 from roost.comm.channels.frames import Op, Put, read_ask, write_answer, write_failure
 from roost.comm.channels.queues import Answer, Event, Queues, Status
-from roost.comm.connection import Connection, Frame, Kind, Peer, SharedBuffer
-from roost.comm.endpoint import Endpoint
-from roost.comm.loop import Handle
+from roost.comm.wire.connection import Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.wire.endpoint import Endpoint
+from roost.comm.wire.loop import Handle
 from roost.runtime.events.emitter import Gauge
 
 _MOST_IDLE_KEYS = 256

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from roost.comm.channels.queues import Item, Status, Want
 from roost.comm.channels.routes import Route, take_back
-from roost.comm.loans import Fetched, fetched, settle
-from roost.comm.loop import Handle, Loop, Source
+from roost.comm.move.loans import Fetched, fetched, settle
+from roost.comm.wire.loop import Handle, Loop, Source
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from roost.comm.channels.checks import check_async
 from roost.comm.channels.operations import PutOperation
 from roost.comm.channels.routes import take_back
-from roost.comm.loop import Handle, Loop, all_of, check_timeout, uninterrupted
+from roost.comm.wire.loop import Handle, Loop, all_of, check_timeout, uninterrupted
 from roost.errors import CallTimedOut
 
 _MOST_PUTS = 256

@@ -23,11 +23,11 @@ from roost.comm.channels.frames import (
 )
 from roost.comm.channels.home import ChannelSettings, write_acknowledgement, write_call
 from roost.comm.channels.queues import Answer, Item, Queues, Status, Want
-from roost.comm.connection import Connection, Frame, Kind, view
-from roost.comm.endpoint import Endpoint
-from roost.comm.loans import Lending, lending
-from roost.comm.loop import Handle, Loop
+from roost.comm.move.loans import Lending, lending
 from roost.comm.packing import pack, pack_many, unpack
+from roost.comm.wire.connection import Connection, Frame, Kind, view
+from roost.comm.wire.endpoint import Endpoint
+from roost.comm.wire.loop import Handle, Loop
 from roost.errors import ClusterError
 
 _ONE = write_acknowledgement(1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roost.comm.cuda import export
+from roost.comm.move.cuda import export
 from roost.errors import ClusterError, ConfigError
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.weights.adapters import DictWeights

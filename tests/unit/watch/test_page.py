@@ -33,7 +33,7 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from roost import Channel
 from roost.comm.channels.operations import take_leased, take_one
-from roost.comm.loop import Handle, Loop
+from roost.comm.wire.loop import Handle, Loop
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from roost.comm.connection import Connection, Frame, Kind, Peer, gone_error
-from roost.comm.loop import Handle, Loop
 from roost.comm.mailbox import Mailbox
-from roost.comm.memory import Pool
+from roost.comm.move.memory import Pool
+from roost.comm.wire.connection import Connection, Frame, Kind, Peer, gone_error
+from roost.comm.wire.loop import Handle, Loop
 from roost.errors import ClusterError, RoostError
 
 log: logging.Logger = logging.getLogger(__name__)

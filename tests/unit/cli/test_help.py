@@ -12,7 +12,7 @@ import typer
 
 from roost.cli.main import app, load_command, main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = list(typer.main.get_command(app).commands)
 

@@ -26,7 +26,7 @@ from roost.watch.stack import stack_of
 from roost.watch.trace import trace_of
 from roost.watch.views import State
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 @pytest.fixture

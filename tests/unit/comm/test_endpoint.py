@@ -26,13 +26,13 @@ import psutil
 import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
-from roost.comm.connection import Kind, Peer
-from roost.comm.cuda import DeviceMemory
-from roost.comm.endpoint import Endpoint, Listing, own_instance
-from roost.comm.loans import Lending, Loan, _here
-from roost.comm.loop import Handle
 from roost.comm.messages import Messages
+from roost.comm.move.cuda import DeviceMemory
+from roost.comm.move.loans import Lending, Loan, _here
 from roost.comm.process import JobDirectory, PlainDirectory, _plain_directory
+from roost.comm.wire.connection import Kind, Peer
+from roost.comm.wire.endpoint import Endpoint, Listing, own_instance
+from roost.comm.wire.loop import Handle
 from roost.errors import WorkerDied
 from roost.testing import as_worker
 from waiting import wait_until
@@ -229,7 +229,7 @@ def test_shared_memory_comes_back_when_the_array_is_dropped():
 
 
 def test_shared_memory_that_is_not_kept_is_unmapped_at_both_ends(monkeypatch):
-    monkeypatch.setattr("roost.comm.memory._KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr("roost.comm.move.memory._KEPT_BYTES", 1 << 20)
     pair = Pair(is_near=True)
     for value in range(5):
         pair.one.send(np.full(1 << 21, value, np.uint8), "b:0")
@@ -484,7 +484,7 @@ def test_one_with_another_secret_gets_nothing_through():
 
 
 def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up(monkeypatch):
-    monkeypatch.setattr("roost.comm.endpoint._MOST_STRANGERS", 64)
+    monkeypatch.setattr("roost.comm.wire.endpoint._MOST_STRANGERS", 64)
     pair = Pair(is_near=False)
     listing = pair.listing("b:0")
     before = len(os.listdir("/proc/self/fd"))
@@ -503,7 +503,7 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up(monkeyp
 
 
 def test_a_stranger_that_says_nothing_is_disconnected(monkeypatch):
-    monkeypatch.setattr("roost.comm.endpoint._GREET_SECONDS", 0.05)
+    monkeypatch.setattr("roost.comm.wire.endpoint._GREET_SECONDS", 0.05)
     pair = Pair(is_near=False)
     with connect(pair.listing("b:0"), is_local=False) as sock:
         assert len(sock.recv(32)) == 32

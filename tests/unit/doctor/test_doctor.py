@@ -67,9 +67,9 @@ from roost.doctor.machine_rules import (
     judge_visible_devices,
 )
 from roost.errors import ConfigError
+from roost.machine.allowances import Limits, find_memory
 from roost.machine.devices import Device, Devices, DeviceUser, find_devices
 from roost.machine.disks import OldFiles, Space, file_systems
-from roost.machine.limits import Limits, find_memory
 from roost.machine.ports import Ports, find_ports
 from roost.machine.probe import Software
 from roost.machine.processes import find_processes, one_line

@@ -38,7 +38,7 @@ from roost.weights import (
 )
 from roost.weights.specs import create_safetensors
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "weights.yaml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "weights.yaml"
 
 
 def boxes(layout: Layout, name: str) -> dict[str, tuple]:

@@ -20,7 +20,7 @@ from roost.runtime.options import ClusterOptions, RunOptions
 from roost.runtime.runs.record import RunJob
 from roost.runtime.targets import load
 
-JOB = Path(__file__).resolve().parents[2] / "examples" / "two_components"
+JOB = Path(__file__).resolve().parents[3] / "examples" / "two_components"
 
 
 @pytest.mark.parametrize(

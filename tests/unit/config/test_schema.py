@@ -14,7 +14,7 @@ import yaml12
 from docs.blocks import PAGES, blocks_of
 from roost.config.schema import cluster_schema, inventory_schema, job_schema, profile_schema
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "errors" / "cases"
 VECTORS = ROOT / "tests" / "conformance" / "vectors"
 SCHEMAS = {

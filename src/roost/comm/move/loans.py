@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.comm.connection import Connection, Frame, Kind, Peer, gone_error, view
-from roost.comm.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
-from roost.comm.endpoint import Endpoint
-from roost.comm.loop import Handle
-from roost.comm.pairs import Pairs
+from roost.comm.move.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
+from roost.comm.move.nccl import Pairs
+from roost.comm.wire.connection import Connection, Frame, Kind, Peer, gone_error, view
+from roost.comm.wire.endpoint import Endpoint
+from roost.comm.wire.loop import Handle
 from roost.errors import ClusterError, WorkerDied
 
 _FETCH_SECONDS = 600.0

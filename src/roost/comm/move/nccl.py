@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from roost.comm.connection import Peer
 from roost.comm.process_groups import new_group
+from roost.comm.wire.connection import Peer
 
 _MEET_SECONDS = 60.0
 _TENSOR_SECONDS = 600.0

@@ -14,7 +14,7 @@ import pytest
 from roost import Plan
 from roost.cli.main import _COMMANDS, load_command
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JOB = "examples/job.yaml"
 HARDWARE = ["--cluster", "2x8:H100,1x0"]
 

@@ -25,12 +25,12 @@ from roost.comm.channels.home import ChannelSettings, Home
 from roost.comm.channels.operations import GetOperation, PutOperation, take_one
 from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.channels.routes import LentItem
-from roost.comm.connection import Frame, Kind, Peer
-from roost.comm.endpoint import Endpoint, own_instance
-from roost.comm.loans import Lending, _here
 from roost.comm.messages import Messages
+from roost.comm.move.loans import Lending, _here
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.process import PlainDirectory
+from roost.comm.wire.connection import Frame, Kind, Peer
+from roost.comm.wire.endpoint import Endpoint, own_instance
 from roost.testing import as_worker
 from waiting import wait_until
 

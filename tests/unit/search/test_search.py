@@ -27,7 +27,7 @@ from roost.search.sensitivity import deciding
 from roost.search.setup import make_setup
 from roost.search.simulate import draw, simulate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 JOB = ROOT / "examples" / "search.yaml"
 PROFILE = ROOT / "examples" / "search-profile.yaml"
 

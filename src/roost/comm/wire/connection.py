@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass
 from threading import get_ident
 from typing import Any
 
-from roost.comm.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
-from roost.comm.memory import Memory, Pool, copy
+from roost.comm.move.memory import Memory, Pool, copy
+from roost.comm.wire.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
 from roost.errors import WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
