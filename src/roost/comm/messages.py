@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roost.comm.addresses import WorkerAddress
-from roost.comm.mailbox import ANY, Message, Receive
+from roost.comm.limits import SETTLE_SECONDS
+from roost.comm.mailbox import ANY, Mailbox, Message, Receive
 from roost.comm.move.buffers import Buffer, as_buffer
 from roost.comm.move.cuda import is_on_device
 from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
-from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, Peer, SharedBuffer, gone_error, view
-from roost.comm.wire.endpoint import ENDED, MOST_WAITING, Endpoint
-from roost.comm.wire.loop import Handle, Loop, check_timeout
+from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, PeerInfo, SharedBuffer, view
+from roost.comm.wire.endpoint import ENDED, Endpoint
+from roost.comm.wire.loop import Handle, all_of, check_timeout
+from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.text import shorten
 
-_MESSAGE = Kind.MESSAGE
+log: logging.Logger = logging.getLogger(__name__)
+
+_MESSAGE = int(Kind.MESSAGE)
 _TENSOR = int(Kind.TENSOR)
 _CHUNK = 1 << 21
-_SETTLE_SECONDS = 60.0
+_MOST_WAITING = 1 << 26
+"""How many bytes of one process may wait to be received; then it keeps what it sends."""
 _AHEAD = 2
 """How many chunks of a tensor may be on their way: one is filled while another is emptied, and both stay in caches."""
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +47,7 @@ class _Tensor:
     shape: tuple[int, ...]
     missing: int
     message: Message | None = None
-    receiver: _Receiver | None = None
+    receiver: _Receiver | _Kept | None = None
     target: Buffer | None = None
     """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
     chunks: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -47,9 +56,9 @@ class _Tensor:
 
 
 class _Receiver(Handle[Any]):
-    """A receive that waits: the connection of its source completes it."""
+    """A receive that waits."""
 
-    __slots__ = ("_endpoint", "_from", "target")
+    __slots__ = ("__weakref__", "_endpoint", "_from", "target")
 
     def __init__(
         self,
@@ -65,7 +74,8 @@ class _Receiver(Handle[Any]):
         self._from = source
 
     def source(self) -> Connection | None:
-        return self._endpoint.incoming.get(self._from)
+        peer = self._endpoint.peers.get(self._from)
+        return peer.connection if peer is not None else None
 
     def message(self) -> Message:
         """Return what arrived, as it arrived; it is done."""
@@ -82,17 +92,65 @@ class _Receiver(Handle[Any]):
         return CallTimedOut(f"{own} has got no message from {_words(self._from)} after {timeout or 0:g} s")
 
 
+class _Later(_Receiver):
+    """A receive whose caller has the handle: if the caller drops it, the next receive gets its message."""
+
+    __slots__ = ("give_back",)
+    give_back: Callable[[Message | None], None]
+    """Takes its message, or None if that has not arrived."""
+
+    def __del__(self) -> None:
+        is_taken = self.is_done and (self._open is None or self._error is not None)
+        give_back = getattr(self, "give_back", None)
+        if not is_taken and give_back is not None:
+            # This may run in the middle of anything, and so the communication thread does it.
+            message = self._value if self.is_done else None
+            self._endpoint.loop.call(lambda: give_back(message))
+
+
+class _Kept:
+    """A `_Later` as the mailbox has it, which does not keep it alive."""
+
+    __slots__ = ("_handle", "_messages", "target")
+
+    def __init__(self, handle: _Later, messages: Messages) -> None:
+        self._handle = weakref.ref(handle)
+        self._messages = messages
+        self.target = handle.target
+
+    def complete(self, message: Message) -> None:
+        handle = self._handle()
+        if handle is None:
+            self._messages._put_back(message)
+        else:
+            handle.complete(message)
+
+    def fail(self, error: BaseException) -> None:
+        handle = self._handle()
+        if handle is not None:
+            handle.fail(error)
+
+
 class _Sender(Handle[None]):
-    """A tensor on its way: what goes on with it is that the other end returns chunks."""
+    """A tensor on its way: it goes on when the other end returns chunks."""
 
-    __slots__ = ("connection",)
-
-    def __init__(self, loop: Loop, late: Callable[[], str]) -> None:
-        super().__init__(loop, late=late)
-        self.connection: Connection | None = None
+    __slots__ = ("peer",)
+    peer: Peer
 
     def source(self) -> Connection | None:
-        return self.connection
+        return self.peer.connection
+
+
+class _Receipt(Handle[None]):
+    """Takes the answer that a tag could be read, or why not."""
+
+    __slots__ = ()
+
+    def complete(self, value: Any) -> None:
+        if value is not None and value.envelope:
+            self.fail(WorkerFailed(value.envelope.decode(), hint="a tag is best a text, a number, or a tuple of these"))
+        else:
+            super().complete(None)
 
 
 class Messages:
@@ -100,12 +158,15 @@ class Messages:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.mailbox: Mailbox[Any] = Mailbox()
+        self._lock = threading.RLock()
+        """Held for moments by all that look into the mailbox; a peer may be asked for, or told something, inside."""
         self._arriving: dict[tuple[str, int], _Tensor] = {}
         """By sender and number: tensors of which chunks are missing."""
-        self._paused: dict[str, Connection] = {}
-        """By sender: connections that are not read, because too much waits to be received."""
+        self._holding: dict[str, Peer] = {}
+        """By address: the processes that keep their messages, because too much of them waits to be received."""
         endpoint.on_message = self._take
-        endpoint.on_gone.append(self._forget)
+        endpoint.on_end.append(self._fail)
         endpoint.on_close.append(self._close)
         Loans(endpoint)
         endpoint.open()
@@ -123,56 +184,57 @@ class Messages:
         has_payload = payload is not None
         lent = lending(self.endpoint, to)
         data, buffers = pack((thing, payload) if has_payload else thing, lent)
-        envelope = b"" if tag is None and not has_payload else pickle.dumps((tag, has_payload))
+        if tag is None and not has_payload:
+            envelope, receipt = b"", None
+        else:
+            envelope, receipt = self._label(to, tag, has_payload)
         if lent is not None and lent.number:
-            return self._send_lent(Kind.MESSAGE, to, envelope, data, buffers, lent)
-        open_one = self.endpoint.connection_to(to)
-        if open_one is not None and not buffers and open_one.backlog + len(data) < SHARED_FROM:
-            open_one.send(_MESSAGE, 0, envelope, data)
-            return None
-        handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a message")
-        if to == self.endpoint.own.address:
-            # Not the caller's own buffers: it may change them.
-            frame = Frame(Kind.MESSAGE, 0, envelope, data, [bytearray(buffer) for buffer in buffers])
-            self._deliver(self.endpoint.own, frame)
-            handle.complete(None)
-            return handle
+            return self._confirmed(self._send_lent(_MESSAGE, to, envelope, data, buffers, lent), receipt)
+        peer = self.endpoint.peer(to)
+        handle = peer.send(_MESSAGE, 0, envelope, data, buffers, None, lambda: f"{to} has not taken a message")
+        return handle if receipt is None else self._confirmed(handle, receipt)
 
-        def job(connection: Connection) -> None:
-            if not buffers:
-                connection.send(Kind.MESSAGE, 0, envelope, data)
-                if connection.backlog < SHARED_FROM:
-                    handle.complete(None)
-                else:
-                    connection.complete_when_written(handle)
-                return
-            shared = [connection.share(buffer, memoryview(buffer).nbytes) or buffer for buffer in buffers]
-            connection.send(Kind.MESSAGE, 0, envelope, data, shared)
-            if all(isinstance(buffer, SharedBuffer) for buffer in shared) and connection.backlog < SHARED_FROM:
-                handle.complete(None)
-            else:
-                connection.complete_when_written(handle)
+    def _label(self, to: str, tag: Hashable, extra: Any) -> tuple[bytes, _Receipt | None]:
+        """Return the envelope of a message, and who waits for news of its tag if that may be hard to read there."""
+        parts = tag if type(tag) is tuple else (tag,)
+        if all(type(part) in _PLAIN for part in parts):
+            if any(part != part for part in parts):
+                raise ConfigError("tag is nan, which equals nothing, so that nobody could receive it")
+            return b"t" + pickle.dumps((tag, extra)), None
+        try:
+            is_equal = hash(tag) == hash(tag) and tag == tag
+        except Exception as error:
+            raise ConfigError(
+                f"tag is {shorten(repr(tag), 100)}: {error}", hint="a tag is a text, a number, or a tuple of these"
+            ) from None
+        if not is_equal:
+            raise ConfigError(f"tag is {shorten(repr(tag), 100)}, which does not equal itself")
+        data, buffers = pack((tag, extra))
+        if buffers or not data:
+            raise ConfigError(f"the tag, a {type(tag).__name__}, is too large")
+        receipt = _Receipt(self.endpoint.loop, late=lambda: f"{to} has not read a tag")
+        number = self.endpoint.number()
+        self.endpoint.peer(to).requests[number] = receipt
+        return b"x" + number.to_bytes(8, "little") + data, receipt
 
-        # What is packed may wait here until the other end is up; what is not may be changed by the caller.
-        self.endpoint.submit(to, job, handle.fail, None if buffers else lambda: handle.complete(None), len(data))
-        return handle
+    def _confirmed(self, handle: Handle[None] | None, receipt: _Receipt | None) -> Handle[None] | None:
+        """Return a handle that is done when a message is sent and its tag could be read."""
+        if receipt is None or handle is None:
+            return receipt or handle
+        return all_of(self.endpoint.loop, [handle, receipt], None, "the message has not arrived")
 
     def _send_lent(
-        self, kind: Kind, to: str, envelope: bytes, data: bytes, buffers: Sequence[Any], lent: Lending
+        self, kind: int, to: str, envelope: bytes, data: bytes, buffers: Sequence[Any], lent: Lending
     ) -> Handle[None]:
         """Send what has tensors on a device in it. The handle is done when the receiver has fetched them."""
         handle: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not fetched a tensor")
         lent.on_back = lambda error: handle.complete(None) if error is None else handle.fail(error)
         number = lent.number
-        if to == self.endpoint.own.address:
-            self._deliver(self.endpoint.own, Frame(kind, number, envelope, data, [bytearray(one) for one in buffers]))
-            return handle
-
-        def fail(error: Exception) -> None:
+        peer = self.endpoint.peer(to)
+        peer.send(kind, number, envelope, data, buffers)
+        if peer.error is not None:
             lent.cancel()
-            handle.fail(error)
-
-        self.endpoint.submit(to, lambda connection: connection.send(kind, number, envelope, data, buffers), fail)
+            handle.fail(peer.error)
         return handle
 
     def send_tensor(self, tensor: Any, to: str, tag: Hashable = None) -> Handle[None]:
@@ -180,108 +242,121 @@ class Messages:
         lent = lending(self.endpoint, to) if is_on_device(tensor) else None
         if lent is not None:
             loan = lent.lend(tensor)
-            envelope = pickle.dumps((tag, (loan.memory.nbytes, loan.dtype, loan.shape)))
-            return self._send_lent(Kind.TENSOR, to, envelope, pickle.dumps(loan), (), lent)
+            envelope, receipt = self._label(to, tag, (loan.memory.nbytes, loan.dtype, loan.shape))
+            handle = self._send_lent(_TENSOR, to, envelope, pickle.dumps(loan), (), lent)
+            return self._confirmed(handle, receipt) or handle
         source = as_buffer(tensor, "send_tensor")
+        size, number = source.nbytes, self.endpoint.number()
+        envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
+        sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
+        peer = sender.peer = self.endpoint.peer(to)
+        peer.fail_at_end(sender)
+        peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender.fail)
+        return self._confirmed(sender, receipt) or sender
+
+    def _send_chunks(self, peer: Peer, source: Buffer, number: int, envelope: bytes, sender: _Sender) -> None:
+        """Send a tensor in pieces of shared memory, a few at a time; to another node, in one piece."""
         size = source.nbytes
-        number = self.endpoint.number()
-        described = size, source.dtype, source.shape
-        envelope = pickle.dumps((tag, described))
-        handle = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
-        if to == self.endpoint.own.address:
-            self._deliver(self.endpoint.own, Frame(Kind.TENSOR, number, envelope, b"", [bytearray(source.view)]))
-            handle.complete(None)
-            return handle
+        step = _CHUNK if peer.is_near and size >= SHARED_FROM else max(1, size)
+        at = out = 0
+        is_begun = False
+        parts: list[Handle[None]] = []
+        # Chunks are sent in order, by the caller and by the thread that reads what comes back.
+        turn = threading.RLock()
 
-        def job(connection: Connection) -> None:
-            if not connection.is_local or size < SHARED_FROM:
-                connection.send(Kind.TENSOR, number, envelope, b"", [source.view])
-                connection.complete_when_written(handle)
-                return
-            handle.connection = connection
-            connection.fail_at_end(handle)
-            state = {"at": 0, "out": 0}
-            # Chunks are sent in order, by the caller and by the thread that reads what comes back.
-            turn = threading.RLock()
+        def fill() -> None:
+            nonlocal at, out, is_begun
+            while (at < size or not is_begun) and out < _AHEAD:
+                is_begun = True
+                part = source.view[at : at + step]
+                shared = peer.share(part, part.nbytes)
+                label = b"" if at else envelope
+                at += part.nbytes
+                out += shared is not None
+                sent = peer.send(_TENSOR, number, label, b"", [shared or part], freed if shared else None, str)
+                if sent is not None and not (sent.is_done and parts):
+                    parts.append(sent)
+            if at >= size:
+                whole = all_of(self.endpoint.loop, parts, None, "")
+                whole.on_done(lambda: sender.complete(None) if whole.error is None else sender.fail(whole.error))
 
-            def advance() -> None:
-                with turn:
+        def freed() -> None:
+            nonlocal out
+            with turn:
+                out -= 1
+                if at < size:
                     fill()
 
-            def fill() -> None:
-                while state["at"] < size and state["out"] < _AHEAD:
-                    part = source.view[state["at"] : state["at"] + _CHUNK]
-                    shared = connection.share(part, part.nbytes)
-                    is_first = state["at"] == 0
-                    state["at"] += part.nbytes
-                    state["out"] += shared is not None
-                    connection.send(Kind.TENSOR, number, envelope if is_first else b"", b"", [shared or part], freed)
-                if state["at"] >= size:
-                    connection.complete_when_written(handle)
-
-            def freed() -> None:
-                with turn:
-                    state["out"] -= 1
-                    fill()
-
-            advance()
-
-        self.endpoint.submit(to, job, handle.fail)
-        return handle
+        with turn:
+            fill()
 
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle = _Receiver(self.endpoint, source, target, functools.partial(_open, source, target))
-        message = self._post(Receive(source, tag, handle))
+        handle = _Later(self.endpoint, source, target, functools.partial(_open, source, target))
+        receive: Receive[Any] = Receive(source, tag, _Kept(handle, self))
+        handle.give_back = functools.partial(self._give_back, receive)
+        message = self._post(receive)
         if message is not None:
             handle.complete(message)
         return handle
 
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
         """Receive the next message of a source, and wait for it."""
+        seconds = check_timeout(timeout)
         target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
         handle = _Receiver(self.endpoint, source, target)
-        receive = Receive(source, tag, handle)
-        message = self._post(receive)
+        receive: Receive[Any] = Receive(source, tag, handle)
+        message: Message | None = None
         try:
+            message = self._post(receive)
             if message is None:
                 # What arrived just now is for this receive, what arrives later for the next.
-                if not self.endpoint.loop.wait_for(handle, check_timeout(timeout)):
+                if not self.endpoint.loop.wait_for(handle, seconds):
                     if self._withdraw(receive):
                         raise handle.timed_out(timeout)
                     # The thread that has read the message is about to say so.
-                    if not self.endpoint.loop.wait_for(handle, _SETTLE_SECONDS):
+                    if not self.endpoint.loop.wait_for(handle, SETTLE_SECONDS):
                         raise handle.timed_out(timeout)
                 message = handle.message()
             return _open(source, target, message)
-        except KeyboardInterrupt:
-            if message is not None:
-                self._put_back(message)
-            elif not self._withdraw(receive):
-                handle.on_done(lambda: self._put_back(handle.raw))
+        except BaseException as error:
+            if not isinstance(error, RoostError):
+                # As that of a handler of a signal: the next receive gets the message.
+                if message is not None:
+                    self._put_back(message)
+                elif not self._withdraw(receive):
+                    handle.on_done(lambda: self._put_back(handle.raw))
             raise
 
-    def _post(self, receive: Receive[_Receiver]) -> Message | None:
+    def _give_back(self, receive: Receive[Any], message: Message | None) -> None:
+        """Do so for a receive whose handle was dropped."""
+        if message is not None:
+            self._put_back(message)
+        else:
+            self._withdraw(receive)
+
+    def _post(self, receive: Receive[Any]) -> Message | None:
         """Let a receive wait for its message; returns the message instead if all of it is here."""
         endpoint, source, handle = self.endpoint, receive.source, receive.receiver
-        with endpoint.lock:
-            message = endpoint.mailbox.post(receive)
+        with self._lock:
+            message = self.mailbox.post(receive)
             if message is None:
-                if source not in endpoint.incoming and not source.endswith(ANY) and source != endpoint.own.address:
-                    endpoint.expect(source)
+                if source not in endpoint.peers and not source.endswith(ANY):
+                    # So that the end of that process is noticed.
+                    endpoint.peer(source)
             elif isinstance(message.content, _Tensor):
                 self._direct(message.content, handle)
                 if message.content.missing > 0:
                     message = None
-            if self._paused:
-                self._resume()
+            if self._holding:
+                self._let_come()
         return message
 
-    def _withdraw(self, receive: Receive[_Receiver]) -> bool:
+    def _withdraw(self, receive: Receive[Any]) -> bool:
         """Take a receive back; False if all of its message is here."""
-        with self.endpoint.lock:
-            if self.endpoint.mailbox.withdraw(receive):
+        with self._lock:
+            if self.mailbox.withdraw(receive):
                 return True
             for tensor in self._arriving.values():
                 if tensor.receiver is receive.receiver:
@@ -293,7 +368,7 @@ class Messages:
         """Let the next receive have a message whose receiver gave up before it got it."""
         if message is None:
             return
-        with self.endpoint.lock:
+        with self._lock:
             tensor = message.content
             if isinstance(tensor, _Tensor):
                 tensor.receiver = None
@@ -301,7 +376,7 @@ class Messages:
                     # The caller has its memory back.
                     arrived = bytearray(tensor.target.view[: tensor.size - tensor.missing])
                     tensor.target, tensor.chunks = None, [(0, memoryview(arrived))]
-            receive = self.endpoint.mailbox.put_back(message)
+            receive = self.mailbox.put_back(message)
             if receive is None:
                 return
             if isinstance(tensor, _Tensor):
@@ -310,46 +385,70 @@ class Messages:
                     return
         receive.receiver.complete(message)
 
-    def _take(self, connection: Connection, frame: Frame) -> None:
+    def _take(self, peer: Peer, frame: Frame) -> None:
         """Take a frame in; in the thread that reads."""
-        peer = connection.peer
-        if peer is None:
+        info = peer.info
+        if info is None:
             return
-        waits = self._deliver(peer, frame)
-        if waits and self.endpoint.mailbox.size_from(peer.address, peer.instance) > MOST_WAITING:
-            with self.endpoint.lock:
-                if not self._is_waiting_for(peer.address):
-                    self._paused[peer.address] = connection
-                    connection.pause(is_paused=True)
+        if self._deliver(info, frame) and self.mailbox.size_from(info.address, info.instance) > _MOST_WAITING:
+            with self._lock:
+                if not self._is_waiting_for(info.address):
+                    self._holding[info.address] = peer
+                    peer.hold(is_holding=True)
 
-    def _deliver(self, peer: Peer, frame: Frame) -> bool:
+    def _deliver(self, peer: PeerInfo, frame: Frame) -> bool:
         """Give a message to the receive that waits for it; returns whether it waits for one instead."""
-        endpoint = self.endpoint
-        if frame.kind == _TENSOR:
-            return self._deliver_chunk(peer, frame)
-        tag, _ = pickle.loads(frame.envelope) if frame.envelope else (None, False)  # noqa: S301 - from a member
+        try:
+            return self._deliver_chunk(peer, frame) if frame.kind == _TENSOR else self._take_message(peer, frame)
+        except _UnreadableTag as error:
+            log.error("%s", error)
+            return False
+
+    def _take_message(self, peer: PeerInfo, frame: Frame) -> bool:
+        tag = self._read_label(peer, frame.envelope)[0] if frame.envelope else None
         size = frame.size if frame.buffers else len(frame.data)
         message = Message(peer.address, peer.instance, tag, frame, size)
         if frame.number:
             message.loan = peer, frame.number
-        with endpoint.lock:
-            receive = endpoint.mailbox.deliver(message)
+        with self._lock:
+            receive = self.mailbox.deliver(message)
         if receive is None:
             return True
         receive.receiver.complete(message)
         return False
 
-    def _deliver_chunk(self, peer: Peer, frame: Frame) -> bool:
+    def _read_label(self, peer: PeerInfo, envelope: bytes) -> tuple[Hashable, Any]:
+        """Return the tag of a message and what comes with it; the sender waits for news of a tag of its own class."""
+        if envelope[:1] == b"t":
+            plain: tuple[Hashable, Any] = pickle.loads(envelope[1:])  # noqa: S301 - from a member of this job
+            return plain
+        found, problem = None, ""
+        try:
+            found = pickle.loads(envelope[9:])  # noqa: S301 - likewise
+            hash(found[0])
+        except Exception as error:
+            problem = f"{self.endpoint.own.address} cannot read the tag of a message from {peer.address}: {error}"
+        there = self.endpoint.peers.get(peer.address)
+        if there is not None:
+            there.send(Kind.REPLY, int.from_bytes(envelope[1:9], "little"), problem.encode())
+        if found is None or problem:
+            raise _UnreadableTag(problem)
+        return found[0], found[1]
+
+    def _deliver_chunk(self, peer: PeerInfo, frame: Frame) -> bool:
         """Take a part of a tensor, or all of it."""
-        with self.endpoint.lock:
+        with self._lock:
             tensor = self._arriving.get((peer.instance, frame.number))
             if tensor is None:
-                tag, (size, dtype, shape) = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
+                if not frame.envelope:
+                    # Of a tensor whose tag could not be read.
+                    return False
+                tag, (size, dtype, shape) = self._read_label(peer, frame.envelope)
                 tensor = _Tensor(size, dtype, shape, size)
                 tensor.message = Message(peer.address, peer.instance, tag, tensor, size)
                 if frame.data:
                     tensor.message.loan = peer, frame.number
-                receive = self.endpoint.mailbox.deliver(tensor.message)
+                receive = self.mailbox.deliver(tensor.message)
                 if receive is not None:
                     self._direct(tensor, receive.receiver)
                 self._arriving[peer.instance, frame.number] = tensor
@@ -369,11 +468,11 @@ class Messages:
             if tensor.missing > 0:
                 return tensor.receiver is None
             del self._arriving[peer.instance, frame.number]
-        if tensor.receiver is not None:
+        if tensor.receiver is not None and tensor.message is not None:
             tensor.receiver.complete(tensor.message)
         return tensor.receiver is None
 
-    def _direct(self, tensor: _Tensor, receiver: _Receiver) -> None:
+    def _direct(self, tensor: _Tensor, receiver: Any) -> None:
         """Let a tensor go to its receiver, and straight into its target if it fits."""
         tensor.receiver, target = receiver, receiver.target
         if target is not None and target.nbytes == tensor.size:
@@ -385,38 +484,44 @@ class Messages:
 
     def _is_waiting_for(self, address: str) -> bool:
         """Whether a receive waits for this process, or for the rest of a tensor of it."""
-        return self.endpoint.mailbox.is_waiting_for(address) or any(
+        return self.mailbox.is_waiting_for(address) or any(
             tensor.receiver is not None and tensor.message is not None and tensor.message.source == address
             for tensor in self._arriving.values()
         )
 
-    def _resume(self) -> None:
-        """Go on reading what is waited for, or has been received; with the endpoint's lock held."""
-        mailbox = self.endpoint.mailbox
-        for address, connection in list(self._paused.items()):
-            instance = connection.peer.instance if connection.peer is not None else ""
-            if self._is_waiting_for(address) or mailbox.size_from(address, instance) <= MOST_WAITING // 2:
-                del self._paused[address]
-                connection.pause(is_paused=False)
+    def _let_come(self) -> None:
+        """Let messages come again that are waited for, or that there is room for."""
+        for address, peer in list(self._holding.items()):
+            instance = peer.info.instance if peer.info is not None else ""
+            if self._is_waiting_for(address) or self.mailbox.size_from(address, instance) <= _MOST_WAITING // 2:
+                del self._holding[address]
+                peer.hold(is_holding=False)
 
-    def _forget(self, peer: Peer) -> None:
-        """Fail the tensors of which chunks are missing."""
-        with self.endpoint.lock:
-            lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == peer.instance]
-            self._paused.pop(peer.address, None)
-        for tensor in lost:
-            if tensor.receiver is not None:
-                tensor.receiver.fail(gone_error(peer))
-            elif tensor.message is not None:
-                with self.endpoint.lock:
-                    self.endpoint.mailbox.remove(tensor.message)
+    def _fail(self, peer: Peer, error: Exception) -> None:
+        """Fail what waits for a process that has ended, or that cannot be found."""
+        instance = peer.info.instance if peer.info is not None else None
+        with self._lock:
+            receives = self.mailbox.withdraw_from(peer.address)
+            lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == instance]
+            self._holding.pop(peer.address, None)
+            for tensor in lost:
+                if tensor.receiver is None and tensor.message is not None:
+                    self.mailbox.remove(tensor.message)
+        for receiver in [receive.receiver for receive in receives] + [tensor.receiver for tensor in lost]:
+            if receiver is not None:
+                receiver.fail(error)
 
     def _close(self) -> None:
-        with self.endpoint.lock:
-            arriving = list(self._arriving.values())
-        for tensor in arriving:
-            if tensor.receiver is not None:
-                tensor.receiver.fail(ClusterError(ENDED))
+        with self._lock:
+            receivers = [receive.receiver for receive in self.mailbox.receives()]
+            receivers += [tensor.receiver for tensor in self._arriving.values()]
+        for receiver in receivers:
+            if receiver is not None:
+                receiver.fail(ClusterError(ENDED))
+
+
+class _UnreadableTag(Exception):  # noqa: N818 - what happened
+    """The tag of a message cannot be unpickled here."""
 
 
 def _words(source: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.messages import Messages
 from roost.comm.talk import Talk
-from roost.comm.wire.connection import Peer
+from roost.comm.wire.connection import PeerInfo
 from roost.comm.wire.endpoint import Directory, Endpoint, Listing, own_instance
 from roost.comm.wire.loop import let_main_thread_read
 from roost.errors import ClusterError, RoostError
@@ -148,13 +148,13 @@ def process_talk(identity: WorkerIdentity | None = None) -> Talk:
 def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) -> Endpoint:
     address = identity.address if identity is not None else f"{_DRIVER}-{os.getpid()}-{time.time_ns():x}"
     if context is None:
-        own = Peer(address=address, instance=own_instance(), node="this process")
+        own = PeerInfo(address=address, instance=own_instance(), node="this process")
         return Endpoint(own, _plain_secret, _plain_directory, _LOOPBACK)
     if context.connection is None:
         # Ctrl-C goes to the driver.
         let_main_thread_read()
     node_rank = identity.placement.cluster_node_rank if identity is not None else _own_node_rank(context)
-    own = Peer(
+    own = PeerInfo(
         address=address,
         instance=own_instance(),
         node=identity.node if identity is not None else "",

@@ -363,7 +363,7 @@ class WeightLink:
     def _tell(self, worker: str, command: str, *arguments: Any) -> None:
         """Ask without waiting, and only a process that is there: the next one of the name has nothing to end."""
         with contextlib.suppress(ClusterError):
-            if self._endpoint.connection_to(worker) is not None:
+            if worker in self._endpoint.peers and self._endpoint.peers[worker].is_open:
                 self._request(worker, command, arguments)
 
     def _request(self, worker: str, command: str, arguments: Sequence[Any]) -> Handle[Any]:

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.wire.connection import Connection, Frame, Kind
+from roost.comm.wire.connection import Frame, Kind
 from roost.comm.wire.loop import Handle
+from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
 from roost.weights.adapters import Committing, as_weights
@@ -135,13 +136,13 @@ class Member:
         if found is not None:
             found.close()
 
-    def _take(self, connection: Connection, frame: Frame) -> None:
+    def _take(self, peer: Peer, frame: Frame) -> None:
         """Hand a request to the thread of its link; in the thread that reads."""
         link, command, arguments = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
         found = self._links.get(link)
 
         def answer(succeeded: bool, value: Any) -> None:
-            connection.send(Kind.REPLY, frame.number, b"", pickle.dumps((succeeded, value)))
+            peer.send(Kind.REPLY, frame.number, b"", pickle.dumps((succeeded, value)))
 
         if command == "leave":
             self._leave(link)

@@ -29,7 +29,7 @@ from roost.comm.messages import Messages
 from roost.comm.move.loans import Lending, _here
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.process import PlainDirectory
-from roost.comm.wire.connection import Frame, Kind, Peer
+from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, own_instance
 from roost.testing import as_worker
 from waiting import wait_until
@@ -219,7 +219,7 @@ class Spread:
             client._endpoint = self.endpoint(f"client:{rank}", rank)
 
     def endpoint(self, address, node):
-        own = Peer(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
+        own = PeerInfo(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
         self.endpoints.append(Messages(Endpoint(own, b"secret", self.directory, "127.0.0.1")).endpoint)
         return self.endpoints[-1]
 

@@ -30,10 +30,10 @@ from roost.comm.messages import Messages
 from roost.comm.move.cuda import DeviceMemory
 from roost.comm.move.loans import Lending, Loan, _here
 from roost.comm.process import JobDirectory, PlainDirectory, _plain_directory
-from roost.comm.wire.connection import Kind, Peer
+from roost.comm.wire.connection import Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, Listing, own_instance
 from roost.comm.wire.loop import Handle
-from roost.errors import WorkerDied
+from roost.errors import WorkerDied, WorkerFailed
 from roost.testing import as_worker
 from waiting import wait_until
 
@@ -49,7 +49,7 @@ class Pair:
         self.two = self.make("b:0", 0 if is_near else 1)
 
     def make(self, address: str, node: int, secret: bytes = b"secret") -> Messages:
-        own = Peer(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
+        own = PeerInfo(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
         return Messages(Endpoint(own, secret, self.directory, "127.0.0.1"))
 
     def listing(self, address: str) -> Listing:
@@ -76,7 +76,7 @@ def test_what_is_sent_arrives_in_order_large_and_small(pair):
 
 
 def test_an_address_that_this_machine_does_not_have_is_named():
-    own = Peer(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
+    own = PeerInfo(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
     # An address for documentation, which no machine has.
     with pytest.raises(ClusterError, match=r"a:0 cannot listen at 192\.0\.2\.1: Cannot assign requested address"):
         Messages(Endpoint(own, b"secret", PlainDirectory(), "192.0.2.1"))
@@ -118,7 +118,7 @@ def test_a_thread_that_reads_itself_notices_the_end_of_the_endpoint(pair):
 
     thread = threading.Thread(target=receive)
     thread.start()
-    wait_until(lambda: list(pair.two.endpoint.mailbox.receives()), "it waits")
+    wait_until(lambda: list(pair.two.mailbox.receives()), "it waits")
     pair.two.endpoint.close()
     thread.join(30)
     assert errors == ["the communication of this process has ended"]
@@ -205,7 +205,7 @@ class Interrupted:
 
 def test_ctrl_c_between_a_write_and_the_note_of_it_leaves_the_stream_whole(pair):
     pair.one.send("first", "b:0").wait(30)
-    connection = pair.one.endpoint.link("b:0").connection
+    connection = pair.one.endpoint.peer("b:0").connection
     connection._sock = Interrupted(connection._sock)
     with pytest.raises(KeyboardInterrupt):
         pair.one.send("second", "b:0")
@@ -221,7 +221,7 @@ def test_shared_memory_comes_back_when_the_array_is_dropped():
         array = pair.two.receive("a:0").wait(30)
         assert array[0] == value
         del array
-    pool = pair.one.endpoint._pools[0]
+    pool = pair.one.endpoint.shared
     wait_until(lambda: pool.counts["used"] == 0, "all memory is back")
     # The news that one is back may come late.
     assert pool.counts["free"] <= 10
@@ -234,7 +234,7 @@ def test_shared_memory_that_is_not_kept_is_unmapped_at_both_ends(monkeypatch):
     for value in range(5):
         pair.one.send(np.full(1 << 21, value, np.uint8), "b:0")
         assert pair.two.receive("a:0").wait(30)[0] == value
-    one, two = pair.one.endpoint.connection_to("b:0"), pair.two.endpoint.incoming["a:0"]
+    one, two = pair.one.endpoint.peer("b:0"), pair.two.endpoint.peer("a:0").connection
     wait_until(lambda: not one._numbers and not two._maps, "both ends have forgotten it")
     pair.close()
 
@@ -278,12 +278,12 @@ def meet(pair):
 
 def test_a_send_that_waits_for_a_process_that_dies_fails(pair):
     meet(pair)
-    pair.two.endpoint.incoming["a:0"].pause(is_paused=True)
-    sent = pair.one.send([str(number) * 200 for number in range(60_000)], "b:0")
-    assert not sent.done()
-    pair.two.endpoint.close()
-    with pytest.raises(WorkerDied, match=r"b:0 on node \d is gone"):
-        sent.wait(30)
+    with held_up(pair.two):
+        sent = pair.one.send([str(number) * 200 for number in range(60_000)], "b:0")
+        assert not sent.done()
+        pair.two.endpoint.close()
+        with pytest.raises(WorkerDied, match=r"b:0 on node \d is gone"):
+            sent.wait(30)
 
 
 @pytest.mark.parametrize("whose", ["two", "one"])
@@ -335,13 +335,13 @@ def test_a_tensor_of_which_a_part_is_there_at_a_timeout_goes_to_the_next_receive
 
 
 def test_the_rest_of_a_tensor_comes_although_too_much_else_waits(monkeypatch):
-    monkeypatch.setattr("roost.comm.messages.MOST_WAITING", 1 << 20)
+    monkeypatch.setattr("roost.comm.messages._MOST_WAITING", 1 << 20)
     pair = Pair(is_near=True)
     meet(pair)
     tensor, target = np.arange(1 << 22, dtype=np.int32), np.zeros(1 << 22, np.int32)
     pair.one.send_tensor(tensor, "b:0", "tensor")
     pair.one.send(np.zeros(1 << 22), "b:0")
-    wait_until(lambda: pair.two._paused, "too much waits")
+    wait_until(lambda: pair.two._holding, "too much waits")
     handle = pair.two.receive("a:0", "tensor", target)
     wait_until(handle.done, "all of it is there")
     assert np.array_equal(target, tensor)
@@ -355,23 +355,252 @@ class Unreadable:
         return importlib.import_module, ("no_such_module",)
 
 
-def test_a_frame_that_cannot_be_handled_ends_its_connection(pair, caplog):
+def test_a_tag_that_cannot_be_read_is_the_error_of_its_message_alone(pair):
+    for number in range(5):
+        pair.one.send(number, "b:0")
+    bad = pair.one.send("bad", "b:0", Unreadable())
+    for number in range(5, 10):
+        pair.one.send(number, "b:0")
+    after = pair.one.send("after", "b:0", "tag")
+    with pytest.raises(WorkerFailed, match="b:0 cannot read the tag of a message from a:0: No module named"):
+        bad.wait(30)
+    assert [pair.two.receive("a:0").wait(30) for _ in range(10)] == list(range(10))
+    assert pair.two.receive("a:0", "tag").wait(30) == "after"
+    after.wait(30)
+
+
+@pytest.mark.parametrize("tag", [float("nan"), (1, float("nan")), ["a", "list"], {}], ids=repr)
+def test_a_tag_that_nobody_could_name_is_refused(pair, tag):
+    with pytest.raises(ConfigError, match="tag is"):
+        pair.one.send("lost", "b:0", tag)
+
+
+class Own:
+    """A class of the test's own, as a tag and as a thing."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Own and other.value == self.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+
+PLAIN = [
+    None, 0, "", b"", "text", bytes(8191), bytes(8192), b"x" * 3_000_000, bytearray(8192), [], [b"x" * 9000, {"a": ()}],
+    np.arange(5), np.zeros(0), np.arange(100_000.0), {"nested": [np.ones(20_000), b"y" * 70_000]}, Own(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["b:0", "a:0"], ids=["another", "oneself"])
+def test_plain_values_of_every_kind_arrive(pair, to):
+    target = pair.two if to == "b:0" else pair.one
+    for thing in PLAIN:
+        pair.one.send(thing, to, Own(1)).wait(30)
+        pair.one.send(thing, to, payload=7).wait(30)
+    for thing in PLAIN:
+        for got in (target.receive("a:0", Own(1)).wait(30), target.receive("a:0").wait(30)):
+            kept, payload = got if isinstance(got, tuple) else (got, 7)
+            assert payload == 7
+            assert type(kept) is type(thing)
+            np.testing.assert_equal(kept, thing)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8192, 3_000_000])
+def test_a_tensor_to_oneself_arrives(pair, size):
+    target = np.zeros(size, np.uint8)
+    pair.one.send_tensor(np.full(size, 7, np.uint8), "a:0").wait(30)
+    pair.one.receive("a:0", into=target).wait(30)
+    assert (target == 7).all()
+
+
+def test_a_receive_whose_handle_is_dropped_takes_no_message(pair):
     meet(pair)
-    handle = pair.two.receive("a:0")
-    pair.one.send(1, "b:0", Unreadable())
-    with pytest.raises(WorkerDied, match="a:0 on node 0 is gone"):
-        handle.wait(30)
-    assert "a connection could not be handled" in caplog.text
-    wait_until(lambda: "b:0" not in pair.one.endpoint._links, "the other end knows")
+    handles = [pair.two.receive("a:0") for _ in range(3)]
+    del handles[1]
+    pair.one.send("first", "b:0")
+    pair.one.send("second", "b:0")
+    assert [handle.wait(30) for handle in handles] == ["first", "second"]
+    unread = pair.two.receive("a:0")
+    pair.one.send("third", "b:0")
+    wait_until(unread.done, "it is here")
+    del unread
+    assert pair.two.receive("a:0").wait(30) == "third"
+
+
+def test_what_a_handler_of_a_signal_raises_takes_no_message(pair):
     meet(pair)
+
+    def stop(*_):
+        raise SystemExit
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1])
+    try:
+        timer.start()
+        with pytest.raises(SystemExit):
+            pair.two.wait_for_next("a:0", None, None, 30)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    pair.one.send("for the next", "b:0")
+    assert pair.two.wait_for_next("a:0", None, None, 30) == "for the next"
+
+
+def reset(connection):
+    """Break a connection as a network does: neither end has closed it."""
+    sock = connection._sock
+    with contextlib.suppress(OSError):
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.heavy
+def test_nothing_is_lost_doubled_or_reordered_by_connections_that_break(pair):
+    """In both directions at once, small and large, with shared buffers."""
+    meet(pair)
+    count, stopped = 5000, threading.Event()
+
+    def thing(number):
+        return np.full(20_000 + number, number, np.int64) if number % 50 == 0 else number
+
+    def send(messages, to):
+        for number in range(count):
+            handle = messages.send(thing(number), to)
+            if number % 100 == 0:
+                handle.wait(60)
+
+    got = {"b:0": [], "a:0": []}
+
+    def receive(messages, source):
+        for _ in range(count):
+            got[source].append(messages.wait_for_next(source, None, None, 60))
+
+    def breaks():
+        which = 0
+        while not stopped.wait(0.05):
+            peer = (pair.one.endpoint.peers["b:0"], pair.two.endpoint.peers["a:0"])[which % 2]
+            connection, which = peer.connection, which + 1
+            if connection is not None:
+                reset(connection)
+
+    threads = [
+        threading.Thread(target=send, args=(pair.one, "b:0")),
+        threading.Thread(target=send, args=(pair.two, "a:0")),
+        threading.Thread(target=receive, args=(pair.two, "a:0")),
+        threading.Thread(target=receive, args=(pair.one, "b:0")),
+    ]
+    breaker = threading.Thread(target=breaks)
+    for thread in (*threads, breaker):
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+    stopped.set()
+    breaker.join()
+    assert pair.one.endpoint.peers["b:0"].epoch > 3
+    for values in got.values():
+        assert len(values) == count
+        for number, value in enumerate(values):
+            np.testing.assert_equal(value, thing(number))
+
+
+def test_requests_are_answered_once_although_connections_break(pair):
+    meet(pair)
+    asked = []
+    pair.two.endpoint.serve(
+        lambda peer, frame: (asked.append(frame.number), peer.send(Kind.REPLY, frame.number, b"", frame.data))
+    )
+    handles = []
+    for number in range(2000):
+        handle = Handle(pair.one.endpoint.loop)
+        pair.one.endpoint.request("b:0", b"", str(number).encode(), (), handle)
+        handles.append(handle)
+        if number % 300 == 0:
+            connection = pair.one.endpoint.peers["b:0"].connection
+            if connection is not None:
+                reset(connection)
+    assert [handle.wait(60).data for handle in handles] == [str(number).encode() for number in range(2000)]
+    assert len(asked) == len(set(asked)) == 2000
+
+
+def test_two_that_connect_at_once_have_one_wire_in_the_end():
+    for _ in range(20):
+        pair = Pair(is_near=True)
+        with held_up(pair.one), held_up(pair.two):
+            pair.one.send("to b", "b:0")
+            pair.two.send("to a", "a:0")
+        assert pair.two.receive("a:0").wait(30) == "to b"
+        assert pair.one.receive("b:0").wait(30) == "to a"
+        one, two = pair.one.endpoint.peers["b:0"], pair.two.endpoint.peers["a:0"]
+        wait_until(lambda one=one, two=two: one.is_open and two.is_open, "both are connected")
+        assert one.session == two.session
+        pair.close()
+
+
+def test_a_process_that_has_given_a_peer_up_says_so_to_it(monkeypatch):
+    monkeypatch.setattr("roost.comm.wire.endpoint.LOST_SECONDS", 0.2)
+    pair = Pair(is_near=False)
+    meet(pair)
+    errors = []
+    waiting = [pair.two.receive("a:0"), pair.one.receive("b:0")]
+    with held_up(pair.one):
+        two = pair.two.endpoint.peers["a:0"]
+        two.listing = replace(two.listing, port=1)
+        reset(two.connection)
+        with pytest.raises(WorkerDied) as found:
+            waiting[0].wait(30)
+        errors.append(str(found.value))
+    with pytest.raises(WorkerDied) as found:
+        waiting[1].wait(30)
+    errors.append(str(found.value))
+    assert all("is lost" in error or "is gone" in error for error in errors)
+    pair.one.send("a new wire", "b:0")
+    assert pair.two.receive("a:0").wait(30) == "a new wire"
+    pair.close()
+
+
+def test_a_receiver_without_descriptors_gets_buffers_through_the_socket(caplog):
+    pair = Pair(is_near=True)
+    meet(pair)
+    pair.one.send(np.full(1 << 20, 1, np.uint8), "b:0")
+    kept = [pair.two.receive("a:0").wait(30)]
+    connection = pair.two.endpoint.peers["a:0"].connection
+    # As the kernel does when the table of the process is full: the bytes come, the descriptor does not.
+    connection._sock = Full(connection._sock)
+    for value in range(2, 12):
+        pair.one.send(np.full(1 << 20, value, np.uint8), "b:0")
+        pair.one.send(value, "b:0")
+    for value in range(2, 12):
+        kept.append(pair.two.receive("a:0").wait(30))
+        assert pair.two.receive("a:0").wait(30) == value
+    assert [int(array[-1]) for array in kept] == list(range(1, 12))
+    assert "this process has no descriptor left" in caplog.text
+    del kept
+    wait_until(lambda: pair.one.endpoint.shared.counts["used"] == 0, "all memory is back")
+    pair.close()
+
+
+class Full:
+    """A socket of a process whose table of descriptors is full."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def __getattr__(self, name):
+        return getattr(self.sock, name)
+
+    def recvmsg_into(self, buffers, ancillary_size, flags=0):  # noqa: ARG002 - no room for any
+        return self.sock.recvmsg_into(buffers, 0, flags)
 
 
 def test_a_process_made_by_fork_does_not_keep_connections_open(pair):
     meet(pair)
     endpoints = pair.one.endpoint, pair.two.endpoint
     socks = {os.readlink(f"/proc/self/fd/{one.fileno()}") for each in endpoints for one in each._listeners}
-    open_ones = [one for each in endpoints for some in each._connections.values() for one in some]
-    socks |= {os.readlink(f"/proc/self/fd/{one.fd}") for one in open_ones}
+    socks |= {os.readlink(f"/proc/self/fd/{peer.connection.fd}") for each in endpoints for peer in each.peers.values()}
     assert len(socks) == 6
     child = os.fork()
     if not child:
@@ -386,7 +615,7 @@ def test_a_new_process_of_the_name_gets_nothing_that_was_meant_for_the_old_one(p
     assert pair.two.receive("a:0").wait(30) == 1
     pair.one.send("unheard", "b:0").wait(30)
     pair.two.endpoint.close()
-    wait_until(lambda: "b:0" not in pair.one.endpoint._links, "the end is noticed")
+    wait_until(lambda: "b:0" not in pair.one.endpoint.peers, "the end is noticed")
     pair.two = pair.make("b:0", pair.two.endpoint.own.node_rank)
     pair.one.send("for the new one", "b:0").wait(30)
     assert pair.two.receive("a:0").wait(30) == "for the new one"
@@ -403,12 +632,12 @@ def connect(listing: Listing, *, is_local: bool) -> socket.socket:
 
 def test_another_member_that_listens_at_the_port_of_a_dead_one_gets_nothing(pair):
     found = pair.listing("b:0")
-    dead = Peer(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
+    dead = PeerInfo(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
     pair.directory.announce(Listing(peer=dead, local_name="", host=found.host, port=found.port))
     handle = pair.one.send(b"x" * 100_000, "c:0")
     time.sleep(0.2)
     assert not handle.done()
-    assert pair.two.endpoint.mailbox.size_from("a:0", pair.one.endpoint.own.instance) == 0
+    assert pair.two.mailbox.size_from("a:0", pair.one.endpoint.own.instance) == 0
     third = pair.make("c:0", 1)
     handle.wait(30)
     assert third.receive("a:0").wait(30) == b"x" * 100_000
@@ -442,7 +671,7 @@ def test_a_restarted_process_does_not_answer_for_what_the_old_one_had_lent(monke
     lending.tensors = [torch.ones(8, dtype=torch.uint8)]
     number = loans.add(lending)
     memory = DeviceMemory(device="GPU-0", handle=b"", offset=0, nbytes=8)
-    old = Peer(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
+    old = PeerInfo(address="a:0", instance=own_instance(), node="node 0", node_rank=0)
     loan = Loan(owner=old, number=number, place=0, memory=memory, dtype="uint8", shape=(8,))
     with pytest.raises(WorkerDied, match="a:0 on node 0 has ended, and with it the tensor"):
         there.fetch(loan, torch.zeros(8, dtype=torch.uint8))
@@ -503,7 +732,7 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up(monkeyp
 
 
 def test_a_stranger_that_says_nothing_is_disconnected(monkeypatch):
-    monkeypatch.setattr("roost.comm.wire.endpoint._GREET_SECONDS", 0.05)
+    monkeypatch.setattr("roost.comm.wire.endpoint.GREET_SECONDS", 0.05)
     pair = Pair(is_near=False)
     with connect(pair.listing("b:0"), is_local=False) as sock:
         assert len(sock.recv(32)) == 32
@@ -516,11 +745,11 @@ def test_many_members_that_connect_at_once_are_not_taken_for_strangers():
     members = []
     with held_up(pair.two):
         for rank in range(80):
-            own = Peer(address=f"c:{rank}", instance=own_instance(), node="node 0", node_rank=0)
+            own = PeerInfo(address=f"c:{rank}", instance=own_instance(), node="node 0", node_rank=0)
             members.append(Messages(Endpoint(own, b"secret", pair.directory, None)))
             members[-1].send(rank, "b:0")
         for member in members:
-            wait_until(lambda member=member: member.endpoint._links["b:0"].connection, "it has begun to connect")
+            wait_until(lambda member=member: member.endpoint.peers["b:0"].dialing, "it has begun to connect")
     handles = [pair.two.receive(f"c:{rank}") for rank in range(80)]
     assert [handle.wait(60) for handle in handles] == list(range(80))
     for member in members:
@@ -530,12 +759,12 @@ def test_many_members_that_connect_at_once_are_not_taken_for_strangers():
 
 def test_a_living_process_that_could_not_be_reached_is_tried_again():
     pair = Pair(is_near=True)
-    own = Peer(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
+    own = PeerInfo(address="c:0", instance=own_instance(), node="node 1", node_rank=1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     pair.directory.announce(Listing(peer=own, local_name="", host="127.0.0.1", port=port))
     pair.one.send("at last", "c:0")
-    wait_until(lambda: pair.one.endpoint._links["c:0"].tries, "it was refused")
+    wait_until(lambda: pair.one.endpoint.peers["c:0"].tries, "it was refused")
     third = Messages(Endpoint(own, b"secret", PlainDirectory(), "127.0.0.1", port))
     assert third.receive("a:0").wait(60) == "at last"
     third.endpoint.close()
@@ -665,7 +894,7 @@ def test_workers_of_a_plain_process_talk_without_ray():
 def test_one_that_knows_the_code_does_not_know_the_secret_of_a_plain_process():
     with as_worker(rank=0, world_size=1, group_name="guarded"):
         guarded = Worker()
-    own = Peer(address="evil:0", instance=own_instance(), node="", node_rank=0)
+    own = PeerInfo(address="evil:0", instance=own_instance(), node="", node_rank=0)
     stranger = Messages(Endpoint(own, b"plain", _plain_directory, None))
     handle = guarded.recv("evil", 0, async_op=True)
     stranger.send("evil", "guarded:0")

@@ -18,9 +18,10 @@ from typing import Any
 
 from roost.comm.channels.frames import Op, Put, read_ask, write_answer, write_failure
 from roost.comm.channels.queues import Answer, Event, Queues, Status
-from roost.comm.wire.connection import Connection, Frame, Kind, Peer, SharedBuffer
+from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle
+from roost.comm.wire.peer import Peer
 from roost.runtime.events.emitter import Gauge
 
 _MOST_IDLE_KEYS = 256
@@ -61,7 +62,7 @@ class Home:
         self._is_spread = size > 1
         self._queues = Queues(settings.maxsize, settings.max_bytes)
         self._lock = threading.RLock()
-        self._clients: dict[str, Connection] = {}
+        self._clients: dict[str, Peer] = {}
         """By instance: the connection that its requests come from."""
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=int(_RATE_SECONDS) + 1)
         """The counts of puts and gets, about every second in which there were any."""
@@ -80,11 +81,11 @@ class Home:
             since = next(
                 (mark for mark in self._marks if now - mark[0] <= _RATE_SECONDS), (now, found["puts"], found["gets"])
             )
-            clients = {client: connection.peer for client, connection in self._clients.items()}
+            clients = {client: connection.info for client, connection in self._clients.items()}
             routes = {
-                connection.peer.address: "shared memory" if connection.is_local else "network"
+                connection.info.address: "shared memory" if connection.is_near else "network"
                 for connection in self._clients.values()
-                if connection.peer is not None
+                if connection.info is not None
             }
         seconds = max(1.0, now - since[0])
         for line in found["keys"].values():
@@ -106,9 +107,9 @@ class Home:
         with self._lock:
             return [("channel", self._group, {**self._queues.totals(), "most": self._settings.maxsize or None})]
 
-    def _take(self, connection: Connection, frame: Frame) -> None:
+    def _take(self, connection: Peer, frame: Frame) -> None:
         """Answer a request; in the thread that reads."""
-        peer = connection.peer
+        peer = connection.info
         if peer is None:
             return
         client, number, op = peer.instance, frame.number, frame.envelope[0]
@@ -150,20 +151,18 @@ class Home:
             if connection is None:
                 continue
             if isinstance(event, Answer):
-                connection.send(
-                    Kind.REPLY, event.number, *_share(connection, *write_answer(event, connection.is_local))
-                )
+                connection.send(Kind.REPLY, event.number, *write_answer(event, connection.is_near))
             else:
                 # The second reply to a request: return what it got.
                 connection.send(Kind.REPLY, event.number)
 
-    def _drop(self, peer: Peer) -> None:
+    def _drop(self, peer: PeerInfo) -> None:
         """Take back what a process had that died."""
         with self._lock:
             if self._clients.pop(peer.instance, None) is not None:
                 self._act(self._queues.drop_client(peer.instance))
 
-    def _call(self, connection: Connection, frame: Frame, op: Op) -> None:
+    def _call(self, connection: Peer, frame: Frame, op: Op) -> None:
         """Handle what is not about items."""
         arguments: Any = pickle.loads(frame.envelope[1:])  # noqa: S301 - from a member of this job
 
@@ -229,7 +228,7 @@ class Home:
                 self._free(unused, number)
             else:
                 envelope = write_call(Op.RELEASE, unused, number)
-                self._endpoint.submit(f"{self._group}:0", _teller(envelope))
+                self._endpoint.peer(f"{self._group}:0").send(Kind.REQUEST, 0, envelope)
 
     def _free(self, key: Hashable, number: int) -> None:
         place = self._places.get(key)
@@ -257,21 +256,5 @@ class _Place:
             reply((self._rank, self.number) if error is None else error)
 
 
-def _share(
-    connection: Connection, envelope: bytes, data: Any, buffers: Sequence[Any]
-) -> tuple[bytes, Any, Sequence[Any]]:
-    """Copy the buffers that are in this process's own memory into shared memory, where that is of use."""
-    if buffers:
-        buffers = [
-            buffer if isinstance(buffer, SharedBuffer) else connection.share(buffer, len(buffer)) or buffer
-            for buffer in buffers
-        ]
-    return envelope, data, buffers
-
-
-def _teller(envelope: bytes) -> Callable[[Connection], None]:
-    return lambda connection: connection.send(Kind.REQUEST, 0, envelope)
-
-
-def _name(peer: Peer | None, client: str) -> str:
+def _name(peer: PeerInfo | None, client: str) -> str:
     return peer.address if peer is not None else client

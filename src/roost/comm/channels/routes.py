@@ -130,7 +130,8 @@ class RemoteRoute:
 
     @property
     def connection(self) -> Connection | None:
-        return self._endpoint.connection_to(self.name)
+        peer = self._endpoint.peers.get(self.name)
+        return peer.connection if peer is not None else None
 
     def pack(self, thing: Any, weight: float) -> Item:
         lent = lending(self._endpoint)
@@ -187,7 +188,7 @@ class RemoteRoute:
         with endpoint.lock:
             if endpoint.is_closed:
                 return
-            requests: dict[int, Any] = endpoint.link(self.name).requests
+            requests: dict[int, Any] = endpoint.peer(self.name).requests
             if sink is None:
                 requests.pop(number, None)
             else:
@@ -216,31 +217,14 @@ class RemoteRoute:
         return found
 
     def _request(self, number: int, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any) -> None:
-        endpoint = self._endpoint
-
-        def ask(connection: Connection) -> None:
-            link.requests[number] = sink
-            _send(connection, number, envelope, data, buffers)
-
-        with endpoint.lock:
-            link = endpoint.link(self.name)
-            connection = link.connection if link.is_ready else None
-            if connection is None:
-                endpoint.submit(self.name, ask, sink.fail)
-                return
-            # If the connection ends now, this fails.
-            link.requests[number] = sink
-        # Without the lock: it may copy a lot.
-        _send(connection, number, envelope, data, buffers)
+        peer = self._endpoint.peer(self.name)
+        peer.requests[number] = sink
+        peer.send(Kind.REQUEST, number, envelope, data, buffers)
+        if peer.error is not None and peer.requests.pop(number, None) is not None:
+            sink.fail(peer.error)
 
     def _tell(self, number: int, envelope: bytes) -> None:
-        self._endpoint.submit(self.name, lambda connection: connection.send(Kind.REQUEST, number, envelope))
-
-
-def _send(connection: Connection, number: int, envelope: bytes, data: Any, buffers: Sequence[Any]) -> None:
-    if buffers:
-        buffers = [connection.share(buffer, memoryview(buffer).nbytes) or buffer for buffer in buffers]
-    connection.send(Kind.REQUEST, number, envelope, data, buffers)
+        self._endpoint.peer(self.name).send(Kind.REQUEST, number, envelope)
 
 
 def _open_call(frame: Frame) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 
 from roost.comm.move.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
 from roost.comm.move.nccl import Pairs
-from roost.comm.wire.connection import Connection, Frame, Kind, Peer, gone_error, view
+from roost.comm.wire.connection import Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle
+from roost.comm.wire.peer import Peer, gone_error
 from roost.errors import ClusterError, WorkerDied
 
 _FETCH_SECONDS = 600.0
@@ -28,7 +29,7 @@ _SENT, _NOT_SENT = b"sent", b"not sent"
 log: logging.Logger = logging.getLogger(__name__)
 
 
-Fetched = dict[tuple[Peer, int], list[Any]]
+Fetched = dict[tuple[PeerInfo, int], list[Any]]
 """By owner and number of a message: the copies on the device of its tensors."""
 
 
@@ -68,7 +69,7 @@ def choose_way(
 class Loan:
     """A tensor on a device of another process, as a message describes it."""
 
-    owner: Peer
+    owner: PeerInfo
     number: int
     """The number of the message."""
     place: int
@@ -121,7 +122,7 @@ class Loans:
     """The tensors that this process has lent, and its way to those that others lend."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.own: Peer = endpoint.own
+        self.own: PeerInfo = endpoint.own
         self._endpoint = endpoint
         self._lent: dict[int, Lending] = {}
         self._mappings = Mappings()
@@ -185,20 +186,20 @@ class Loans:
             self._fetch_by_host(loan, target)
         return None
 
-    def give_back(self, owner: Peer, number: int, copies: Sequence[Any]) -> None:
+    def give_back(self, owner: PeerInfo, number: int, copies: Sequence[Any]) -> None:
         """Tell the owner of the tensors of a message, once they are copied, that they are not needed any more."""
         here = _here.get(owner)
         if here is not None:
             here.take_back(number)
             return
 
-        def send(connection: Connection) -> None:
+        def send() -> None:
             for copy in copies:
                 copy.synchronize()
-            connection.send(Kind.RETURN, number, owner.instance.encode())
+            self._endpoint.peer(owner.address).send(Kind.RETURN, number, owner.instance.encode())
 
-        # Not now: the caller goes on while the device copies.
-        self._endpoint.loop.call(lambda: self._endpoint.submit(owner.address, send))
+        # Return before the copy ends: the device copies while the caller goes on.
+        self._endpoint.loop.call(send)
 
     def _fetch_by_host(self, loan: Loan, target: Any) -> None:
         torch = sys.modules["torch"]
@@ -218,7 +219,7 @@ class Loans:
             raise _lost(loan)
         return frame
 
-    def _take(self, connection: Connection, frame: Frame) -> None:
+    def _take(self, peer: Peer, frame: Frame) -> None:
         """Answer those who fetch, and take back what is returned; in the thread that reads."""
         instance, *wanted = frame.envelope.decode().split()
         # What a process had lent that was restarted is lost, and its numbers are used again.
@@ -229,21 +230,21 @@ class Loans:
             return
         tensor = self.tensor(*map(int, wanted)) if is_own else None
         if tensor is None:
-            connection.send(Kind.REPLY, frame.number)
+            peer.send(Kind.REPLY, frame.number)
             return
-        raw, receiver = bytes_of(tensor), connection.peer
+        raw, receiver = bytes_of(tensor), peer.info
         if frame.data and receiver is not None:
             will_send = self.pairs.can_reach(receiver)
-            connection.send(Kind.REPLY, frame.number, _SENT if will_send else _NOT_SENT)
+            peer.send(Kind.REPLY, frame.number, _SENT if will_send else _NOT_SENT)
             if will_send:
                 self.pairs.send(receiver, bytes(frame.data), raw)
             return
         host = sys.modules["torch"].empty(raw.shape, dtype=raw.dtype, pin_memory=raw.is_cuda)
         host.copy_(raw)
         content = memoryview(host.numpy())
-        connection.send(Kind.REPLY, frame.number, b"", b"", [connection.share(content, content.nbytes) or content])
+        peer.send(Kind.REPLY, frame.number, b"", b"", [content])
 
-    def _forget(self, peer: Peer) -> None:
+    def _forget(self, peer: PeerInfo) -> None:
         """Take back what a process that has ended would have fetched."""
         self.pairs.forget(peer)
         for number in [number for number, lending in list(self._lent.items()) if lending.to == peer.address]:
@@ -257,7 +258,7 @@ class Loans:
             self.take_back(number, ClusterError("the communication of this process has ended"))
 
 
-_here: dict[Peer, Loans] = {}
+_here: dict[PeerInfo, Loans] = {}
 """The loans of this process."""
 _fetching = threading.local()
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from roost.comm.process_groups import new_group
-from roost.comm.wire.connection import Peer
+from roost.comm.wire.connection import PeerInfo
 
 _MEET_SECONDS = 60.0
 _TENSOR_SECONDS = 600.0
@@ -28,24 +28,24 @@ log: logging.Logger = logging.getLogger(__name__)
 class Pairs:
     """The process groups in which this process fetches tensors, and those in which it sends them."""
 
-    def __init__(self, own: Peer, host: str | None, backend: str = "nccl") -> None:
+    def __init__(self, own: PeerInfo, host: str | None, backend: str = "nccl") -> None:
         self._own = own
         self._host = host
         self._backend = backend
-        self._from: dict[Peer, _Meeting] = {}
-        self._to: dict[tuple[Peer, bytes], Any] = {}
-        self._refused: set[Peer] = set()
+        self._from: dict[PeerInfo, _Meeting] = {}
+        self._to: dict[tuple[PeerInfo, bytes], Any] = {}
+        self._refused: set[PeerInfo] = set()
         self._sender: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    def can_reach(self, owner: Peer) -> bool:
+    def can_reach(self, owner: PeerInfo) -> bool:
         """Whether tensors can be fetched from that process in this way, or it was not tried yet."""
         if self._host is None or owner in self._refused:
             return False
         distributed = importlib.import_module("torch.distributed")
         return bool(getattr(distributed, f"is_{self._backend}_available")())
 
-    def receive(self, owner: Peer, target: Any, ask: Callable[[bytes], bool]) -> bool:
+    def receive(self, owner: PeerInfo, target: Any, ask: Callable[[bytes], bool]) -> bool:
         """Receive a tensor into a contiguous one; `ask` tells the owner where to meet, and says whether it will send.
 
         Returns False if it does not come, now or in future.
@@ -73,14 +73,14 @@ class Pairs:
             return False
         return True
 
-    def send(self, receiver: Peer, place: bytes, tensor: Any) -> None:
+    def send(self, receiver: PeerInfo, place: bytes, tensor: Any) -> None:
         """Send a tensor to a process that waits for it there, from a thread of its own."""
         with self._lock:
             if self._sender is None:
                 self._sender = ThreadPoolExecutor(1, thread_name_prefix="roost-pairs")
         self._sender.submit(self._send, receiver, place, tensor)
 
-    def _send(self, receiver: Peer, place: bytes, tensor: Any) -> None:
+    def _send(self, receiver: PeerInfo, place: bytes, tensor: Any) -> None:
         try:
             group = self._to.get((receiver, place))
             if group is None:
@@ -90,13 +90,13 @@ class Pairs:
         except Exception as error:
             self.refuse(receiver, error)
 
-    def refuse(self, peer: Peer, error: BaseException) -> None:
+    def refuse(self, peer: PeerInfo, error: BaseException) -> None:
         """Exchange nothing with a process in this way any more."""
         log.warning("tensors between %s and %s go through host memory: %s", self._own, peer, error)
         self._refused.add(peer)
         self.forget(peer)
 
-    def forget(self, peer: Peer) -> None:
+    def forget(self, peer: PeerInfo) -> None:
         """End the groups with a process, and whatever waits in them."""
         with self._lock:
             meeting = self._from.pop(peer, None)

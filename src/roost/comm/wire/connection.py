@@ -1,7 +1,8 @@
 """A socket between two members of a job: proves that both know the job's secret, then carries frames.
 
 A frame is a header, descriptions of its buffers, an envelope, data, and the buffers that do not travel through shared
-memory. No byte of a frame is looked at before the other end has proved that it is a member.
+memory. Before the other end has proved that it is a member, nothing but the bytes of its greeting is read: no frame,
+and no descriptor. A connection may break; what it carried and lost is the business of its `Peer`, which outlives it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import array
 import contextlib
 import enum
 import hmac
-import itertools
 import json
 import logging
 import os
@@ -19,22 +19,27 @@ import select
 import socket
 import struct
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
-from threading import get_ident
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
-from roost.comm.move.memory import Memory, Pool, copy
-from roost.comm.wire.loop import SILENT_SECONDS, SPACE, Handle, Loop, is_interruptible, uninterrupted
-from roost.errors import WorkerDied
+from roost.comm.limits import READ_SECONDS
+from roost.comm.move.memory import Memory
+from roost.comm.wire.loop import SPACE, Handle, Loop
+
+if TYPE_CHECKING:
+    from roost.comm.wire.peer import Peer
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_HEADER = struct.Struct("<IIIQQ")
-"""The kind, the number of buffers, the sizes of the envelope and the data, and a number."""
-_BUFFER = struct.Struct("<QQ")
+HEADER = struct.Struct("<HHIIQQQ")
+"""The kind, flags, the number of buffers, the sizes of the envelope and the data, a number, and how many frames of the
+other end have arrived."""
+BUFFER = struct.Struct("<QQ")
+"""The size of a buffer, and the number of the shared memory that it lies in; 0 if it follows the data."""
+WANTS_ACK = 1
+"""The flag of a frame whose sender waits until it has arrived."""
 _NONCE = 32
 _PROOF = 32
 _MOST_HELLO = 4096
@@ -42,9 +47,12 @@ _MOST_PARTS = 256
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _WRITABLE = select.EPOLLOUT
 _NOW = socket.MSG_DONTWAIT
-_SILENT = struct.pack("@ll", 0, int(SILENT_SECONDS * 1e6))
+_SILENT = struct.pack("@ll", 0, int(READ_SECONDS * 1e6))
 _DIRECT_SPACE = 1 << 16
 _FD_SPACE = socket.CMSG_SPACE(4 * 16)
+_ACK_BYTES = 1 << 18
+_ACK_FRAMES = 64
+"""After so many bytes or frames the other end learns what has arrived, and forgets it."""
 SHARED_FROM = 1 << 16
 """Buffers from this size on travel through shared memory, if both ends have the same kernel."""
 
@@ -56,19 +64,31 @@ class Kind(enum.IntEnum):
     TENSOR = 2
     REQUEST = 3
     REPLY = 4
-    MEMORY = 5
-    FREE = 6
-    FETCH = 7
-    RETURN = 8
-    FORGET = 9
+    FETCH = 5
+    RETURN = 6
+    FREE = 7
+    """Shared memory is not used any more."""
+    HOLD = 8
+    """Messages should wait at their sender, or may go on."""
+    # The frames above are counted, kept until they have arrived, and sent again over the next connection. Those below
+    # are about one connection, and end with it.
+    MEMORY = 16
+    """A descriptor of shared memory comes along."""
+    FORGET = 17
+    """Shared memory can be unmapped."""
+    ACK = 18
+    AGAIN = 19
+    """All that has not arrived should be sent again, with no buffer in shared memory."""
+    BEGIN = 20
+    """What follows was asked for with AGAIN."""
 
 
-_ABOUT_MEMORY = frozenset({int(Kind.MEMORY), int(Kind.FREE), int(Kind.FORGET)})
+_FIRST_UNCOUNTED = int(Kind.MEMORY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """Who is at the other end: the name, which process it is of all that had the name, and where."""
+class PeerInfo:
+    """Who a process is: its name, which process it is of all that had the name, and where."""
 
     address: str
     instance: str
@@ -94,11 +114,11 @@ class Frame:
     def size(self) -> int:
         """Its size in bytes."""
         size = len(self.data)
-        return size + sum([int(buffer.nbytes) for buffer in self.buffers]) if self.buffers else size
+        return size + sum([view(buffer).nbytes for buffer in self.buffers]) if self.buffers else size
 
 
 class SharedBuffer:
-    """A buffer in the memory of another process: `view` is its bytes, and it goes back when it is not used any more."""
+    """A buffer in shared memory: `view` is its bytes, and it goes back to its owner when it is not used any more."""
 
     __slots__ = ("_give_back", "memory", "view")
 
@@ -117,212 +137,124 @@ class SharedBuffer:
         return self.view.nbytes
 
 
-class Connection:
-    """One end of a connection. Frames arrive in order; any thread may send."""
+class Greeter(Protocol):
+    """Decides with whom this process talks, in the thread that reads."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        secret: bytes,
-        own: Peer,
-        *,
-        is_server: bool,
-        pools: tuple[Pool, Pool],
-        on_open: Callable[[Connection], None],
-        on_frame: Callable[[Connection, Frame], None],
-        on_close: Callable[[Connection], None],
-    ) -> None:
+    def hello(self, connection: Connection) -> dict[str, Any]:
+        """Return what this end of a connection that it opened says about itself."""
+
+    def admit(self, connection: Connection, hello: dict[str, Any]) -> tuple[dict[str, Any], Peer | None]:
+        """Return what to answer to a process that has connected, and its peer unless it is refused."""
+
+    def admitted(self, connection: Connection, answer: dict[str, Any]) -> Peer | None:
+        """Take that answer at the end that connected."""
+
+    def broken(self, connection: Connection) -> None:
+        """Note the end of a connection, whether it was greeted or not."""
+
+
+class Connection:
+    """One end of a connection. Its peer's lock is held by all that write, and `reading` by the thread that reads."""
+
+    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, greeter: Greeter, *, is_server: bool) -> None:
         self.peer: Peer | None = None
-        """The other end, once it has proved to be a member."""
+        """The wire that it is a part of, once the other end has proved to be a member."""
         self.is_closed = False
-        self.is_local: bool = sock.family == socket.AF_UNIX
-        """Whether shared memory can be passed to the other end."""
-        self._loop = loop
-        self._sock = sock
+        self.is_near: bool = sock.family == socket.AF_UNIX
+        """Whether descriptors can be passed to the other end."""
+        self.is_inline = not self.is_near
+        """Whether no buffer travels through shared memory: the other end is far, or short of descriptors."""
+        self.reason: BaseException | None = None
+        """Why it broke."""
         self.fd = sock.fileno()
         self.is_lent = False
         self.sleepers = 0
+        self.reading = threading.Lock()
+        """Held by the thread that reads it."""
+        self.passed: set[int] = set()
+        """The numbers of the shared memory that the other end has been given here."""
+        self.marks: deque[tuple[int, Handle[None]]] = deque()
+        """Sends that are done when so many bytes have left this process."""
+        self._loop = loop
+        self._sock = sock
         self._secret = secret
-        self._own = own
+        self._greeter = greeter
         self._is_server = is_server
-        self._shared, self._private = pools
-        self._on_open, self._on_frame, self._on_close = on_open, on_frame, on_close
         self._out: deque[memoryview] = deque()
         self._out_fds: deque[tuple[int, Memory]] = deque()
         """Descriptors that travel with a part of `_out`, by the number of bytes after which that begins."""
         self._written = 0
         self._queued = 0
-        self._marks: deque[tuple[int, Handle[None]]] = deque()
-        """Sends that are done when so many bytes have left this process."""
-        self._sends: set[Handle[None]] = set()
-        """Sends that fail if it ends before they are done."""
-        self._error: Exception | None = None
-        """Why it was closed, if not because the other end is gone."""
         self._is_broken = False
-        """Whether bytes that were to be sent are lost."""
+        """Whether a write failed: nothing is written any more."""
         self._rest = b""
         self._in_fds: deque[int] = deque()
+        """Descriptors that came, -1 for one that this process had no room for."""
+        self._maps: dict[int, Memory | None] = {}
+        """Shared memory of the other end, by number; None where its descriptor did not arrive."""
+        self._is_deaf = False
+        """Whether frames are dropped until what was asked for with AGAIN begins."""
         self._greeting: Generator[int, bytes, None] | None = self._greet()
         """Reads what proves that the other end is a member; None afterwards."""
         self._wanted = next(self._greeting)
         self._filling: deque[memoryview] = deque()
         """The large buffers of a frame that is not complete: they are filled where they stay."""
-        self._unfinished: Frame | None = None
+        self._unfinished: tuple[Frame, int] | None = None
         self._large: bytearray | None = None
         """A frame with much data, of which a part is missing."""
-        self._is_reading = True
-        self._numbers: dict[weakref.ref[Memory], int] = {}
-        """By what the other end may borrow: the number that it knows that by, until the memory is no more."""
-        self._new_number = itertools.count(1)
-        self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
-        """What the other end borrowed, each as often as it did, by the number that it knows the memory by."""
-        self._lock = threading.RLock()
-        self._reading = threading.Lock()
-        """Held by the thread that reads."""
+        self._unacknowledged = 0
+        """Bytes that arrived since the other end was told."""
         self._listening = threading.Lock()
+        self._lock = threading.RLock()
+        """Held by the thread that writes; it is that of the peer from the first frame on."""
         self._space: memoryview | None = None
         """Where threads put what they read themselves."""
-        self._maps: dict[int, Memory] = {}
         sock.setblocking(False)
-        if not self.is_local:
+        if not self.is_near:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(self.fd, self._handle)
         if is_server:
             self._nonce = secrets.token_bytes(_NONCE)
-            self._write([self._nonce])
+            self.write([self._nonce])
 
     @property
     def backlog(self) -> int:
         """How many bytes wait for the other end to take them."""
         return self._queued - self._written
 
-    def send(
-        self,
-        kind: Kind,
-        number: int,
-        envelope: bytes = b"",
-        data: Any = b"",
-        buffers: Sequence[Any] = (),
-        on_free: Callable[[], None] | None = None,
-    ) -> None:
-        """Send a frame. Any thread may; `on_free` is called when the other end returns shared memory of it."""
-        if not buffers and not self._out and self._send_now(kind, number, envelope, data):
-            return
-        if is_interruptible():
-            # Between a write and the note of how much was written, no exception may come.
-            with uninterrupted():
-                self._send(kind, number, envelope, data, buffers, on_free)
-        else:
-            self._send(kind, number, envelope, data, buffers, on_free)
-
-    def _send_now(self, kind: Kind, number: int, envelope: bytes, data: Any) -> bool:
-        """Write a small frame if nothing is in its way; returns whether that is done."""
-        if get_ident() == self._loop.ident or is_interruptible():
-            return False
-        with self._lock:
-            if self._out or self.is_closed:
-                return False
-            part = _HEADER.pack(kind, 0, len(envelope), len(data), number) + envelope + data
-            try:
-                sent = self._sock.send(part, _NOW)
-            except BlockingIOError:
-                return False
-            except OSError:
-                self._break()
-                return True
-            if sent < len(part):
-                self._write([memoryview(part)[sent:]])
-        return True
-
-    def _send(
-        self,
-        kind: Kind,
-        number: int,
-        envelope: bytes,
-        data: Any,
-        buffers: Sequence[Any],
-        on_free: Callable[[], None] | None,
-    ) -> None:
-        with self._lock:
-            if self.is_closed:
-                # Lent to no process, and used by none.
-                for buffer in buffers:
-                    if isinstance(buffer, SharedBuffer):
-                        self._shared.drop(buffer.memory)
-                return
-            if not buffers:
-                self._write([_HEADER.pack(kind, 0, len(envelope), len(data), number) + envelope + data])
-                return
-            descriptions, inline = [], []
-            for buffer in buffers:
-                if isinstance(buffer, SharedBuffer) and self.is_local:
-                    number_there = self._lend(buffer.memory, buffer, on_free)
-                    descriptions.append(_BUFFER.pack(buffer.view.nbytes, number_there))
-                    continue
-                view = memoryview(buffer.view if isinstance(buffer, SharedBuffer) else buffer).cast("B")
-                descriptions.append(_BUFFER.pack(view.nbytes, 0))
-                inline.append(view)
-            header = _HEADER.pack(kind, len(descriptions), len(envelope), len(data), number)
-            self._write([b"".join((header, *descriptions, envelope, data)), *inline])
-
-    def complete_when_written(self, handle: Handle[None]) -> None:
-        """Complete a send when all that was sent before has left this process; at once if it has."""
-        with self._lock:
-            is_written = self._written == self._queued and not self._is_broken
-            if not is_written:
-                self._marks.append((self._queued, handle))
-        if is_written:
+    def mark(self, handle: Handle[None]) -> None:
+        """Complete a send when all that was written before has left this process."""
+        if self._written == self._queued and not self._is_broken:
             handle.complete(None)
         else:
-            self.fail_at_end(handle)
+            self.marks.append((self._queued, handle))
 
-    def fail_at_end(self, handle: Handle[None]) -> None:
-        """Fail a send with WorkerDied if the connection ends before it is done."""
-        self._sends.add(handle)
-        handle.on_done(lambda: self._sends.discard(handle))
-        if self.is_closed:
-            self._fail_sends()
-
-    def share(self, data: Any, size: int) -> SharedBuffer | None:
-        """Copy a large buffer into shared memory for the other end; None if it must go through the socket."""
-        if not self.is_local or self.is_closed or size < SHARED_FROM:
-            return None
-        memory = self._shared.take(size)
-        if memory is None:
-            return None
-        try:
-            copy(data, memory.map, size)
-        except BaseException:
-            self._shared.give(memory)
-            raise
-        return SharedBuffer(memory, memoryview(memory.map)[:size])
-
-    def _lend(self, memory: Memory, kept: SharedBuffer, on_free: Callable[[], None] | None) -> int:
-        number = self._numbers.get(weakref.ref(memory))
-        if number is None:
-            number = next(self._new_number)
-            self._numbers[weakref.ref(memory, self._forget)] = number
-            self._write([_HEADER.pack(Kind.MEMORY, 0, 0, 0, number)], memory)
-        self._lent.setdefault(number, deque()).append((kept, on_free))
-        return number
-
-    def _forget(self, reference: weakref.ref[Memory]) -> None:
-        """Let the other end unmap memory that is no more here; in a finalizer, which may run anywhere."""
-        number = self._numbers.pop(reference, None)
-        if number is not None:
-            self._loop.call(lambda: self.send(Kind.FORGET, number))
-
-    def _write(self, parts: Sequence[Any], memory: Memory | None = None) -> None:
-        if self.is_closed:
+    def write(self, parts: Sequence[Any], memory: Memory | None = None) -> None:
+        """Write bytes, in order, together with the descriptor of shared memory if there is one."""
+        if self.is_closed or self._is_broken:
             return
         was_idle = not self._out
         # Frames that are sent in answer to several others leave together.
         is_deferred = was_idle and self._loop.at_end_of_turn(self._flush_all)
+        if was_idle and not is_deferred and memory is None and len(parts) == 1:
+            # Nothing is in the way of most frames, which are small.
+            part = parts[0]
+            try:
+                sent = self._sock.send(part, _NOW)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._break(error)
+                return
+            self._queued += sent
+            self._written += sent
+            if sent == len(part):
+                return
+            parts = [memoryview(part).cast("B")[sent:]]
         if memory is not None:
             self._out_fds.append((self._queued, memory))
         for part in parts:
-            view = memoryview(part)
+            view = memoryview(part).cast("B")
             if view.nbytes:
                 self._out.append(view)
                 self._queued += view.nbytes
@@ -366,83 +298,68 @@ class Connection:
                         sent = 0
         except BlockingIOError:
             self.listen()
-        except OSError:
-            self._break()
-        while self._marks and not self._is_broken and self._marks[0][0] <= self._written:
-            self._marks.popleft()[1].complete(None)
+        except OSError as error:
+            self._break(error)
+        while self.marks and not self._is_broken and self.marks[0][0] <= self._written:
+            self.marks.popleft()[1].complete(None)
 
-    def _break(self) -> None:
-        """Drop what cannot be sent. The reader finds out that this is the end, and closes it."""
+    def _break(self, error: OSError) -> None:
+        """Write no more. The thread that reads finds the end, and closes it: only that thread knows what arrived."""
+        self.reason = self.reason or error
         self._is_broken = True
         self._out.clear()
         self._out_fds.clear()
-        self._written = self._queued
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-
-    def pause(self, *, is_paused: bool) -> None:
-        """Leave what the other end sends in the socket for a while, or go on reading."""
-        if self._is_reading is is_paused and not self.is_closed:
-            self._is_reading = not is_paused
-            self.listen()
 
     def listen(self) -> None:
         """Have the communication thread do what there is to do, but not read while other threads do."""
         with self._listening:
             if not self.is_closed:
-                self._loop.watch_for(self.fd, reads=self._is_reading and not self.is_lent, writes=bool(self._out))
+                self._loop.watch_for(self.fd, reads=not self.is_lent, writes=bool(self._out))
 
-    def close(self, error: Exception | None = None) -> None:
-        """Close it; the other end learns it at once. Sends that are not done fail, with WorkerDied unless told."""
-        with self._lock:
+    def close(self, reason: BaseException | None = None) -> None:
+        """Close it; the other end learns it at once."""
+        with self._listening:
             if self.is_closed:
                 return
-            self._error = error
-            self.is_closed = self._is_broken = True
+            self.is_closed = True
+        self.reason = self.reason or reason
         self._loop.forget(self.fd)
         with contextlib.suppress(OSError):
             # Another thread may read it.
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
-        for fd in self._in_fds:
-            os.close(fd)
-        self._in_fds.clear()
-        self._out.clear()
-        self._out_fds.clear()
-        self._written = self._queued
-        # The other process may still use what it borrowed: that memory is not used again here.
-        for reference in list(self._numbers):
-            memory = reference()
-            if memory is not None:
-                self._shared.drop(memory)
-        self._lent.clear()
-        self._numbers.clear()
-        self._maps.clear()
-        self._marks.clear()
-        self._on_close(self)
-        self._fail_sends()
+        with self._lock:
+            self._sock.close()
+            self._out.clear()
+            self._out_fds.clear()
+        self._greeter.broken(self)
 
-    def _fail_sends(self) -> None:
-        for handle in list(self._sends):
-            handle.fail(self._error or gone_error(self.peer))
+    def let_go(self) -> None:
+        """Let go of shared memory, once it is closed and no thread reads it any more."""
+        with self.reading:
+            for fd in self._in_fds:
+                if fd >= 0:
+                    os.close(fd)
+            self._in_fds.clear()
+            self._maps.clear()
 
     def abandon(self) -> None:
         """Let go of the socket in a process made by fork: it is its parent's, which goes on using it."""
-        self.is_closed = self._is_broken = True
+        self.is_closed = True
         self._sock.close()
 
     def _handle(self, event: int) -> None:
         try:
             if event & _WRITABLE:
-                with self._lock:
-                    self._flush()
-                    if not self._out:
-                        self.listen()
-            if event & _READABLE and self._reading.acquire(blocking=False):
+                self._flush_all()
+                if not self._out:
+                    self.listen()
+            if event & _READABLE and self.reading.acquire(blocking=False):
                 try:
                     self._receive(self._loop.space, _NOW)
                 finally:
-                    self._reading.release()
+                    self.reading.release()
         except BlockingIOError:
             return
         except Exception as error:
@@ -451,11 +368,11 @@ class Connection:
     def _end_by(self, error: Exception) -> None:
         if not isinstance(error, OSError | EOFError | ValueError):
             log.error("a connection could not be handled", exc_info=error)
-        self.close()
+        self.close(error)
 
     def read_for(self, handle: Handle[Any]) -> None:
         """Read until a handle is done, or nothing has come for a while; not while another thread does."""
-        if self._space is None or not self._reading.acquire(blocking=False):
+        if self._space is None or not self.reading.acquire(blocking=False):
             return
         try:
             self._loop.lend(self)
@@ -464,9 +381,10 @@ class Connection:
         except BlockingIOError:
             return
         except Exception as error:
-            self._end_by(error)
+            # In the thread that decides what becomes of the peer, and after this one has let go of the connection.
+            self._loop.call(lambda error=error: self._end_by(error))  # type: ignore[misc]
         finally:
-            self._reading.release()
+            self.reading.release()
             self._loop.take_back(self, soon=handle.is_done)
 
     def _receive(self, space: memoryview, flags: int) -> None:
@@ -476,37 +394,50 @@ class Connection:
             if not count:
                 raise EOFError
             self._fill(target, count)
+        elif self._greeting is not None:
+            # Of a stranger no more than its greeting is read, and no descriptor is taken.
+            data = self._rest + self._sock.recv(self._wanted - len(self._rest), flags)
+            if len(data) == len(self._rest):
+                raise EOFError
+            self._rest = data
+            if len(data) == self._wanted:
+                self._rest = b""
+                try:
+                    self._wanted = self._greeting.send(data)
+                except StopIteration:
+                    self._greeting = None
             return
-        # Into memory that is there: to allocate as much as may come costs far more than to read what came.
-        if self.is_local:
-            count, ancillary, _, _ = self._sock.recvmsg_into((space,), _FD_SPACE, flags)
-            for _, _, content in ancillary:
-                fds = array.array("i")
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-                self._in_fds.extend(fds)
         else:
-            count = self._sock.recv_into(space, 0, flags)
-        if not count:
-            raise EOFError
-        data = space[:count].tobytes()
-        rest = self._rest
-        self._rest = self._take_in(rest + data if rest else data)
+            # Into memory that is there: to allocate as much as may come costs far more than to read what came.
+            if self.is_near:
+                count, ancillary, said, _ = self._sock.recvmsg_into((space,), _FD_SPACE, flags)
+                for _, _, content in ancillary:
+                    fds = array.array("i")
+                    fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+                    self._in_fds.extend(fds)
+                if said & socket.MSG_CTRUNC:
+                    self._in_fds.append(-1)
+            else:
+                count = self._sock.recv_into(space, 0, flags)
+            if not count:
+                raise EOFError
+            data = space[:count].tobytes()
+            rest = self._rest
+            self._rest = self._take_in(rest + data if rest else data)
+        peer = self.peer
+        if peer is not None:
+            self._unacknowledged += count
+            if self._unacknowledged >= _ACK_BYTES or peer.received - peer.told >= _ACK_FRAMES:
+                self._unacknowledged = 0
+                peer.acknowledge()
 
     def _take_in(self, data: bytes) -> bytes:
         """Take what has arrived; returns the rest, which is not complete."""
-        at = 0
-        while self._greeting is not None:
-            if len(data) - at < self._wanted:
-                return data[at:]
-            part, at = data[at : at + self._wanted], at + self._wanted
-            try:
-                self._wanted = self._greeting.send(part)
-            except StopIteration:
-                self._greeting = None
-        size = len(data)
-        while size - at >= _HEADER.size and not self.is_closed:
-            kind, count, envelope_size, data_size, number = _HEADER.unpack_from(data, at)
-            begin = at + _HEADER.size + count * _BUFFER.size
+        peer = self.peer
+        size, at = len(data), 0
+        while peer is not None and size - at >= HEADER.size and not self.is_closed:
+            kind, flags, count, envelope_size, data_size, number, arrived = HEADER.unpack_from(data, at)
+            begin = at + HEADER.size + count * BUFFER.size
             middle = begin + envelope_size
             end = middle + data_size
             if size < end:
@@ -517,28 +448,35 @@ class Connection:
                     self._filling.append(memoryview(self._large)[size - at :])
                     return b""
                 break
-            described, at = at + _HEADER.size, end
-            if kind in _ABOUT_MEMORY:
-                self._note_memory(kind, number)
+            described, at = at + HEADER.size, end
+            if arrived > peer.acknowledged:
+                peer.settle(arrived)
+            if kind >= _FIRST_UNCOUNTED:
+                self._control(peer, kind, number)
                 continue
             frame = Frame(kind, number, data[begin:middle], data[middle:end], [])
-            for place in range(count):
-                length, memory = _BUFFER.unpack_from(data, described + place * _BUFFER.size)
-                if memory:
-                    frame.buffers.append(self._borrow(length, memory))
-                    continue
-                target = self._allocate(length)
-                frame.buffers.append(target)
-                here = min(length, size - at)
-                if here:
-                    target[:here] = data[at : at + here]
-                    at += here
-                if here < length:
-                    self._filling.append(target[here:])
-            if self._filling:
-                self._unfinished = frame
-                return b""
-            self._on_frame(self, frame)
+            if count:
+                sizes = [BUFFER.unpack_from(data, described + place * BUFFER.size) for place in range(count)]
+                if not self._is_deaf and any(memory and self._maps[memory] is None for _, memory in sizes):
+                    # Its memory cannot be mapped here: it and all that follows has to come again, without descriptors.
+                    self._is_deaf = True
+                    peer.ask_again(self)
+                for length, memory in sizes:
+                    if memory:
+                        frame.buffers.append(self._borrow(peer, length, memory))
+                        continue
+                    target = peer.allocate(length)
+                    frame.buffers.append(target)
+                    here = min(length, size - at)
+                    if here:
+                        target[:here] = data[at : at + here]
+                        at += here
+                    if here < length:
+                        self._filling.append(target[here:])
+                if self._filling:
+                    self._unfinished = frame, flags
+                    return b""
+            self._deliver(peer, frame, flags)
         return data[at:]
 
     def _fill(self, target: memoryview, count: int) -> None:
@@ -548,97 +486,85 @@ class Connection:
         self._filling.popleft()
         if self._filling:
             return
-        if self._unfinished is not None:
-            frame, self._unfinished = self._unfinished, None
-            self._on_frame(self, frame)
+        if self._unfinished is not None and self.peer is not None:
+            (frame, flags), self._unfinished = self._unfinished, None
+            self._deliver(self.peer, frame, flags)
         elif self._large is not None:
             large, self._large = self._large, None
             self._rest = self._take_in(bytes(large))
 
-    def _greet(self) -> Generator[int, bytes, None]:
-        """Prove to know the secret, and have the other end prove it. What is read here is not trusted."""
-        own = json.dumps(asdict(self._own)).encode()
-        if self._is_server:
-            proof, theirs = (yield _PROOF), (yield _NONCE)
-            (size,) = struct.unpack("<I", (yield 4))
-            if size > _MOST_HELLO:
-                raise ValueError
-            hello = yield size
-            if not hmac.compare_digest(proof, self._prove(b"client", self._nonce, theirs, hello)):
-                raise ValueError
-            self._write([self._prove(b"server", theirs, self._nonce, own), struct.pack("<I", len(own)), own])
-        else:
-            theirs = yield _NONCE
-            nonce = secrets.token_bytes(_NONCE)
-            proof = self._prove(b"client", theirs, nonce, own)
-            self._write([proof, nonce, struct.pack("<I", len(own)), own])
-            proof = yield _PROOF
-            (size,) = struct.unpack("<I", (yield 4))
-            if size > _MOST_HELLO:
-                raise ValueError
-            hello = yield size
-            if not hmac.compare_digest(proof, self._prove(b"server", nonce, theirs, hello)):
-                raise ValueError
-        self.peer = Peer(**json.loads(hello))
-        # From now on, threads may wait in it: those that must not say so each time.
-        self._sock.setblocking(True)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENT)
-        self._space = memoryview(bytearray(_DIRECT_SPACE))
-        self._on_open(self)
+    def _deliver(self, peer: Peer, frame: Frame, flags: int) -> None:
+        if not self._is_deaf:
+            peer.take(frame)
+            if flags & WANTS_ACK:
+                peer.acknowledge()
 
-    def _prove(self, role: bytes, *parts: bytes) -> bytes:
-        return hmac.digest(self._secret, b"\0".join((role, *parts)), "sha256")
-
-    def _allocate(self, size: int) -> memoryview:
-        if size >= SHARED_FROM:
-            memory = self._private.take(size)
-            if memory is not None:
-                return memory.borrow(size, lambda: self._loop.call(lambda: self._private.give(memory)))[0]
-        return memoryview(bytearray(size))
-
-    def _note_memory(self, kind: int, number: int) -> None:
-        if kind == Kind.FREE:
-            self._take_back(number)
-            return
-        if kind == Kind.FORGET:
+    def _control(self, peer: Peer, kind: int, number: int) -> None:
+        if kind == Kind.MEMORY:
+            if not self._in_fds:
+                raise ValueError("a descriptor did not arrive")
+            fd = self._in_fds.popleft()
+            self._maps[number] = Memory(os.fstat(fd).st_size, fd) if fd >= 0 else None
+        elif kind == Kind.FORGET:
             self._maps.pop(number, None)
-            return
-        if not self._in_fds:
-            raise ValueError("a descriptor did not arrive")
-        fd = self._in_fds.popleft()
-        self._maps[number] = Memory(os.fstat(fd).st_size, fd)
+        elif kind == Kind.AGAIN:
+            peer.send_again(self)
+        elif kind == Kind.BEGIN:
+            self._is_deaf = False
 
-    def _borrow(self, size: int, number: int) -> SharedBuffer:
+    def _borrow(self, peer: Peer, size: int, number: int) -> SharedBuffer | None:
         memory = self._maps[number]
-        view, finalizer = memory.borrow(size, lambda: self._loop.call(lambda: self._return(number)))
+        if memory is None or self._is_deaf:
+            return None
+        view, finalizer = memory.borrow(size, lambda: self._loop.call(lambda: peer.send(Kind.FREE, number)))
 
         def give_back() -> None:
             if finalizer.detach() is not None:
-                self._return(number)
+                peer.send(Kind.FREE, number)
 
         return SharedBuffer(memory, view, give_back)
 
-    def _return(self, number: int) -> None:
-        with self._lock:
-            self._write([_HEADER.pack(Kind.FREE, 0, 0, 0, number)])
+    def _greet(self) -> Generator[int, bytes, None]:
+        """Prove to know the secret, and have the other end prove it. What is read here is not trusted."""
+        if self._is_server:
+            proof, theirs = (yield _PROOF), (yield _NONCE)
+            hello = yield from self._hello()
+            if not hmac.compare_digest(proof, self._prove(b"client", self._nonce, theirs, hello)):
+                raise ValueError("not a member")
+            answer, peer = self._greeter.admit(self, json.loads(hello))
+            said = json.dumps(answer).encode()
+            self.write([self._prove(b"server", theirs, self._nonce, said), struct.pack("<I", len(said)), said])
+            greeted = json.loads(hello)
+        else:
+            theirs = yield _NONCE
+            nonce = secrets.token_bytes(_NONCE)
+            own = json.dumps(self._greeter.hello(self)).encode()
+            proof = self._prove(b"client", theirs, nonce, own)
+            self.write([proof, nonce, struct.pack("<I", len(own)), own])
+            proof = yield _PROOF
+            answered = yield from self._hello()
+            if not hmac.compare_digest(proof, self._prove(b"server", nonce, theirs, answered)):
+                raise ValueError("not a member")
+            greeted = json.loads(answered)
+            peer = self._greeter.admitted(self, greeted)
+        if peer is None:
+            self._flush_all()
+            raise ValueError("refused")
+        # From now on, threads may wait in it: the others say each time that they do not.
+        self._sock.setblocking(True)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SILENT)
+        self._space = memoryview(bytearray(_DIRECT_SPACE))
+        self.peer, self._lock = peer, peer.lock
+        peer.attach(self, greeted["received"])
 
-    def _take_back(self, number: int) -> None:
-        with self._lock:
-            lent = self._lent.get(number)
-            kept, on_free = lent.popleft() if lent else (None, None)
-            is_back = not lent
-            if is_back:
-                self._lent.pop(number, None)
-        if kept is not None and is_back:
-            # Only memory of this process's own goes back to its pool; other memory goes back to its owner.
-            self._shared.give(kept.memory)
-        if on_free is not None:
-            on_free()
+    def _hello(self) -> Generator[int, bytes, bytes]:
+        (size,) = struct.unpack("<I", (yield 4))
+        if not 0 < size <= _MOST_HELLO:
+            raise ValueError("not a greeting")
+        return (yield size)
 
-
-def gone_error(peer: Peer | None) -> WorkerDied:
-    """Make the error for what waits for a process that has ended."""
-    return WorkerDied(f"{peer} is gone: its process ended or was closed", hint="its log says why")
+    def _prove(self, role: bytes, *parts: bytes) -> bytes:
+        return hmac.digest(self._secret, b"\0".join((role, *parts)), "sha256")
 
 
 def view(buffer: Any) -> memoryview:

@@ -1,8 +1,9 @@
-"""This process as a member of its job's communication: where it listens, and its links to other members.
+"""This process as a member of its job's communication: where it listens, and how it finds and reaches its peers.
 
-A link is a connection that this process opened. What it sends to a worker goes through its link to that worker, so the
-order is kept; what it receives arrives on the links of others. A peer that dies closes all its connections: when the
-last one has been read to its end, every operation that waits for that process fails.
+There is one `Peer` for each other process, and at most one connection at a time, which either end opens. If both do at
+once, both know which of the two connections counts: the one with the higher epoch, or else that of the process whose
+instance comes first. A connection that breaks is opened again by whoever notices. A process that nobody listens for
+any more has ended, and so has its peer.
 """
 
 from __future__ import annotations
@@ -16,52 +17,50 @@ import random
 import resource
 import secrets
 import socket
+import struct
 import sys
 import threading
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from roost.comm.mailbox import Mailbox
+from roost.comm.limits import BUSY_SECONDS, GREET_SECONDS, LOST_SECONDS, RETRY_SECONDS
 from roost.comm.move.memory import Pool
-from roost.comm.wire.connection import Connection, Frame, Kind, Peer, gone_error
-from roost.comm.wire.loop import Handle, Loop
+from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo
+from roost.comm.wire.loop import Loop
+from roost.comm.wire.peer import OwnPeer, Peer, gone_error, lost_error
 from roost.errors import ClusterError, RoostError
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_REPLY, _REQUEST = int(Kind.REPLY), int(Kind.REQUEST)
-_LOAN = (int(Kind.FETCH), int(Kind.RETURN))
 _BACKLOG = 1024
-MOST_WAITING = 1 << 26
-"""How many bytes may wait for a process: here until it is up, and there until it receives them."""
 ENDED = "the communication of this process has ended"
-_GREET_SECONDS = 10.0
 _MOST_STRANGERS = 1024
 """How many connections may be open that have not proved to be members; fewer if descriptors are few."""
 _AT_ONCE = 16
 """How many connections are accepted before those are read that have been."""
-_MOST_EARLY = 256
-"""How many requests may wait for what answers them; then those that ask are not read."""
-_RETRY_SECONDS = 0.1
 _MOST_DOUBLINGS = 7
 """How often the time until the next try is doubled."""
 _FEWEST_FILES = 512
 """With fewer descriptors, shared memory is not used: each piece takes one."""
+_MOST_REFUSED = 3
+"""A process on another node that refuses so many connections in a row, some tenths of a second apart, has ended."""
+_CREDENTIALS = struct.Struct("3i")
+"""The process, user and group at the other end of a socket of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Where one process can be reached: enough to connect to it, with the job's secret."""
 
-    peer: Peer
+    peer: PeerInfo
     local_name: str
     """The name of its socket on its own machine; empty if it has none."""
     host: str
     port: int
+    """0 if it does not listen."""
 
 
 class Directory(Protocol):
@@ -78,75 +77,42 @@ class Directory(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Something to send when a link is open."""
-
-    run: Callable[[Connection], None]
-    fail: Callable[[Exception], None]
-    keep: Callable[[], None] | None
-    """What to call if it waits here and the caller need not; None if the caller must."""
-
-
-class Link:
-    """The way from this process to another one: what is sent waits here until the connection is open."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.connection: Connection | None = None
-        self.listing: Listing | None = None
-        self.error: Exception | None = None
-        self.is_ready = False
-        self.is_near = False
-        self.tries = 0
-        self.lookup: Future[Listing] | None = None
-        """Where a process of this name is being looked for; it is cancelled when none is needed any more."""
-        self.jobs: deque[Job] = deque()
-        self.is_waiting = False
-        """Whether the other process is not there yet: what can wait here has been done, for the caller."""
-        self.is_late = False
-        """Whether the log says that it is not there yet."""
-        self.waiting_bytes = 0
-        self.requests: dict[int, Handle[Any]] = {}
-
-
 class Endpoint:
     """The communication of this process."""
 
-    def __init__(self, own: Peer, secret: bytes, directory: Directory, host: str | None, port: int = 0) -> None:
+    def __init__(self, own: PeerInfo, secret: bytes, directory: Directory, host: str | None, port: int = 0) -> None:
         """Take who this process is, and the address to listen at; with no host, other processes cannot reach it."""
         self.own = own
+        self.host = host
         self.lock = threading.RLock()
         self.loop = Loop(f"roost-comm-{own.address}")
-        self.mailbox: Mailbox[Any] = Mailbox()
-        self.on_message: Callable[[Connection, Frame], None] | None = None
+        self.shared, self.private = Pool(is_shared=True), Pool(is_shared=False)
+        self.peers: dict[str, Peer] = {}
+        """By address: the processes that this one talks to, or looks for."""
+        self.on_message: Callable[[Peer, Frame], None] | None = None
         """What takes messages and tensors."""
-        self.on_loan: Callable[[Connection, Frame], None] | None = None
+        self.on_loan: Callable[[Peer, Frame], None] | None = None
         """What answers those who fetch a tensor from a device."""
-        self._on_request: Callable[[Connection, Frame], None] | None = None
-        self._early: list[tuple[Connection, Frame]] = []
-        """Requests that arrived before there was something to answer them."""
-        self.on_gone: list[Callable[[Peer], None]] = []
-        """Called when the last connection of a process has ended."""
+        self.on_end: list[Callable[[Peer, Exception], None]] = []
+        """Called when a peer has ended, or no process of its name can be found."""
+        self.on_gone: list[Callable[[PeerInfo], None]] = []
+        """Called when a process has ended, or is lost."""
         self.on_close: list[Callable[[], None]] = []
         """Called when this process stops communicating."""
+        self.is_closed = False
         self._secret = secret
         self._directory = directory
-        self._pools = Pool(is_shared=True), Pool(is_shared=False)
-        self._links: dict[str, Link] = {}
-        self._connections: dict[str, set[Connection]] = {}
-        """By instance: the open connections of the processes at the other ends."""
-        self.incoming: dict[str, Connection] = {}
-        """By address: the connection that the process there opened, and sends its messages through."""
-        self._known: Counter[str] = Counter()
-        """By address: how many open connections there are."""
+        self._port = port
+        self._listing = Listing(peer=own, local_name="", host="", port=0)
+        self._on_request: Callable[[Peer, Frame], None] | None = None
+        self._early: list[tuple[Peer, Frame]] = []
+        """Requests that arrived before there was something to answer them."""
         self._strangers: dict[Connection, None] = {}
-        """Those that have not proved to be members, the oldest first."""
+        """Connections whose other ends have not proved to be members, the oldest first."""
+        self._dials: dict[Connection, tuple[Peer, int]] = {}
+        """Connections that this process opens: to whom, and with which epoch."""
         self._numbers = itertools.count(1)
         self._listeners: list[socket.socket] = []
-        self.is_closed = False
-        self.host = host
-        self._port = port
         self._most_strangers = min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         _endpoints.add(self)
 
@@ -164,31 +130,17 @@ class Endpoint:
         local_name = ""
         self._listeners.append(listener)
         if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:
-            # In the kernel's own space of names, so that no file is left; it needs no permission, but the secret.
+            # In the kernel's own space of names, so that no file is left.
             local_name = f"\0roost-{secrets.token_hex(16)}"
             local = socket.socket(socket.AF_UNIX)
             local.bind(local_name)
             local.listen(_BACKLOG)
             self._listeners.append(local)
+        self._listing = Listing(peer=self.own, local_name=local_name, host=host, port=listener.getsockname()[1])
         for one in self._listeners:
             one.setblocking(False)
             self.loop.watch(one.fileno(), lambda _event, one=one: self._accept(one))  # type: ignore[misc]
-        self._directory.announce(
-            Listing(peer=self.own, local_name=local_name, host=host, port=listener.getsockname()[1])
-        )
-
-    def serve(self, answer: Callable[[Connection, Frame], None]) -> None:
-        """Let a function answer requests, those that are here already too; it is called in the thread that reads."""
-
-        def begin() -> None:
-            with self.lock:
-                self._on_request = answer
-                early, self._early = self._early, []
-            for connection, frame in early:
-                answer(connection, frame)
-                connection.pause(is_paused=False)
-
-        self.loop.call(begin)
+        self._directory.announce(self._listing)
 
     @property
     def is_open(self) -> bool:
@@ -199,66 +151,55 @@ class Endpoint:
         """Return a number that this process has not used yet."""
         return next(self._numbers)
 
-    def submit(
-        self,
-        address: str,
-        job: Callable[[Connection], None],
-        fail: Callable[[Exception], None] = lambda _error: None,
-        keep: Callable[[], None] | None = None,
-        size: int = 0,
-    ) -> None:
-        """Let a job send something to a worker: now, or when the link is open. `fail` is called if it never is.
-
-        If the worker is alive and does not communicate yet, `keep` is called: the job waits here, and not its caller.
-        """
-        with self.lock:
-            link = self.link(address)
-            if not link.is_ready:
-                link.waiting_bytes += size
-                may_wait = link.waiting_bytes <= MOST_WAITING
-                link.jobs.append(Job(job, fail, keep if may_wait else None))
-                if link.is_waiting and may_wait and keep is not None:
-                    keep()
-                return
-            connection = link.connection
-        job(connection)  # type: ignore[arg-type]
-
-    def connection_to(self, address: str) -> Connection | None:
-        """Return the connection to a worker if it is open, and nothing waits to be sent first."""
-        link = self._links.get(address)
-        return link.connection if link is not None and link.is_ready else None
+    def peer(self, address: str) -> Peer:
+        """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
+        peer = self.peers.get(address)
+        if peer is None:
+            with self.lock:
+                if self.is_closed:
+                    raise ClusterError(ENDED)
+                peer = self.peers.get(address)
+                if peer is None and address == self.own.address:
+                    peer = self.peers[address] = OwnPeer(self)
+                elif peer is None:
+                    peer = self.peers[address] = Peer(self, address)
+                    self._find(peer, "")
+        return peer
 
     def request(
-        self, address: str, envelope: bytes, data: Any, buffers: Any, handle: Handle[Any], kind: Kind = Kind.REQUEST
+        self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
     ) -> int:
-        """Ask a worker something; its reply, a `Frame`, completes the handle. Returns the number of the request."""
-        number = self.number()
+        """Ask a process something; `sink` takes the reply, a `Frame`, or fails. Returns the number of the request."""
+        return self.peer(address).request(kind, envelope, data, buffers, sink)
 
-        def ask(connection: Connection) -> None:
-            link.requests[number] = handle
-            connection.send(kind, number, envelope, data, buffers)
+    def serve(self, answer: Callable[[Peer, Frame], None]) -> None:
+        """Let a function answer requests, those that are here already too; it is called in the thread that reads."""
 
-        with self.lock:
-            link = self.link(address)
-            self.submit(address, ask, handle.fail)
-        return number
+        def begin() -> None:
+            with self.lock:
+                self._on_request = answer
+                early, self._early = self._early, []
+            for peer, frame in early:
+                answer(peer, frame)
 
-    def link(self, address: str) -> Link:
-        """Return the link to a worker, and begin to open it if there is none."""
-        with self.lock:
-            if self.is_closed:
-                raise ClusterError(ENDED)
-            link = self._links.get(address)
-            if link is None:
-                link = self._links[address] = Link(address)
-                self._find(link, "")
-            return link
+        self.loop.call(begin)
 
-    def expect(self, address: str) -> None:
-        """Make sure that the death of a worker is noticed."""
-        with self.lock:
-            if not self._known.get(address):
-                self.link(address)
+    def take(self, peer: Peer, frame: Frame) -> None:
+        """Take a frame in; in the thread that reads."""
+        if frame.kind == Kind.REQUEST:
+            answer = self._on_request
+            if answer is None:
+                with self.lock:
+                    answer = self._on_request
+                    if answer is None:
+                        self._early.append((peer, frame))
+                        return
+            answer(peer, frame)
+        elif frame.kind in (Kind.FETCH, Kind.RETURN):
+            if self.on_loan is not None:
+                self.on_loan(peer, frame)
+        elif self.on_message is not None:
+            self.on_message(peer, frame)
 
     def close(self) -> None:
         """End all of it; what waits fails."""
@@ -266,127 +207,270 @@ class Endpoint:
             if self.is_closed:
                 return
             self.is_closed = True
-            links = list(self._links.values())
         for listener in self._listeners:
             self.loop.forget(listener.fileno())
             listener.close()
         error = ClusterError(ENDED)
-        self._close_connections(error)
         for call in self.on_close:
             call()
-        for link in links:
-            self._fail(link, error)
-        with self.lock:
-            self._links.clear()
-            waiting = list(self.mailbox.receives())
-        for receive in waiting:
-            receive.receiver.fail(error)
+        while True:
+            with self.lock:
+                peers, connections = list(self.peers.values()), [*self._strangers, *self._dials]
+                self.peers.clear()
+            if not peers and not connections:
+                break
+            for peer in peers:
+                self._stop_looking(peer)
+                peer.end(error)
+            for connection in connections:
+                connection.close()
         self.loop.stop()
-        # Those that were accepted meanwhile.
-        self._close_connections(error)
 
     def abandon(self) -> None:
         """Let go of the sockets in a process made by fork, without a lock, which another thread may have held then."""
         self.is_closed = True
         for listener in self._listeners:
             listener.close()
-        for connection in self._all_connections():
-            connection.abandon()
+        for connection in [*self._strangers, *self._dials, *(peer.connection for peer in self.peers.values())]:
+            if connection is not None:
+                connection.abandon()
 
-    def _all_connections(self) -> set[Connection]:
-        open_ones = {connection for some in self._connections.values() for connection in some}
-        return open_ones | {*self._strangers, *(link.connection for link in self._links.values() if link.connection)}
+    # Finding and reaching a process: in the communication thread.
 
-    def _close_connections(self, error: Exception) -> None:
-        with self.lock:
-            open_ones = self._all_connections()
-        for connection in open_ones:
-            connection.close(error)
-
-    def _find(self, link: Link, but_not: str) -> None:
-        found = self._directory.find(link.address, but_not, lambda: self.loop.call(lambda: self._wait(link)))
-        link.lookup = found
-        found.add_done_callback(lambda ended: self.loop.call(lambda: self._dial(link, ended)))
+    def _find(self, peer: Peer, but_not: str) -> None:
+        if peer.lookup is not None or self.is_closed:
+            return
+        found = self._directory.find(peer.address, but_not, lambda: self.loop.call(peer.wait_for_start))
+        peer.lookup = found
+        found.add_done_callback(lambda ended: self.loop.call(lambda: self._found(peer, ended)))
         self.loop.start()
         self.loop.nudge()
 
-    def _wait(self, link: Link) -> None:
-        """Note that a process is not there yet."""
-        with self.lock:
-            is_late = link.is_waiting and not link.is_late
-            link.is_waiting = not link.is_ready
-            jobs = list(link.jobs) if link.is_waiting else []
-        if is_late and link.is_waiting:
-            link.is_late = True
-            log.warning(
-                "%s waits for %s, which is not launched or has not communicated yet", self.own.address, link.address
-            )
-        for job in jobs:
-            if job.keep is not None:
-                job.keep()
-
-    def _dial(self, link: Link, found: Future[Listing]) -> None:
-        """Connect to what was found; in the thread that reads."""
-        if self.is_closed or found.cancelled() or link.is_ready:
+    def _found(self, peer: Peer, found: Future[Listing]) -> None:
+        if peer.lookup is not found or self.is_closed or peer.is_over:
             return
-        link.lookup = None
-        # A process that could not be reached may still be tried.
-        tried, link.connection = link.connection, None
-        if tried is not None:
-            tried.close()
+        peer.lookup = None
+        if found.cancelled() or peer.is_open:
+            return
         try:
             listing = found.result(0)
         except Exception as error:
-            self._fail(link, error if isinstance(error, RoostError) else ClusterError(f"{link.address}: {error}"))
+            self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
             return
-        link.listing = listing
-        self._begin(link, listing)
+        if peer.session and peer.info is not None and listing.peer.instance != peer.info.instance:
+            # Another process has its name now.
+            self._end(peer, gone_error(peer.info))
+            return
+        peer.listing = listing
+        self._dial(peer, is_near=True)
 
-    def _begin(self, link: Link, listing: Listing) -> None:
-        link.is_near = bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
-        self._reach(link, listing)
+    def _stop_looking(self, peer: Peer) -> None:
+        lookup, peer.lookup = peer.lookup, None
+        if lookup is not None:
+            lookup.cancel()
 
-    def _reach(self, link: Link, listing: Listing) -> None:
+    def _dial(self, peer: Peer, *, is_near: bool) -> None:
+        """Open a connection to where a process listens: near if it is on this node, else or after that far."""
+        listing = peer.listing
+        if peer.is_over or peer.is_open or peer.dialing is not None or listing is None or not listing.port:
+            return
+        is_near = is_near and bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
         sock = None
         try:
-            if link.is_near:
+            if is_near:
                 sock = socket.socket(socket.AF_UNIX)
                 target: Any = listing.local_name
             else:
                 sock = socket.socket(socket.AF_INET6 if ":" in listing.host else socket.AF_INET)
-                target = (listing.host, listing.port)
+                target = listing.host, listing.port
             sock.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
+            try:
                 sock.connect(target)
-        except OSError:
+            except BlockingIOError:
+                if is_near:
+                    # Too many wait there, and nothing is under way.
+                    raise OSError("busy") from None
+        except OSError as error:
             if sock is not None:
                 sock.close()
-            self._try_again(link)
+            self._not_reached(peer, is_near, error)
             return
-        link.connection = self._connect(sock, is_server=False, on_open=lambda made: self._opened(link, made))
+        peer.proposed = peer.proposed or peer.session or secrets.token_hex(8)
+        peer.epoch_tried = max(peer.epoch_tried, peer.epoch) + 1
+        with self.lock:
+            if self.is_closed:
+                sock.close()
+                return
+            connection = Connection(self.loop, sock, self._secret, self, is_server=False)
+            self._dials[connection] = peer, peer.epoch_tried
+        peer.dialing = connection
+        self.loop.call_later(GREET_SECONDS, functools.partial(self._drop_ungreeted, connection))
 
-    def _connect(self, sock: socket.socket, *, is_server: bool, on_open: Callable[[Connection], None]) -> Connection:
-        def opened(connection: Connection) -> None:
+    def _not_reached(self, peer: Peer, is_near: bool, error: BaseException | None) -> None:
+        """Try the network if the near way failed, as between containers; else try again after a while.
+
+        The process may also have died, and have been restarted: meanwhile, another one of its name is looked for.
+        """
+        if peer.is_over or peer.is_open or self.is_closed:
+            return
+        listing = peer.listing
+        is_refused = isinstance(error, ConnectionRefusedError)
+        if is_near:
+            peer.is_near_refused = is_refused
+            self._dial(peer, is_near=False)
+            return
+        peer.refused = peer.refused + 1 if is_refused else 0
+        if peer.session and is_refused and (peer.is_near_refused or peer.refused >= _MOST_REFUSED):
+            self._end(peer, gone_error(peer.info))
+            return
+        if listing is not None:
+            self._find(peer, listing.peer.instance)
+        self._retry_after(peer, RETRY_SECONDS * 2 ** min(peer.tries, _MOST_DOUBLINGS))
+        peer.tries += 1
+
+    def _retry_after(self, peer: Peer, seconds: float) -> None:
+        # Spread the retries of peers that were refused together.
+        listing = peer.listing
+
+        def retry() -> None:
+            if peer.listing is listing and self.peers.get(peer.address) is peer:
+                self._dial(peer, is_near=True)
+
+        self.loop.call_later(seconds * random.uniform(0.5, 1.5), retry)  # noqa: S311
+
+    # Greetings: `Greeter`.
+
+    def _about(self, **more: Any) -> dict[str, Any]:
+        own = self._listing
+        about = {"info": asdict(self.own), "local": own.local_name, "host": own.host, "port": own.port}
+        return about | {"count": self.number()} | more
+
+    def hello(self, connection: Connection) -> dict[str, Any]:
+        """Return what this end of a connection that it opened says about itself."""
+        peer, epoch = self._dials[connection]
+        is_new = not peer.session
+        return self._about(session=peer.proposed, epoch=epoch, is_new=is_new, received=peer.received)
+
+    def admit(self, connection: Connection, hello: dict[str, Any]) -> tuple[dict[str, Any], Peer | None]:
+        """Return what to answer to a process that has connected, and its peer unless it is refused."""
+        info, session, epoch, is_new = PeerInfo(**hello["info"]), hello["session"], hello["epoch"], hello["is_new"]
+        peer = self.peers.get(info.address)
+        if peer is not None and peer.info is not None and peer.info.instance != info.instance:
+            self._end(peer, gone_error(peer.info))
+            peer = None
+        if peer is not None and hello["count"] < peer.heard:
+            # It was said before the connection that counts was opened, and was read only now.
+            return self._about(verdict="busy", session="", received=0), None
+        if peer is not None and peer.session not in ("", session) and is_new:
+            # The other end has given this wire up, and so must this one.
+            self._end(peer, lost_error(peer.info))
+            peer = None
+        if not is_new and (peer is None or session not in (peer.session, peer.proposed)):
+            return self._about(verdict="lost", session="", received=0), None
+        with self.lock:
+            if self.is_closed:
+                return self._about(verdict="lost", session="", received=0), None
+            if peer is None:
+                peer = self.peers[info.address] = Peer(self, info.address)
+        mine = peer.epoch_tried if peer.dialing is not None else peer.epoch if peer.is_open else 0
+        if (mine, info.instance) > (epoch, self.own.instance):
+            return self._about(verdict="busy", session="", received=0), None
+        self._adopt(peer, connection, info, hello, max(mine, epoch))
+        return self._about(verdict="welcome", session=session, received=peer.received), peer
+
+    def admitted(self, connection: Connection, answer: dict[str, Any]) -> Peer | None:
+        """Take that answer at the end that connected."""
+        peer, epoch = self._dials[connection]
+        listing, info = peer.listing, PeerInfo(**answer["info"])
+        if listing is None or peer.dialing is not connection or peer.is_over:
+            return None
+        if info != listing.peer:
+            # The port is used again: another member of the job listens there now.
+            if peer.session:
+                self._end(peer, gone_error(peer.info))
+            else:
+                self._find(peer, listing.peer.instance)
+            return None
+        if answer["verdict"] == "lost" and peer.session:
+            self._end(peer, lost_error(peer.info))
+        if answer["verdict"] != "welcome":
+            return None
+        self._adopt(peer, connection, info, answer, epoch)
+        return peer
+
+    def _adopt(self, peer: Peer, connection: Connection, info: PeerInfo, said: dict[str, Any], epoch: int) -> None:
+        """Make a connection that of a peer; whatever it had before ends, and is read to its end."""
+        with self.lock:
+            self._strangers.pop(connection, None)
+            self._dials.pop(connection, None)
+        self._stop_looking(peer)
+        dialing, peer.dialing = peer.dialing, None
+        before = peer.connection
+        peer.info, peer.session, peer.epoch, peer.epoch_tried = info, said["session"], epoch, epoch
+        peer.heard, peer.refused, peer.is_near_refused = said["count"], 0, False
+        peer.listing = Listing(peer=info, local_name=said["local"], host=said["host"], port=said["port"])
+        if dialing is not None and dialing is not connection:
             with self.lock:
-                self._strangers.pop(connection, None)
-                if connection.peer is not None:
-                    self._connections.setdefault(connection.peer.instance, set()).add(connection)
-                    self._known[connection.peer.address] += 1
-                    if is_server:
-                        self.incoming[connection.peer.address] = connection
-            on_open(connection)
+                self._dials.pop(dialing, None)
+            dialing.close()
+        if before is not None:
+            before.peer = None
+            before.close()
+            self._leave(peer, before)
 
-        return Connection(
-            self.loop,
-            sock,
-            self._secret,
-            self.own,
-            is_server=is_server,
-            pools=self._pools,
-            on_open=opened,
-            on_frame=self._take,
-            on_close=self._closed,
-        )
+    def broken(self, connection: Connection) -> None:
+        """Note the end of a connection, whether it was greeted or not."""
+        with self.lock:
+            self._strangers.pop(connection, None)
+            dialed = self._dials.pop(connection, None)
+        if dialed is not None:
+            peer = dialed[0]
+            if peer.dialing is connection:
+                peer.dialing = None
+                if isinstance(connection.reason, ValueError):
+                    # It answered and refused, since it connects itself just now, or is another process.
+                    self._retry_after(peer, BUSY_SECONDS)
+                else:
+                    self._not_reached(peer, connection.is_near, connection.reason)
+            return
+        peer_of = connection.peer
+        if peer_of is None:
+            return
+        self._leave(peer_of, connection)
+        if peer_of.is_open or self.is_closed or peer_of.is_over:
+            return
+        epoch = peer_of.epoch
+        self.loop.call_later(LOST_SECONDS, lambda: self._give_up(peer_of, epoch))
+        if peer_of.listing is not None and peer_of.listing.port:
+            self._dial(peer_of, is_near=True)
+        elif isinstance(connection.reason, EOFError):
+            # Nothing listens there that could be asked. A process that lives closes no connection, and connects again
+            # if one is reset.
+            self._end(peer_of, gone_error(peer_of.info))
+
+    def _leave(self, peer: Peer, connection: Connection) -> None:
+        """Wait for a thread that may still hand on what it has read: what comes next has to come after that."""
+        connection.let_go()
+        peer.detach(connection)
+
+    def _give_up(self, peer: Peer, epoch: int) -> None:
+        if not peer.is_over and not peer.is_open and peer.epoch == epoch:
+            self._end(peer, lost_error(peer.info))
+
+    def _end(self, peer: Peer, error: Exception) -> None:
+        """End a peer, and fail what waits for its process."""
+        with self.lock:
+            if self.peers.get(peer.address) is peer:
+                del self.peers[peer.address]
+        self._stop_looking(peer)
+        peer.end(error)
+        for end in self.on_end:
+            end(peer, error)
+        if peer.info is not None:
+            for call in list(self.on_gone):
+                call(peer.info)
+
+    # Strangers.
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
@@ -398,150 +482,34 @@ class Endpoint:
                 # No descriptor is left: those that wait stay in the queue of the kernel, and strangers go.
                 self._drop_strangers(0)
                 self.loop.watch_for(listener.fileno(), reads=False, writes=False)
-                self.loop.call_later(_RETRY_SECONDS, lambda: self._listen(listener))
+                self.loop.call_later(RETRY_SECONDS, lambda: self._listen(listener))
                 return
+            if sock.family == socket.AF_UNIX:
+                said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                if _CREDENTIALS.unpack(said)[1] not in (0, os.geteuid()):
+                    sock.close()
+                    continue
             self._drop_strangers(self._most_strangers - 1)
-            connection = self._connect(sock, is_server=True, on_open=lambda _: None)
-            self._strangers[connection] = None
-            self.loop.call_later(_GREET_SECONDS, functools.partial(self._drop_stranger, connection))
+            with self.lock:
+                if self.is_closed:
+                    sock.close()
+                    return
+                connection = Connection(self.loop, sock, self._secret, self, is_server=True)
+                self._strangers[connection] = None
+            self.loop.call_later(GREET_SECONDS, functools.partial(self._drop_ungreeted, connection))
 
     def _listen(self, listener: socket.socket) -> None:
         if not self.is_closed:
             self.loop.watch_for(listener.fileno(), reads=True, writes=False)
 
     def _drop_strangers(self, most: int) -> None:
-        """Close the oldest connections of those that have not proved to be members, if there are too many."""
+        """Close the oldest connections whose other ends have not proved to be members, if there are too many."""
         for connection in list(self._strangers)[: max(0, len(self._strangers) - most)]:
-            self._drop_stranger(connection)
-
-    def _drop_stranger(self, connection: Connection) -> None:
-        if connection in self._strangers:
             connection.close()
 
-    def _opened(self, link: Link, connection: Connection) -> None:
-        if link.connection is not connection:
-            return
-        if link.listing is not None and connection.peer != link.listing.peer:
-            # The port is used again: another member of the job listens there now.
-            link.connection = None
-            self._seek(link, link.listing)
-            return
-        if link.lookup is not None:
-            link.lookup.cancel()
-        # In order: what is submitted meanwhile waits for the lock.
-        with self.lock:
-            while link.jobs:
-                link.jobs.popleft().run(connection)
-            link.is_ready = True
-
-    def _try_again(self, link: Link) -> None:
-        """Try the network if the near way failed, as between containers; else try again after a while.
-
-        The process may also have died, and have been restarted: meanwhile, another one of its name is looked for.
-        """
-        listing = link.listing
-        if listing is None:
-            return
-        if link.is_near:
-            link.is_near = False
-            self._reach(link, listing)
-            return
-        link.connection = None
-        self._seek(link, listing)
-        seconds = _RETRY_SECONDS * 2 ** min(link.tries, _MOST_DOUBLINGS)
-        link.tries += 1
-        # Not all at the same moment that were refused together.
-        self.loop.call_later(seconds * random.uniform(0.5, 1.5), lambda: self._retry(link, listing))  # noqa: S311
-
-    def _seek(self, link: Link, gone: Listing) -> None:
-        if link.lookup is None:
-            self._find(link, gone.peer.instance)
-
-    def _retry(self, link: Link, listing: Listing) -> None:
-        if link.listing is listing and self._links.get(link.address) is link:
-            self._begin(link, listing)
-
-    def _take(self, connection: Connection, frame: Frame) -> None:
-        peer = connection.peer
-        if peer is None:
-            return
-        kind = frame.kind
-        if kind == _REPLY:
-            link = self._links.get(peer.address)
-            handle = link.requests.pop(frame.number, None) if link is not None else None
-            if handle is not None:
-                handle.complete(frame)
-        elif kind == _REQUEST:
-            if self._on_request is not None:
-                self._on_request(connection, frame)
-            else:
-                self._keep_early(connection, frame)
-        elif kind in _LOAN:
-            if self.on_loan is not None:
-                self.on_loan(connection, frame)
-        elif self.on_message is not None:
-            self.on_message(connection, frame)
-
-    def _keep_early(self, connection: Connection, frame: Frame) -> None:
-        with self.lock:
-            answer = self._on_request
-            if answer is None:
-                self._early.append((connection, frame))
-                connection.pause(is_paused=len(self._early) >= _MOST_EARLY)
-        if answer is not None:
-            answer(connection, frame)
-
-    def _closed(self, connection: Connection) -> None:
-        peer = connection.peer
-        with self.lock:
-            self._strangers.pop(connection, None)
-            lost = [link for link in self._links.values() if link.connection is connection]
-            if peer is not None:
-                open_ones = self._connections.get(peer.instance, set())
-                open_ones.discard(connection)
-                if not open_ones:
-                    self._connections.pop(peer.instance, None)
-                self._known -= Counter([peer.address])
-                if self.incoming.get(peer.address) is connection:
-                    del self.incoming[peer.address]
-        if self.is_closed:
-            return
-        for link in lost:
-            if peer is None:
-                # It refused, or was dead before the connection was open.
-                self._try_again(link)
-            else:
-                self._fail(link, gone_error(peer))
-        if peer is not None and peer.instance not in self._connections:
-            self._gone(peer)
-
-    def _gone(self, peer: Peer) -> None:
-        """Fail what waits for a process that has ended."""
-        with self.lock:
-            receives = self.mailbox.withdraw_from(peer.address)
-        for receive in receives:
-            receive.receiver.fail(gone_error(peer))
-        for call in list(self.on_gone):
-            call(peer)
-
-    def _fail(self, link: Link, error: Exception) -> None:
-        with self.lock:
-            link.error, link.is_ready = error, False
-            if link.lookup is not None:
-                link.lookup.cancel()
-            if self._links.get(link.address) is link:
-                del self._links[link.address]
-            jobs, requests = list(link.jobs), list(link.requests.values())
-            link.jobs.clear()
-            link.requests.clear()
-            # A receive may wait for a worker that cannot be found.
-            receives = [] if self._known.get(link.address) else self.mailbox.withdraw_from(link.address)
-        for job in jobs:
-            job.fail(error)
-        for handle in requests:
-            handle.fail(error)
-        for receive in receives:
-            receive.receiver.fail(error)
+    def _drop_ungreeted(self, connection: Connection) -> None:
+        if connection in self._strangers or connection in self._dials:
+            connection.close()
 
 
 def own_instance() -> str:
@@ -555,7 +523,8 @@ _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 def _abandon_all() -> None:
     # Otherwise peers would not notice the end of this process while its child lives.
     for endpoint in _endpoints:
-        endpoint.abandon()
+        with contextlib.suppress(RuntimeError):
+            endpoint.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)

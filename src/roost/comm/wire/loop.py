@@ -23,15 +23,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from roost.comm.limits import LINGER_SECONDS, READ_SECONDS
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import waiting
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_LINGER_SECONDS = 0.005
-"""How long the thread leaves a connection to those that read it themselves again and again."""
-SILENT_SECONDS = 0.02
-"""How long a thread reads a connection that nothing comes from."""
 SPACE = 1 << 18
 """How many bytes are read at a time."""
 
@@ -272,7 +269,7 @@ class Loop:
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._lent: dict[Source, float] = {}
         """The connections that threads read themselves, each with when it was last left."""
         self._is_stopped = False
@@ -301,7 +298,7 @@ class Loop:
             with contextlib.suppress(OSError):
                 self._poll.unregister(fd)
 
-    def call(self, function: Callable[[], None]) -> None:
+    def call(self, function: Callable[[], object]) -> None:
         """Let the thread call a function; safe in a finalizer, which may run anywhere."""
         self._calls.append(function)
         self._wake()
@@ -378,7 +375,7 @@ class Loop:
 
     def _wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         source = None
-        if (timeout is None or timeout > SILENT_SECONDS) and not is_interruptible():
+        if (timeout is None or timeout > READ_SECONDS) and not is_interruptible():
             source = handle.source()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if source is not None:
@@ -417,7 +414,7 @@ class Loop:
     def _run(self) -> None:
         self.ident = threading.get_ident()
         while not self._is_stopped:
-            timeout = _LINGER_SECONDS if self._lent else None
+            timeout = LINGER_SECONDS if self._lent else None
             if self._timers:
                 left = max(0.0, self._timers[0][0] - time.monotonic())
                 timeout = left if timeout is None else min(timeout, left)
@@ -436,7 +433,7 @@ class Loop:
             while self._at_end:
                 self._at_end.pop()()
             if self._lent:
-                self._take_back_before(time.monotonic() - _LINGER_SECONDS)
+                self._take_back_before(time.monotonic() - LINGER_SECONDS)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -451,7 +448,7 @@ class Loop:
         for _ in range(len(self._calls)):
             self._make(self._calls.popleft())
 
-    def _make(self, call: Callable[[], None]) -> None:
+    def _make(self, call: Callable[[], object]) -> None:
         try:
             call()
         except Exception:
