@@ -14,6 +14,8 @@ class FaultKind:
     target: str
     act: str
     """`kill` and `stop` are signals; a target that was stopped goes on after a while."""
+    is_default: bool = True
+    """Whether it is chosen where nobody names the faults."""
     at_head: bool = False
     """Whether it concerns the whole cluster; such a fault has a round of its own."""
     ends_cluster: bool = False
@@ -38,6 +40,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "stop-raylet": FaultKind(target="raylet", act="stop"),
     "kill-driver": FaultKind(target="driver", act="kill"),
     "stop-driver": FaultKind(target="driver", act="stop"),
+    "reset": FaultKind(target="peer", act="reset", is_default=False),
     "cut-node": FaultKind(target="node", act="cut"),
     "blip-node": FaultKind(target="node", act="blip"),
     "fill-disk": FaultKind(target="disk", act="fill"),
@@ -62,7 +65,7 @@ class PlannedFault:
     pick: float
     """Which of the possible targets: 0 is the first, just below 1 the last."""
     seconds: float
-    """How long a target is stopped, cut off or full."""
+    """How long a target is stopped, cut off or full, or its connections are reset again and again."""
 
     def __str__(self) -> str:
         lasts = "" if FAULTS[self.name].act == "kill" else f" for {self.seconds:g} s"
@@ -104,12 +107,13 @@ class Round:
 
 
 def choose_faults(wanted: str = "") -> list[str]:
-    """Return the faults to choose from: all of them, or those that a list names.
+    """Return the faults to choose from: those that a list names, by default all but a few.
 
     >>> choose_faults("kill-worker,stop-gcs")
     ['kill-worker', 'stop-gcs']
     """
-    names = [name.strip() for name in wanted.split(",")] if wanted else list(FAULTS)
+    default = [name for name, kind in FAULTS.items() if kind.is_default]
+    names = [name.strip() for name in wanted.split(",")] if wanted else default
     if unknown := [name for name in names if name not in FAULTS]:
         raise ValueError(f"there is no fault {', '.join(unknown)}: there are {', '.join(FAULTS)}")
     return names
