@@ -23,8 +23,6 @@ RAY    ?=
 FLOOR_RAY ?= 2.47.1
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
-# How many rounds of random faults are part of `make test`: two thirds of a minute each, next to other tests.
-SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
@@ -102,7 +100,7 @@ ray: $(VENV)/.installed-dev
 ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(ON_RAY) -m 'not soak and not shown'
+	@$(ON_RAY) -m 'not soak and not shown'
 
 test-docs: $(VENV)/.installed-dev
 	@echo "== what the docs, the examples and a new project show, on Ray"
