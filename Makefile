@@ -1,5 +1,6 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests but those of make test-docs, which runs what docs and examples show on clusters
+#   make test ROOM=comm   the tests of one room of src/roost and of what stands on it; also with check, tests and ray
 #   make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
@@ -21,6 +22,9 @@ BIN     = $(VENV)/bin
 # Another Ray than the newest, such as ray==2.47.1; and the oldest that there is a target for.
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
+# Of which room the tests run, with those of what stands on it; all by default.
+ROOM   ?=
+IN_ROOM = $(if $(ROOM),--room $(ROOM))
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
 # A build for CPUs: the others are several GB. Only one example needs it.
@@ -60,7 +64,7 @@ test-engines:
 
 test: lint
 	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray
+	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
 	@$(MAKE) --no-print-directory clusters
 
 check: lint tests
@@ -88,7 +92,7 @@ types-public: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone
+	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone $(IN_ROOM)
 
 # All that need Ray; first those that need a machine without a cluster.
 ray: $(VENV)/.installed-dev
@@ -97,7 +101,7 @@ ray: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory clusters test-docs
 
 # They wait for processes half of the time: five at a time keep two cores busy.
-ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
+ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 $(IN_ROOM) tests/ray
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
 	@$(ON_RAY) -m 'not soak and not shown'
