@@ -48,7 +48,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: browser demo demo-llm test-engines test test-docs check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
+.PHONY: browser demo demo-llm test-engines test test-docs check lint tests without-clusters ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -62,12 +62,17 @@ test-engines:
 	@echo "== tests with real engines"
 	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py
 
-test: lint
-	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
+# mypy takes one core for a while, and the tests wait for processes now and then.
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint without-clusters
 	@$(MAKE) --no-print-directory clusters
 
-check: lint tests
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+without-clusters: $(VENV)/.installed-dev
+	@echo "== tests, and those that need a machine without a Ray cluster"
+	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"
@@ -92,7 +97,7 @@ types-public: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone $(IN_ROOM)
+	@$(BIN)/pytest -n 3 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone $(IN_ROOM)
 
 # All that need Ray; first those that need a machine without a cluster.
 ray: $(VENV)/.installed-dev
