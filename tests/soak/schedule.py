@@ -14,8 +14,6 @@ class FaultKind:
     target: str
     act: str
     """`kill` and `stop` are signals; a target that was stopped goes on after a while."""
-    is_default: bool = True
-    """Whether it is chosen where nobody names the faults."""
     at_head: bool = False
     """Whether it concerns the whole cluster; such a fault has a round of its own."""
     ends_cluster: bool = False
@@ -40,7 +38,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "stop-raylet": FaultKind(target="raylet", act="stop"),
     "kill-driver": FaultKind(target="driver", act="kill"),
     "stop-driver": FaultKind(target="driver", act="stop"),
-    "reset": FaultKind(target="peer", act="reset", is_default=False),
+    "reset": FaultKind(target="peer", act="reset"),
     "cut-node": FaultKind(target="node", act="cut"),
     "blip-node": FaultKind(target="node", act="blip"),
     "fill-disk": FaultKind(target="disk", act="fill"),
@@ -107,13 +105,12 @@ class Round:
 
 
 def choose_faults(wanted: str = "") -> list[str]:
-    """Return the faults to choose from: those that a list names, by default all but a few.
+    """Return the faults to choose from: all of them, or those that a list names.
 
     >>> choose_faults("kill-worker,stop-gcs")
     ['kill-worker', 'stop-gcs']
     """
-    default = [name for name, kind in FAULTS.items() if kind.is_default]
-    names = [name.strip() for name in wanted.split(",")] if wanted else default
+    names = [name.strip() for name in wanted.split(",")] if wanted else list(FAULTS)
     if unknown := [name for name in names if name not in FAULTS]:
         raise ValueError(f"there is no fault {', '.join(unknown)}: there are {', '.join(FAULTS)}")
     return names
