@@ -1,5 +1,6 @@
 # Everything a developer does, with nothing but Python 3.11+ and a shell to start from.
 #   make test    all tests but those of make test-docs, which runs what docs and examples show on clusters
+#   make test ROOM=comm   the tests of one room of src/roost and of what stands on it; also with check, tests and ray
 #   make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
@@ -21,10 +22,11 @@ BIN     = $(VENV)/bin
 # Another Ray than the newest, such as ray==2.47.1; and the oldest that there is a target for.
 RAY    ?=
 FLOOR_RAY ?= 2.47.1
+# Of which room the tests run, with those of what stands on it; all by default.
+ROOM   ?=
+IN_ROOM = $(if $(ROOM),--room $(ROOM))
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
-# How many rounds of random faults are part of `make test`: two thirds of a minute each, next to other tests.
-SOAK_TEST_ROUNDS ?= 4
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
@@ -46,7 +48,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: browser demo demo-llm test-engines test test-docs check lint tests ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
+.PHONY: browser demo demo-llm test-engines test test-docs check lint tests without-clusters ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -60,12 +62,17 @@ test-engines:
 	@echo "== tests with real engines"
 	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py
 
-test: lint
-	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray
+# mypy takes one core for a while, and the tests wait for processes now and then.
+test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint without-clusters
 	@$(MAKE) --no-print-directory clusters
 
-check: lint tests
+check: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+without-clusters: $(VENV)/.installed-dev
+	@echo "== tests, and those that need a machine without a Ray cluster"
+	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"
@@ -90,7 +97,7 @@ types-public: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 2 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone
+	@$(BIN)/pytest -n 3 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone $(IN_ROOM)
 
 # All that need Ray; first those that need a machine without a cluster.
 ray: $(VENV)/.installed-dev
@@ -99,10 +106,10 @@ ray: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory clusters test-docs
 
 # They wait for processes half of the time: five at a time keep two cores busy.
-ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 tests/ray
+ON_RAY = $(BIN)/pytest -n 5 --dist loadgroup --no-loadscope-reorder --durations=20 $(IN_ROOM) tests/ray
 clusters: $(VENV)/.installed-dev
 	@echo "== tests on Ray"
-	@SOAK_TEST_ROUNDS=$(SOAK_TEST_ROUNDS) $(ON_RAY) -m 'not soak and not shown'
+	@$(ON_RAY) -m 'not soak and not shown'
 
 test-docs: $(VENV)/.installed-dev
 	@echo "== what the docs, the examples and a new project show, on Ray"

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from docs.blocks import specs_of
+from rooms import room_of, stands_on
 from roost.cli.main import main
 from roost.config import hardware, kinds
 
@@ -35,6 +36,21 @@ Roost = Callable[..., tuple[int, str, str]]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--refresh-golden", action="store_true", help="rewrite the golden files, then look at the diff")
+    parser.addoption("--room", help="run the tests of a room of src/roost, and of what stands on it: comm")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the room that is asked for; those about the whole house are always kept."""
+    room = config.getoption("--room")
+    if not room:
+        return
+    from unit.test_house_rules import LAYERS
+
+    if room not in LAYERS:
+        raise pytest.UsageError(f"there is no room {room}: there are {', '.join(filter(None, LAYERS))}")
+    kept = [item for item in items if not (own := room_of(item.nodeid)) or stands_on(own, room, LAYERS)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -54,8 +70,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
-# Their tests start clusters of their own.
-APART = ("tests/ray/test_examples.py", "tests/ray/test_soak.py")
+# Its tests start clusters of their own.
+APART = "tests/ray/test_examples.py"
 
 
 def group_of(nodeid: str) -> str:
@@ -66,7 +82,7 @@ def group_of(nodeid: str) -> str:
     if file == "tests/ray/test_docs_live.py" and rest.endswith(".md]"):
         specs = specs_of(ROOT / rest.partition("[")[2].removesuffix("]"))
         return nodeid if specs == ["own"] else f"{file} {specs}"
-    return file if file.startswith("tests/ray/") and file not in APART else nodeid
+    return file if file.startswith("tests/ray/") and file != APART else nodeid
 
 
 @pytest.fixture(autouse=True, scope="session")

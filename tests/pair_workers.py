@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from roost import Worker
-from roost.comm import loans
+from roost.comm.move import loans
 from roost.comm.move.cuda import DeviceMemory
 from roost.comm.move.loans import Lending, Loan, Loans, Way, bytes_of
 from roost.comm.move.nccl import Pairs

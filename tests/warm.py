@@ -6,6 +6,8 @@ them and reports its exit code. In tests that use Ray, the process has imported 
 it is loaded: a caller with other variables of Ray than those that can be read again gets an interpreter of its own.
 That both programs work in a fresh interpreter is tested elsewhere.
 
+The processes in which commands ask Ray, `python -P -m roost.…`, are forked as well.
+
 `start` runs a script as the child itself, so that its id is that of the script, signals reach it, and it ends as an
 interpreter does.
 """
@@ -19,6 +21,7 @@ import gc
 import importlib
 import marshal
 import os
+import select
 import shutil
 import signal
 import socket
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,7 +44,7 @@ name, *words = os.path.basename(sys.argv[0]), *sys.argv[1:]
 early = {{key: value for key, value in os.environ.items() if key in {early!r} or key.startswith("RAY_")}}
 if {{key: value for key, value in early.items() if key not in {again!r}}} != {known!r}:
     server = None
-elif name == "roost" or words and words[0].endswith(".py"):
+elif name == "roost" or words and words[0].endswith(".py") or words[:2] == ["-P", "-m"]:
     server = socket.socket(socket.AF_UNIX)
     server.connect({path!r})
 else:
@@ -193,13 +197,14 @@ def _serve(path: str, with_ray: bool) -> str:
         client, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
-            return _run(client)
+            return _run(client, os.path.dirname(path))
         client.close()
 
 
-def _run(client: socket.socket) -> str:
+def _run(client: socket.socket, programs: str) -> str:
     """Be the program that a client stands for, and report how it ended; a script of `start` is returned instead."""
     from roost.cli import main as cli
+    from roost.machine import child as child_processes
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, files, _, _ = socket.recv_fds(client, 1, 3)
@@ -214,6 +219,13 @@ def _run(client: socket.socket) -> str:
         with contextlib.suppress(OSError):
             if name == _SCRIPT:
                 client.sendall(b"%16d" % child)
+            else:
+                # What is killed here is the client, which the program must not outlive.
+                ends = select.poll()
+                ends.register(os.pidfd_open(child), select.POLLIN)
+                ends.register(client, 0)
+                if any(file == client.fileno() for file, _ in ends.poll()):
+                    os.kill(child, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             client.sendall(b"%16d" % code if name == _SCRIPT else bytes([code & 255]))
         os._exit(0)
@@ -244,7 +256,12 @@ def _run(client: socket.socket) -> str:
     try:
         if name == "roost":
             sys.argv, sys.path[0] = ["roost", *words], os.path.dirname(sys.executable)
+            child_processes.sys = types.SimpleNamespace(executable=os.path.join(programs, "warm-python"))
             cli.main()
+        elif words[:2] == ["-P", "-m"]:
+            program = importlib.import_module(words[2]).__file__
+            sys.argv, sys.path = [program, *words[3:]], sys.path[1:]
+            forks.run(program)
         else:
             sys.argv, sys.path[0] = words, os.path.dirname(os.path.abspath(words[0]))
             forks.run(words[0])

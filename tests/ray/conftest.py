@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -53,13 +54,12 @@ class Driver:
 Start = Callable[..., Driver]
 
 
-@pytest.fixture
-def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]:
-    """Start scripts as drivers on the shared cluster, or on another one."""
+@contextlib.contextmanager
+def _drivers(folder: Path, default: LocalCluster | None = None) -> Iterator[Start]:
     started: list[Driver] = []
 
-    def start(code: str, local: LocalCluster = roost_local_cluster) -> Driver:
-        path = tmp_path / f"driver{len(started)}.py"
+    def start(code: str, local: LocalCluster | None = default) -> Driver:
+        path = folder / f"driver{len(started)}.py"
         path.write_text(code, encoding="utf-8")
         started.append(Driver(path, local.environment))
         return started[-1]
@@ -72,6 +72,20 @@ def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]
         item.process.stdin.close()
         item.process.stdout.close()
         item.process.stderr.close()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, roost_local_cluster: LocalCluster) -> Iterator[Start]:
+    """Start scripts as drivers on the shared cluster, or on another one."""
+    with _drivers(tmp_path, roost_local_cluster) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def lasting_driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Start scripts as drivers of a given cluster, for all tests of a file."""
+    with _drivers(tmp_path_factory.mktemp("drivers")) as start:
+        yield start
 
 
 @pytest.fixture
@@ -164,8 +178,19 @@ _kept: dict[str, WorkerGroup] = {}
 
 # The files that take longest come first, so that two workers of pytest-xdist end together.
 LONGEST_FIRST = (
-    *("docs_live", "examples", "bad_days", "liveness", "soak", "drivers", "reservations", "local_cluster", "commands"),
-    *("run", "group_failures", "channels", "demo", "train_rollout", "groups", "messages", "logs", "cluster", "connect"),
+    *(
+        "docs_live",
+        "examples",
+        "demo",
+        "reservations",
+        "weights",
+        "run",
+        "drivers",
+        "groups",
+        "engines",
+        "train_rollout",
+    ),
+    *("bad_days", "commands", "group_failures", "channels", "liveness", "messages", "cluster", "logs", "local_cluster"),
 )
 
 

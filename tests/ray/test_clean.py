@@ -16,6 +16,7 @@ import pytest
 import ray
 from ray.util import list_named_actors
 
+import warm
 from roost.machine.folders import socket_folder
 from roost.machine.processes import find_processes
 from roost.runtime.leftovers import Remnant, end_remnants, find_remnants
@@ -57,8 +58,8 @@ def roost_local_cluster() -> Iterator[LocalCluster]:
 def clean_and_refuse() -> tuple[int, str]:
     """Run `roost clean` on a terminal and answer no; return the exit code and what it printed."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "roost", "clean"]
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asked:
+    pipes = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(["roost", "clean"], **pipes, text=True, env=warm.environment()) as asked:
         os.write(ours, b"n\n")
         printed, _ = asked.communicate(timeout=180)
     os.close(ours)

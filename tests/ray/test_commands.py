@@ -18,7 +18,6 @@ import pytest
 
 import warm
 from roost import AcceleratorsTaken, Cluster, Topology, make_plan
-from roost.testing import local_cluster
 from waiting import is_gone, wait_until
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "two_components"
@@ -137,11 +136,11 @@ def test_names_and_commands_of_other_users_upset_no_terminal_and_show_no_secret(
     assert texts["status"].stdout.count("--wandb-key=*** --password ***") >= 2, "of the job, and of its Ray job"
 
 
-def test_an_address_can_be_given_and_a_wrong_one_is_an_error():
-    with local_cluster("1x2") as other:
-        done = roost("nodes", "--address", other.address)
-        assert done.returncode == 0, done.stderr
-        assert "2 x nvidia" in done.stdout
+def test_an_address_can_be_given_and_a_wrong_one_is_an_error(small_local_cluster, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS")
+    done = roost("nodes", "--address", small_local_cluster.address)
+    assert done.returncode == 0, done.stderr
+    assert "1 x nvidia" in done.stdout
     done = roost("nodes", "--address", "127.0.0.1:9")
     assert done.returncode == 3
     assert "nothing answers at 127.0.0.1:9" in done.stderr

@@ -80,6 +80,7 @@ def test_without_the_token_of_a_cluster_the_error_says_what_is_missing(home, mon
     with pytest.raises(ClusterError, match=f"{where} wants a token, and RAY_AUTH_MODE is 'disabled'"):
         home.join()
     assert not ray.is_initialized()
+    # In an interpreter of its own, as Ray's warnings come when it is loaded.
     done = subprocess.run(
         [sys.executable, "-m", "roost", "nodes", "--address", home.local.address],
         capture_output=True,

@@ -58,6 +58,7 @@ def test_the_return_rises_with_other_seeds(mode, rounds):
             assert behind == ({0} if mode is Mode.COLOCATE else {0, 1}), "only the disaggregated mode is asynchronous"
 
 
+@pytest.mark.shown
 def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_the_promised_files(tmp_path):
     done = subprocess.run([*ROOST, "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=500, env=_env(80))
     assert done.returncode == 0, done.stdout + done.stderr

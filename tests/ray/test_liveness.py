@@ -231,19 +231,6 @@ print("closed", flush=True)
 """
 
 
-def test_whatever_waits_when_the_head_dies_returns_and_names_it(driver):
-    with local_cluster("2x1") as local:
-        mine = driver(WAITING, local)
-        assert mine.line() == "open"
-        os.kill(head_of(local), signal.SIGKILL)
-        waits = ["alive", "await", "iterate", "launch", "outcomes", "reserve", "restart", "stream", "wait"]
-        said, _ = mine.finish()
-        assert sorted(line.partition(":")[0] for line in said.splitlines()) == sorted(
-            [*(f"{name} Ray's head at {local.address.partition(':')[0]}" for name in waits), "closed"]
-        )
-        assert mine.process.returncode == 0
-
-
 RAYLESS = """
 import time
 from roost import Cluster, ClusterError, NodePlacementStrategy
@@ -311,27 +298,6 @@ with Cluster(num_nodes=1, quiet=True) as cluster:
 """
 
 
-def test_how_long_ray_lets_a_driver_outlive_its_head_is_ours_to_say(driver):
-    with local_cluster("1x1") as local:
-        mine = driver(OUTLIVING, local)
-        assert mine.line() == "open"
-        os.kill(head_of(local), signal.SIGKILL)
-        assert mine.process.wait(60) == 1
-        assert "Failed to connect to GCS within 3 seconds" in mine.process.stderr.read()
-
-
-def test_a_driver_outlives_its_head_and_unwinds(driver):
-    with local_cluster("2x1") as local:
-        mine = driver(HEADLESS, local)
-        assert mine.line() == "open"
-        os.kill(head_of(local), signal.SIGKILL)
-        gone = f"Ray's head at {local.address} does not answer"
-        assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
-        assert mine.line() == "at exit"
-        assert mine.process.wait(60) == 0
-        assert "does not answer: this process disconnects from Ray" in mine.process.stderr.read()
-
-
 STUCK = """
 import time
 import ray
@@ -355,14 +321,50 @@ except ClusterError as error:
 """
 
 
-def test_a_driver_with_a_call_that_never_returns_is_refused_another_ray(driver):
-    with local_cluster("1x1") as local:
-        mine = driver(STUCK, local)
-        assert mine.line() == "open"
+DRIVERS = {"headless": HEADLESS, "waiting": WAITING, "outliving": OUTLIVING, "stuck": STUCK}
+
+
+@pytest.fixture(scope="module")
+def bereaved(lasting_driver) -> Iterator[tuple[str, dict]]:
+    """The address of a head that was killed, and the drivers that were connected to it, by name."""
+    with local_cluster("2x1") as local:
+        found = {name: lasting_driver(code, local) for name, code in DRIVERS.items()}
+        assert {name: item.line() for name, item in found.items()} == dict.fromkeys(found, "open")
         os.kill(head_of(local), signal.SIGKILL)
-        waits = f"this process still waits for Ray at {local.address}, which it has lost"
-        assert mine.line() == f"{waits}, to list its nodes"
-        assert mine.process.wait(60) == 0
+        yield local.address, found
+
+
+def test_whatever_waits_when_the_head_dies_returns_and_names_it(bereaved):
+    address, drivers = bereaved
+    waits = ["alive", "await", "iterate", "launch", "outcomes", "reserve", "restart", "stream", "wait"]
+    said, _ = drivers["waiting"].finish()
+    assert sorted(line.partition(":")[0] for line in said.splitlines()) == sorted(
+        [*(f"{name} Ray's head at {address.partition(':')[0]}" for name in waits), "closed"]
+    )
+    assert drivers["waiting"].process.returncode == 0
+
+
+def test_how_long_ray_lets_a_driver_outlive_its_head_is_ours_to_say(bereaved):
+    mine = bereaved[1]["outliving"]
+    assert mine.process.wait(60) == 1
+    assert "Failed to connect to GCS within 3 seconds" in mine.process.stderr.read()
+
+
+def test_a_driver_outlives_its_head_and_unwinds(bereaved):
+    address, drivers = bereaved
+    mine = drivers["headless"]
+    gone = f"Ray's head at {address} does not answer"
+    assert [mine.line() for _ in range(4)] == [gone, gone, "finally", "closed"]
+    assert mine.line() == "at exit"
+    assert mine.process.wait(60) == 0
+    assert "does not answer: this process disconnects from Ray" in mine.process.stderr.read()
+
+
+def test_a_driver_with_a_call_that_never_returns_is_refused_another_ray(bereaved):
+    address, drivers = bereaved
+    waits = f"this process still waits for Ray at {address}, which it has lost"
+    assert drivers["stuck"].line() == f"{waits}, to list its nodes"
+    assert drivers["stuck"].process.wait(60) == 0
 
 
 LOSING = """

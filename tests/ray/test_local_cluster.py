@@ -24,43 +24,41 @@ def processes_of(local: LocalCluster) -> list[psutil.Process]:
     return [keeper, *keeper.children(recursive=True)]
 
 
-def test_every_node_has_an_address_of_its_own_and_the_accelerators_it_was_given():
-    with local_cluster("2x2:H100,1x0", cpus=3) as local:
-        assert os.environ["RAY_ADDRESS"] == local.address
-        with Cluster(num_nodes=3) as cluster:
-            assert len({node.address for node in cluster.nodes}) == 3
-            assert all(node.address.startswith("127.") for node in cluster.nodes)
-            assert [node.num_accelerators for node in cluster.nodes] == [2, 2, 0]
-            assert [node.cpus for node in cluster.nodes] == [3, 3, 3]
-            assert cluster.nodes[0].accelerators[0].model == "H100"
-
-
-def test_after_the_block_nothing_is_left_and_the_environment_is_as_before(monkeypatch):
+def test_a_cluster_is_what_it_was_described_as_and_an_exception_in_the_block_leaves_nothing(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "somewhere:1")
     before = dict(os.environ)
-    with local_cluster("2x1") as local:
-        started = processes_of(local)
-        folder = local.folder
-        assert folder.is_dir()
-        assert len(started) >= 4
-    assert all(is_gone(process.pid) for process in started)
-    assert not folder.exists()
-    assert dict(os.environ) == before
+    size = 80 * 2**20
+    local = local_cluster("2x2:H100,1x0", cpus=3, object_store_memory=size)
+    started: list[psutil.Process] = []
 
-
-def test_an_exception_in_the_block_leaves_nothing_behind():
-    started = []
-
-    def fail() -> None:
-        with local_cluster("1x1") as local:
-            started.extend(processes_of(local))
+    def use() -> None:
+        with local:
+            assert local.folder.is_dir()
+            assert os.environ["RAY_ADDRESS"] == local.address
+            with Cluster(num_nodes=3) as cluster:
+                assert len({node.address for node in cluster.nodes}) == 3
+                assert all(node.address.startswith("127.") for node in cluster.nodes)
+                assert [node.num_accelerators for node in cluster.nodes] == [2, 2, 0]
+                assert [node.cpus for node in cluster.nodes] == [3, 3, 3]
+                assert cluster.nodes[0].accelerators[0].model == "H100"
             ray.init(log_to_driver=False)
+            assert {node["Resources"]["object_store_memory"] for node in ray.nodes()} == {size}
+            assert local.add_node(LocalNode(accelerators=2, name="late")) == 3
+            wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 4, "the fourth node is there")
+            local.kill_node(3)
+            wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, "Ray noticed that it is gone")
+            with pytest.raises(ConfigError, match="no node 3"):
+                local.kill_node(3)
+            started.extend(processes_of(local))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fail()
+        use()
+    assert len(started) >= 5
     assert all(is_gone(process.pid) for process in started)
+    assert not local.folder.exists()
     assert not ray.is_initialized()
+    assert dict(os.environ) == before
 
 
 def test_when_the_owner_is_killed_the_cluster_goes_too():
@@ -81,7 +79,7 @@ def test_when_the_owner_is_killed_the_cluster_goes_too():
 
 
 def test_when_the_keeper_is_killed_the_nodes_go_too():
-    with local_cluster("2x1") as local:
+    with local_cluster("1x1") as local:
         started = processes_of(local)
         os.kill(local.keeper_pid, signal.SIGKILL)
         wait_until(lambda: all(is_gone(process.pid) for process in started), "the nodes of a killed keeper are gone")
@@ -90,36 +88,20 @@ def test_when_the_keeper_is_killed_the_nodes_go_too():
     assert not local.folder.exists()
 
 
-def test_nodes_come_and_go():
-    with local_cluster("1x1") as local:
-        assert local.add_node(LocalNode(accelerators=2, name="late")) == 1
-        ray.init(log_to_driver=False)
-        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "the second node is there")
-        local.kill_node(1)
-        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, "Ray noticed that it is gone")
-        with pytest.raises(ConfigError, match="no node 1"):
-            local.kill_node(1)
-
-
-def test_two_local_clusters_at_the_same_time_stay_apart():
-    with local_cluster("1x1") as one, local_cluster("2x2") as other:
-        assert one.address != other.address
-        assert one.folder.parent == other.folder.parent == socket_folder()
-        with Cluster(num_nodes=2) as cluster:
-            assert cluster.address == other.address
-        other.kill_node(1)
-        with Cluster(num_nodes=1, address=one.address) as cluster:
-            assert cluster.num_accelerators == 1
-
-
-def test_the_plain_way_gives_the_same_cluster():
+def test_the_plain_way_gives_the_same_cluster_and_two_at_the_same_time_stay_apart(small_local_cluster):
     with local_cluster([LocalNode(accelerators=2, model="A100"), LocalNode(labels={"zone": "b"})], fast=False) as local:
         assert local.note == ""
+        assert local.address != small_local_cluster.address
+        assert local.folder.parent == small_local_cluster.folder.parent == socket_folder()
         with Cluster(num_nodes=2) as cluster:
+            assert cluster.address == local.address
             assert [node.num_accelerators for node in cluster.nodes] == [2, 0]
             assert cluster.nodes[1].labels == (("zone", "b"),)
             assert cluster.nodes[1].name == "local-1"
             started = processes_of(local)
+        local.kill_node(1)
+        with Cluster(num_nodes=1, address=small_local_cluster.address) as cluster:
+            assert cluster.num_accelerators == 1
     assert all(is_gone(process.pid) for process in started)
 
 
@@ -148,7 +130,7 @@ def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_that_ends_with_
     wait_until(lambda: is_gone(server), "it ends after its last worker")
 
 
-def test_ray_does_not_remark_on_the_number_of_processes_of_a_node(driver):
+def test_ray_does_not_remark_on_the_number_of_processes_of_a_node(driver, small_local_cluster):
     code = (
         "from roost import Cluster, NodePlacementStrategy\n"
         "from workers import Performer\n"
@@ -156,7 +138,7 @@ def test_ray_does_not_remark_on_the_number_of_processes_of_a_node(driver):
         "    group = Performer.create_group().launch(cluster, NodePlacementStrategy([0] * 8), name='many')\n"
         "    print(len(group.pid().wait(60)))\n"
     )
-    out, errors = driver(code).finish()
+    out, errors = driver(code, small_local_cluster).finish()
     assert out.splitlines() == ["8"], errors
 
 
@@ -169,11 +151,7 @@ def test_a_wrong_description_starts_nothing(spec, message):
         local_cluster(spec)
 
 
-def test_the_object_store_has_the_size_that_it_is_given():
-    size = 80 * 2**20
-    with local_cluster("2x0", object_store_memory=size):
-        ray.init(namespace="size", log_to_driver=False)
-        assert {node["Resources"]["object_store_memory"] for node in ray.nodes()} == {size}
+def test_an_object_store_that_is_too_small_for_ray_starts_nothing():
     with pytest.raises(ConfigError, match=r"object_store_memory=1000\n.*at least 78,643,200"):
         local_cluster("2x0", object_store_memory=1000)
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+import warm
 from roost import Cluster, NodePlacementStrategy, PackedPlacementStrategy, WorkerDied, WorkerGroup
 from roost.runtime.runs.index import read_run
 from roost.testing import LocalNode, local_cluster
@@ -81,9 +81,9 @@ def test_the_command_shows_one_worker_a_group_the_last_lines_or_a_list(shared_cl
 
 
 def test_the_command_follows_a_log(shared_cluster, actor, tmp_path):
-    command = [sys.executable, "-m", "roost", "logs", "actor:1", "-f", "-n", "0", "--run", shared_cluster.run_dir]
+    command = ["roost", "logs", "actor:1", "-f", "-n", "0", "--run", shared_cluster.run_dir]
     shown = tmp_path / "shown"
-    with shown.open("w") as out, subprocess.Popen(command, stdout=out) as process:
+    with shown.open("w") as out, subprocess.Popen(command, stdout=out, env=warm.environment()) as process:
         try:
             # It begins to read at some time, and shows what comes from then on.
             wait_until(lambda: actor[1].say("and on").wait(60) and shown.stat().st_size, "it shows what comes")

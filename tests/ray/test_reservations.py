@@ -8,7 +8,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -123,12 +122,12 @@ def test_a_waiting_reservation_takes_what_is_given_back(free_cluster, capsys):
     seen: list[str] = []
 
     def give_back() -> None:
-        command = [sys.executable, "-m", "roost", "status"]
+        pipes = {"capture_output": True, "text": True, "timeout": 120, "check": False, "env": warm.environment()}
         try:
             wait_until(
                 lambda: "waiting for accelerator 0 of node 1" in capsys.readouterr().err, "it says what it waits for"
             )
-            seen.append(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
+            seen.append(subprocess.run(["roost", "status"], **pipes).stdout)
         finally:
             ray.kill(other)
 
@@ -312,7 +311,7 @@ def contend(driver: Callable[..., Any], folder: Path, seeds: Sequence[int], roun
 
 @pytest.mark.usefixtures("free_cluster")
 def test_no_accelerator_is_ever_held_by_two_jobs(driver, tmp_path):
-    contend(driver, tmp_path, seeds=range(3), rounds=2)
+    contend(driver, tmp_path, seeds=range(3), rounds=1)
 
 
 @pytest.mark.soak
@@ -366,16 +365,16 @@ def node_managers(local: LocalCluster) -> set[int]:
 def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(driver):
     with local_cluster("1x4") as local, Cluster(num_nodes=1) as cluster:
         own = node_managers(local)
-        others = [driver(HOLDING.format(place=place), local) for place in range(3)]
-        assert [other.line() for other in others] == ["holds"] * 3
+        others = [driver(HOLDING.format(place=place), local) for place in range(2)]
+        assert [other.line() for other in others] == ["holds"] * 2
         managers = node_managers(local) - own
-        assert len(managers) == 3
+        assert len(managers) == 2
         for pid in managers:
             os.kill(pid, signal.SIGSTOP)
         try:
             began = time.monotonic()
             with pytest.raises(ClusterError):
-                cluster.reserve(plan_of(cluster, actor="0-3"), timeout=3)
+                cluster.reserve(plan_of(cluster, actor="0-3"), timeout=2)
             # Each of them alone would take two seconds, and is asked again and again.
             assert time.monotonic() - began < 8
         finally:

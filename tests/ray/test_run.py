@@ -152,8 +152,8 @@ def test_a_job_that_gets_sigterm_saves_and_is_recorded_as_interrupted(roost_loca
 def test_the_script_of_the_documents_with_hydra(roost_local_cluster, tmp_path):
     (tmp_path / "train.py").write_text(HYDRA)
     (tmp_path / "conf.yaml").write_text(CONF)
-    command = [sys.executable, "train.py", "hydra.run.dir=.", "hydra.output_subdir=null"]
-    environment = os.environ | roost_local_cluster.environment
+    command = ["warm-python", "train.py", "hydra.run.dir=.", "hydra.output_subdir=null"]
+    environment = warm.environment() | roost_local_cluster.environment
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "TestWorker: 4 workers ready on 1 node" in done.stderr
@@ -256,8 +256,9 @@ def test_a_run_is_stopped_by_its_name(roost_local_cluster, job):
 
 
 def test_a_run_starts_a_local_cluster_of_its_own_and_leaves_nothing_of_it(job):
-    command = [sys.executable, "-m", "roost", "run", "job.yaml", "-q", "--local", "2x4", "--name", "alone"]
-    done = subprocess.run(command, cwd=job, capture_output=True, text=True, timeout=300)
+    command = ["roost", "run", "job.yaml", "-q", "--local", "2x4", "--name", "alone"]
+    environment = {name: value for name, value in warm.environment().items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=job, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("step 0: 8 samples")
     address = read_record(job / "runs" / "alone").address
@@ -266,8 +267,8 @@ def test_a_run_starts_a_local_cluster_of_its_own_and_leaves_nothing_of_it(job):
 
 def test_following_without_a_worker_follows_all(roost_local_cluster, job):
     assert run(roost_local_cluster, job, "run", "job.yaml", "-q", "--name", "said").returncode == 0
-    command = [sys.executable, "-m", "roost", "logs", "--follow", "--run", str(job / "runs" / "said")]
-    with subprocess.Popen(command, cwd=job, stdout=subprocess.PIPE, text=True) as following:
+    command = ["roost", "logs", "--follow", "--run", str(job / "runs" / "said")]
+    with subprocess.Popen(command, cwd=job, stdout=subprocess.PIPE, text=True, env=warm.environment()) as following:
         seen = {following.stdout.readline().split()[0] for _ in range(2)}
         following.kill()
     assert seen <= {f"{name}:{rank}" for name in ("actor", "rollout") for rank in range(4)}

@@ -9,6 +9,8 @@ import pytest
 
 from roost import Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, PackedPlacementStrategy, Worker
 
+pytestmark = pytest.mark.shown
+
 
 class MyWorker(Worker):
     def __init__(self, msg: str = "Hello, World!"):

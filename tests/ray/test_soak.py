@@ -1,7 +1,8 @@
 """Random jobs and random faults: the invariants hold in every round.
 
-`make soak` goes on for SOAK_MINUTES from a new seed, or from SOAK_SEED; each round has the next seed. SOAK_FAULTS names
-the faults to choose from (names from `soak.schedule.FAULTS`), SOAK_ROUNDS how many rounds at most.
+Only `make soak` runs this: for SOAK_MINUTES from a new seed, or from SOAK_SEED; each round has the next seed.
+SOAK_FAULTS names the faults to choose from (names from `soak.schedule.FAULTS`), SOAK_ROUNDS how many rounds at most.
+The schedule and the invariants are plain code, with tests in `tests/unit/test_soak_parts.py`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,6 @@ import pytest
 
 from soak.rounds import Summary, possible_faults, run_round
 from soak.schedule import choose_faults
-
-# The rounds of every `make test`: as many of the first seeds as the Makefile says.
-SEEDS = range(1, 1 + int(os.environ.get("SOAK_TEST_ROUNDS", "1")))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_round_of_random_faults_breaks_no_invariant(seed, tmp_path):
-    faults, _ = possible_faults(choose_faults())
-    run_round(seed, faults, tmp_path / "round", Summary())
 
 
 @pytest.mark.soak(weight=4)

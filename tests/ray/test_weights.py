@@ -71,6 +71,7 @@ def test_all_targets_get_each_version_wholly(shared_cluster, kind, in_place):
             link.update(5)
 
 
+@pytest.mark.wants("torch")
 def test_types_are_cast_and_a_worker_can_be_source_and_target(small_cluster):
     with launch(small_cluster, Both, "both", [0, 0], "torch", "float32", "bfloat16") as both:
         link = WeightLink.between(both, both)
@@ -282,6 +283,7 @@ def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(small_cluster
         assert contents(rollout) == [(2, {2.0})] * 2
 
 
+@pytest.mark.wants("torch")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_memory_of_updates_can_be_given_back_between_them(small_cluster, in_place):
     with (

@@ -1,20 +1,24 @@
 """Carries out faults, on what belongs to the round and on nothing else.
 
 Only processes that descend from the keeper of the round's own cluster, or drivers that the round itself started, are
-ever signalled. Only addresses of that cluster are cut off, and only the round's own disk is filled.
+ever signalled. Only their connections are reset, only addresses of that cluster are cut off, and only the round's own
+disk is filled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -33,18 +37,80 @@ _TITLES = {
     "worker manager": "ray::WorkerManagerActor",
     "collective manager": "ray::CollectiveManagerActor",
 }
+# Those that talk to each other through Roost's own connections, and accept no other ones at the address of their node.
+_TALKERS = ("worker", "channel")
 _RETRY_SECONDS = 0.3
+_RESET_AGAIN_SECONDS = 1.0
+_PIDFD_GETFD = 438
+"""The number of the system call, for which the standard library has no function."""
+_NO_LINGER = struct.pack("ii", 1, 0)
+_UNSPECIFIED = struct.pack("H14x", socket.AF_UNSPEC)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def impossible_here() -> dict[str, str]:
     """Return the acts that this machine does not let this user do, and why."""
     reasons = {}
     if os.geteuid() != 0:
-        reasons = dict.fromkeys(("cut", "blip", "fill"), "only root can do it")
+        reasons = dict.fromkeys(("cut", "blip", "fill", "reset"), "only root can do it")
     for act, command in (("cut", "ss"), ("blip", "ip"), ("fill", "mount")):
         if shutil.which(command) is None:
             reasons[act] = f"there is no {command} here"
+    if "reset" not in reasons:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            try:
+                borrow_socket(os.getpid(), ours.fileno()).close()
+            except OSError as error:
+                reasons["reset"] = f"this kernel does not hand out sockets of other processes: {error.strerror}"
     return reasons
+
+
+def borrow_socket(pid: int, descriptor: int) -> socket.socket:
+    """Return a socket of another process, which both then have open."""
+    process = os.pidfd_open(pid)
+    try:
+        found = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)
+    finally:
+        os.close(process)
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    try:
+        return socket.socket(fileno=found)
+    except OSError:
+        os.close(found)
+        raise
+
+
+def reset(connection: socket.socket) -> None:
+    """Break a connection at both ends at once, as a network does that forgot it; what is on its way is lost."""
+    if connection.family == socket.AF_UNIX:
+        connection.shutdown(socket.SHUT_RDWR)
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    if _libc.connect(connection.fileno(), _UNSPECIFIED, len(_UNSPECIFIED)):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def accepted_from_peers(process: psutil.Process) -> Iterator[socket.socket]:
+    """Yield the connections of a worker that its peers opened; Ray listens at every address, Roost at that of the node.
+
+    A descriptor may be closed, and be another file, by the time that it is borrowed.
+    """
+    found = process.net_connections("all")
+    listening = {one.laddr for one in found if one.status == psutil.CONN_LISTEN and one.family == socket.AF_INET}
+    for one in found:
+        is_near = one.family == socket.AF_UNIX and str(one.laddr).startswith("@roost-")
+        if not is_near and (one.laddr not in listening or one.status != psutil.CONN_ESTABLISHED):
+            continue
+        with contextlib.suppress(OSError), borrow_socket(process.pid, one.fd) as borrowed:
+            name = borrowed.getsockname()
+            name = name.decode().replace("\0", "@") if isinstance(name, bytes) else name
+            listens = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if name == (one.laddr if is_near else tuple(one.laddr)) and not listens:
+                yield borrowed
 
 
 class Injector:
@@ -94,7 +160,13 @@ class Injector:
             return
         kind = FAULTS[fault.name]
         while not self._over.is_set():
-            acts = {"cut": self._network, "blip": self._network, "fill": self._fill, "step": self._step}
+            acts = {
+                "cut": self._network,
+                "blip": self._network,
+                "fill": self._fill,
+                "step": self._step,
+                "reset": self._reset,
+            }
             acted = acts.get(kind.act, self._signal)(fault)
             if acted:
                 self.injected.append(acted)
@@ -127,6 +199,28 @@ class Injector:
             ended=time.time() if kind.act == "stop" else began,
             pid=process.pid,
         )
+
+    def _reset(self, fault: PlannedFault) -> InjectedFault | None:
+        """Reset what the peers of one worker have opened to it, and after a second again, also what is just opening."""
+        found = [item for target in _TALKERS for item in self._targets(target)]
+        if not found:
+            return None
+        name, process = found[int(fault.pick * len(found))]
+        began = time.time()
+        until, count = time.monotonic() + fault.seconds, 0
+        while time.monotonic() < until and not self._over.is_set():
+            with contextlib.suppress(psutil.Error):
+                if not self._is_ours(process):
+                    break
+                for connection in accepted_from_peers(process):
+                    with contextlib.suppress(OSError):
+                        reset(connection)
+                        count += 1
+            self._over.wait(_RESET_AGAIN_SECONDS)
+        if not count:
+            return None
+        target = f"{count} connections of {name}"
+        return InjectedFault(name=fault.name, target=target, began=began, ended=time.time(), pid=process.pid)
 
     def _targets(self, target: str) -> list[tuple[str, psutil.Process]]:
         """Return the processes that a fault can hit, oldest first, each with its name."""

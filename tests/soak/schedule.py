@@ -38,6 +38,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "stop-raylet": FaultKind(target="raylet", act="stop"),
     "kill-driver": FaultKind(target="driver", act="kill"),
     "stop-driver": FaultKind(target="driver", act="stop"),
+    "reset": FaultKind(target="peer", act="reset"),
     "cut-node": FaultKind(target="node", act="cut"),
     "blip-node": FaultKind(target="node", act="blip"),
     "fill-disk": FaultKind(target="disk", act="fill"),
@@ -62,7 +63,7 @@ class PlannedFault:
     pick: float
     """Which of the possible targets: 0 is the first, just below 1 the last."""
     seconds: float
-    """How long a target is stopped, cut off or full."""
+    """How long a target is stopped, cut off or full, or its connections are reset again and again."""
 
     def __str__(self) -> str:
         lasts = "" if FAULTS[self.name].act == "kill" else f" for {self.seconds:g} s"

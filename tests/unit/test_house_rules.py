@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -91,9 +92,15 @@ def layer_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports_of(path: Path) -> set[str]:
     """Every module that a file imports when it runs; imports for type checkers do not count."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     skipped = {
         id(inner)
         for node in ast.walk(tree)
@@ -202,7 +209,7 @@ def test_no_deadline_depends_on_the_time_of_day():
     found = {
         str(path.relative_to(SOURCE))
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(path))
         if (isinstance(node, ast.Attribute) and ast.unparse(node) in wall)
         or (isinstance(node, ast.ImportFrom) and node.module == "time")
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from soak import claims
 from soak.history import GRACE_SECONDS, INVARIANTS, DriverEnd, History, InjectedFault, check
+from soak.inject import accepted_from_peers, impossible_here, reset
 from soak.record import Recorder, read_events
 from soak.schedule import FAULTS, choose_faults, make_round
 
@@ -249,3 +252,44 @@ def test_what_is_recorded_can_be_read_and_half_a_line_is_dropped(tmp_path):
         "right values",
         "every error names who",
     }
+
+
+LISTENING = """
+import socket
+tcp, near, wild = (socket.socket(family) for family in (socket.AF_INET, socket.AF_UNIX, socket.AF_INET))
+tcp.bind(("127.0.0.1", 0))
+near.bind("\\0roost-test-" + str(tcp.getsockname()[1]))
+wild.bind(("0.0.0.0", 0))
+for listener in (tcp, near, wild):
+    listener.listen()
+print(tcp.getsockname()[1], wild.getsockname()[1], flush=True)
+accepted = [listener.accept()[0] for listener in (tcp, near, wild)]
+print("accepted", flush=True)
+for one in accepted:
+    try:
+        print(one.recv(1), flush=True)
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.skipif("reset" in impossible_here(), reason="only root can reset connections of other processes")
+def test_a_connection_of_another_process_is_reset_at_both_ends_and_no_other():
+    with subprocess.Popen([sys.executable, "-c", LISTENING], stdout=subprocess.PIPE, text=True) as other:
+        port, wild = map(int, other.stdout.readline().split())
+        with socket.socket(socket.AF_UNIX) as near, socket.create_connection(("127.0.0.1", port)) as far:
+            near.connect(f"\0roost-test-{port}")
+            with socket.create_connection(("127.0.0.1", wild)) as spared:
+                assert other.stdout.readline() == "accepted\n"
+                broken = 0
+                for connection in accepted_from_peers(psutil.Process(other.pid)):
+                    reset(connection)
+                    broken += 1
+                assert broken == 2
+                with pytest.raises(ConnectionResetError):
+                    far.recv(1)
+                assert near.recv(1) == b""
+                spared.sendall(b"x")
+                tcp, *others = other.stdout.read().splitlines()
+                assert tcp in ("ConnectionResetError", "BrokenPipeError")
+                assert others == ["b''", "b'x'"]

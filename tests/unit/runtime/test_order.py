@@ -89,8 +89,9 @@ def test_all_mistakes_in_the_users_ranks_are_reported_together():
         rank_nodes(nodes, wanted)
     text = str(caught.value)
     assert "set on 4 nodes of 5, and not on 10.0.0.5" in text
+    assert "on every node, or on none" in text
     assert "0 on both 10.0.0.1 and 10.0.0.2" in text
-    assert "'-1' on 10.0.0.3" in text
+    assert "'-1' on 10.0.0.3, which is not a whole number" in text
     assert "7 on 10.0.0.4, but there are 5 nodes" in text
 
 
