@@ -6,18 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
 from roost.placement.placement import Piece, Placement, WorkerId, pieces_of
+from roost.placement.plan import Plan
 from roost.redact import hide, hide_in_data
 from roost.text import plural
-
-if TYPE_CHECKING:
-    # `Plan.diff` calls this module.
-    from roost.placement.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,9 +59,7 @@ class LiveRun:
         self._is_gone = False
         self._bound: float | None = None
         if not self._reader.exists and not (folder / "run.json").is_file():
-            raise ConfigError(
-                f"there are no events in {folder}", hint="the run used Cluster(record=False), or is older"
-            )
+            raise no_events(folder)
 
     @property
     def title(self) -> str:
@@ -107,6 +105,21 @@ class LiveRun:
         if self._reader.trouble.skipped:
             out.append("a long run: calls and idle shares are those of its last part")
         return out
+
+
+def read_whole(folder: Path) -> RunModel:
+    """Return what all events of a run say; ConfigError if it has none."""
+    reader, model = EventReader(folder, whole=True), RunModel(keeps_all=True)
+    model.take(reader.read())
+    if not model.processes and not model.events:
+        raise no_events(folder)
+    return model
+
+
+def no_events(folder: Path) -> ConfigError:
+    """Make the error of a run that recorded nothing."""
+    hint = "the run launched nothing, used Cluster(record=False) or ROOST_EVENTS=off, or is older"
+    return ConfigError(f"there are no events in {folder}", hint=hint)
 
 
 def read_bound(path: Path) -> float | None:
