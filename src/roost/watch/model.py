@@ -194,6 +194,10 @@ class RunModel:
             if worker is None:
                 worker = self._add(line.process)
             elif worker.process != line.process:
+                # The calls of the process before ended with its last line: it died in them.
+                for span in self.under_way(address, worker.heard):
+                    worker.spans.append(span)
+                    worker.busy.add(span)
                 worker.process, worker.running, worker.waiting, worker.stopped = line.process, [], [], False
         if worker is None:
             worker = self._add(line.process)
@@ -302,6 +306,17 @@ class RunModel:
             Span(name=name, start=since, end=max(since, end), busy=max(0.0, end - since), is_wait=is_wait)
             for name, since, is_wait in running + waiting
         )
+
+    def busy_share(self, component: str, start: float, end: float) -> float:
+        """Return the share of an interval that the workers of a component spent in calls, waits apart, on average."""
+        workers = [address for address in self.addresses if _component(address) == component]
+        busy = 0.0
+        for address in workers:
+            for span in (*self.spans(address), *self.under_way(address, end)):
+                inside = max(0.0, min(span.end, end) - max(span.start, start))
+                share = min(1.0, span.busy / max(span.end - span.start, 1e-9))
+                busy += -share * inside if span.is_wait else share * inside
+        return min(1.0, max(0.0, busy / max((end - start) * len(workers), 1e-9)))
 
     def _lane(self, address: str) -> _Lane:
         return self._driver_lane if address == DRIVER else self._workers[address]
