@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roost.deadline import Deadline
 from roost.doctor.facts import Unknown
+from roost.doctor.limits import SAY_SECONDS
 from roost.errors import RoostError
 from roost.text import error_text
-
-_SAY_SECONDS = 5.0
 
 
 def gather(
@@ -35,13 +34,11 @@ def gather(
     threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in functions}
     for thread in threads.values():
         thread.start()
-    now = time.monotonic()
-    deadline, say_at = now + seconds, now + _SAY_SECONDS
-    while now < deadline and (out := [name for name, thread in threads.items() if thread.is_alive()]):
-        if now >= say_at:
-            say_at = now + _SAY_SECONDS
+    deadline, say = Deadline.after(seconds), Deadline.after(SAY_SECONDS)
+    while not deadline.is_over and (out := [name for name, thread in threads.items() if thread.is_alive()]):
+        if say.is_over:
+            say = Deadline.after(SAY_SECONDS)
             waiting(out)
-        threads[out[0]].join(min(deadline, say_at) - now)
-        now = time.monotonic()
+        threads[out[0]].join(min(deadline, say).left)
     late = Unknown(why=f"no answer in {seconds:g} s")
     return {name: found.get(name, late) for name in functions}

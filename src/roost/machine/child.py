@@ -19,11 +19,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from roost.machine.limits import END_SECONDS, LOAD_SECONDS
 from roost.machine.processes import die_with_parent
 from roost.text import shorten
-
-_LOAD_SECONDS = 60.0
-_END_SECONDS = 5.0
 
 Say = Callable[[Any], None]
 
@@ -55,7 +53,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Wait for the last value or the child's end, at most `seconds` after it is loaded; return whether it came."""
-        self._is_loaded.wait(_LOAD_SECONDS)
+        self._is_loaded.wait(LOAD_SECONDS)
         return self._is_done.wait(seconds)
 
     def __enter__(self) -> Child:
@@ -67,7 +65,7 @@ class Child:
         self._process.kill()
         # Do not wait for one that hangs in the kernel, as on a dead file system.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
+            self._process.wait(END_SECONDS)
         self._reader.join(1)
         with self._stderr:
             self._stderr.seek(0)

@@ -12,13 +12,13 @@ from roost.errors import ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.runs.index import is_free, read_run
 from roost.runtime.runs.record import RunRecord, Status
+from roost.watch.limits import RECORD_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import EventReader
 from roost.watch.views import RunView
 
 SEARCH_FILE = "search.json"
 """What `roost search --format json` printed, if someone has put it into the run folder."""
-_LOOK_SECONDS = 1.0
 _SEARCH_LIMIT = 2**22
 
 
@@ -83,7 +83,7 @@ class LiveRun:
         self.model.take(self._reader.read())
         now = time.monotonic()
         if now >= self._look_again:
-            self._look_again = now + _LOOK_SECONDS
+            self._look_again = now + RECORD_SECONDS
             self._look()
         return self.model.view(time.time(), self._notices(), has_ended=self._is_gone)
 

@@ -13,19 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from roost.runtime.events.format import DRIVER
+from roost.watch.limits import RECENT_SECONDS, SILENT_SECONDS, SKEW_SECONDS, WINDOW_SECONDS
 from roost.watch.reading import WORDS, Line, Process, finite
 from roost.watch.traffic import KINDS, Traffic
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, WorkerView
 
-WINDOW_SECONDS = 30.0
-"""The idle share is that of the last seconds."""
-_RECENT_SECONDS = 1.0
-_SILENT_SECONDS = 10.0
 _MOST_SPANS = 4000
 _MOST_EVENTS = 500
 _MOST_POINTS = 2000
 _MOST_CURVES = 1000
-_SKEW_SECONDS = 0.5
 _MOST_LOADS = 600
 _MOST_STEPS = 2000
 
@@ -284,9 +280,9 @@ class RunModel:
         if self._driver is None or process.host == self._driver.host or process.host in self._skews:
             return
         launched = self._launched.get(process.who.rpartition(":")[0])
-        if process.wall < self._driver.wall - _SKEW_SECONDS:
+        if process.wall < self._driver.wall - SKEW_SECONDS:
             self._skews[process.host] = process.wall - self._driver.wall
-        elif launched is not None and process.wall > launched + _SKEW_SECONDS and process.who not in self._restarts:
+        elif launched is not None and process.wall > launched + SKEW_SECONDS and process.who not in self._restarts:
             self._skews[process.host] = process.wall - launched
 
     def _when(self, line: Line) -> float:
@@ -405,7 +401,7 @@ class RunModel:
             return State.ENDED, doing, self._closed.get(group, worker.heard)
         if self._is_over:
             return State.ENDED, doing, worker.heard
-        if now - worker.heard > _SILENT_SECONDS:
+        if now - worker.heard > SILENT_SECONDS:
             method, _ = worker.running[-1] if worker.running else (doing, 0.0)
             return State.SILENT, method, worker.heard
         if worker.waiting:
@@ -416,7 +412,7 @@ class RunModel:
             return State.BUSY, method, since
         if self._traffic.is_asleep(address):
             return State.ASLEEP, doing, ended
-        if last is not None and now - last.end < _RECENT_SECONDS:
+        if last is not None and now - last.end < RECENT_SECONDS:
             return State.BUSY, doing, last.start
         return State.IDLE, doing, ended
 
