@@ -1,4 +1,4 @@
-"""What commands ask a live cluster: in a child process with a deadline, since Ray's own calls may hang for minutes."""
+"""Questions of commands to a live cluster, in a child process with a deadline: Ray's own calls may hang for minutes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the user names as JOB: a job, or a saved plan."""
+    """The JOB that the user names: a job, or a saved plan."""
 
     path: Path
     found: RunDraft | Plan

@@ -1,4 +1,4 @@
-"""What the demo shows during training: on a terminal the picture of `roost top`, in a pipe plain lines."""
+"""The output of the demo during training: on a terminal the picture of `roost top`, in a pipe plain lines."""
 
 from __future__ import annotations
 

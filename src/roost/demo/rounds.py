@@ -1,4 +1,4 @@
-"""What a run of the demo is made of: its goal, its rounds, workers that were restarted, and who watches."""
+"""The values of a run of the demo: its goal, its rounds, restarted workers; and the interface of its watcher."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Trained:
     ended: float
     restarts: tuple[Restart, ...]
     remarks: tuple[str, ...] = ()
-    """What the summary says besides."""
+    """Further lines of the summary."""
     busy: dict[str, float] = field(default_factory=dict)
     """The busy shares of components whose work the events do not show, as that of engines that answer requests."""
 

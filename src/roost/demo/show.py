@@ -112,7 +112,7 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) 
 
 @contextlib.contextmanager
 def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """Make the folders of the runs before anything starts; remove those that stay empty."""
+    """Make the folders of the runs before anything starts; remove the empty ones at the end."""
     made: list[Path] = []
     try:
         for path in paths:

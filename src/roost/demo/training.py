@@ -54,7 +54,7 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
 
 
 def check_died(end: Outcome) -> None:
-    """Raise the error of a worker that failed: unlike one that died, it would fail again after a restart."""
+    """Raise the error of a worker that failed: it would fail again after a restart. A worker that died would not."""
     if end.error is not None and end.kind is not OutcomeKind.DEATH:
         raise end.error
 

@@ -63,7 +63,7 @@ def _check_folder(run_dir: str) -> None:
         hint = "its file system may be gone: `mount` shows where it comes from"
         raise ConfigError(f"--run-dir {run_dir} could not be checked: {there.why}", hint=hint)
     if not there:
-        hint = "name one that exists, on the shared file system"
+        hint = "name a folder that exists, on the shared file system"
         raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
 
 

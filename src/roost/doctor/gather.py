@@ -16,9 +16,9 @@ from roost.text import error_text
 def gather(
     functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Run functions at the same time; one that raises, or is not back in time, gives `Unknown`.
+    """Run functions at the same time; a function that raises, or is not back in time, gives `Unknown`.
 
-    `waiting` is called every few seconds with the names of those that are not back.
+    `waiting` is called every few seconds with the names of the functions that are not back.
     """
     found: dict[str, Any] = {}
 
@@ -30,7 +30,7 @@ def gather(
         except Exception as error:
             found[name] = Unknown(why=error_text(error))
 
-    # Not a pool: Python waits for its threads at exit, and one that hangs in a dead file system never ends.
+    # Not a pool: Python waits for its threads at exit, and a thread that hangs in a dead file system never ends.
     threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in functions}
     for thread in threads.values():
         thread.start()

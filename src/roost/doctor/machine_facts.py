@@ -39,7 +39,7 @@ _PACKAGES = ("roost", "ray", "numpy", "torch", *(name for names in facts.ENGINES
 def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], seconds: float) -> MachineFacts:
     """Collect the facts of this machine; what is missing after `seconds` is unknown.
 
-    `folders` (use -> path) are those that jobs write to.
+    `folders` (use -> path) are the folders that jobs write to.
     """
     found = gather(
         {
@@ -94,7 +94,7 @@ def find_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess, ...]]:
-    """Return the processes of Ray on this machine, and those that jobs of Roost started."""
+    """Return the processes of Ray on this machine, and the processes that jobs of Roost started."""
     head_answers = cache(partial(answers, timeout=HEAD_SECONDS))
     ray, marked = [], []
     for item in list_processes(["RAY_RAYLET_PID", JOB_VARIABLE]):

@@ -35,7 +35,7 @@ class Child:
 
     def __init__(self, module: str, task: Mapping[str, Any], hear: Callable[[Any], bool]) -> None:
         self.last_words: str = ""
-        """What the child wrote to standard error, once the block has ended."""
+        """The child's standard error, once the block has ended."""
         self._hear = hear
         self._is_loaded = threading.Event()
         self._is_done = threading.Event()
@@ -63,7 +63,7 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        # Do not wait for one that hangs in the kernel, as on a dead file system.
+        # Do not wait for a child that hangs in the kernel, as on a dead file system.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         self._reader.join(1)

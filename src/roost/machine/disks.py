@@ -22,7 +22,7 @@ class Space:
     free: int
     path: str = ""
     uses: tuple[str, ...] = ()
-    """What is kept there."""
+    """The use of the folder."""
 
     @property
     def used(self) -> float:

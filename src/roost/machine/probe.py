@@ -33,7 +33,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a probe found on its node."""
+    """The findings of a probe on its node."""
 
     hostname: str
     memory: int

@@ -103,7 +103,7 @@ def stop_process(pid: int, began: float, timeout: float) -> bool:
         if abs(began_after_boot(pid) - began) > 1:
             return True
         process.terminate()
-        # One whose parent has not noticed its end yet has ended.
+        # A zombie has ended; its parent has not noticed yet.
         while process.status() != psutil.STATUS_ZOMBIE:
             if deadline.is_over:
                 return False
@@ -143,7 +143,7 @@ def die_with_parent() -> None:
 def end_sibling(pid: int, seconds: float) -> bool:
     """Kill an older process with the same parent, and return whether it is gone after at most `seconds`.
 
-    A process that does not match is another one that got the number later: it is left alone.
+    A process that does not match is another process that got the number later, and is left alone.
     """
     deadline = Deadline.after(seconds)
     try:

@@ -145,7 +145,7 @@ def main() -> int:
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    """Return the processes below one that run."""
+    """Return the running descendants of a process."""
     found = []
     with contextlib.suppress(psutil.Error):
         for one in process.children(recursive=True):

@@ -1,4 +1,4 @@
-"""What changes from one plan to another: workers that move, appear or go, and hardware that changes hands."""
+"""The changes from one plan to another: workers that move, appear or go, and hardware that changes hands."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PlanDiff:
     changed_variables: tuple[ChangedVariables, ...]
     changed_hands: tuple[ChangedHands, ...]
     facts: tuple[tuple[str, str, str], ...]
-    """What else differs, as (what, before, after): the mode, the number of nodes, the topology."""
+    """Other differences, as (what, before, after): the mode, the number of nodes, the topology."""
     values: tuple[ChangedValue, ...] = ()
     """The facts as values instead of text."""
 

@@ -274,7 +274,7 @@ def local_cluster(
     """Start a Ray cluster on this machine for a `with` block.
 
     `spec` is nodes x accelerators [: model], as everywhere in Roost, or a list of `LocalNode`. Inside the block
-    `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Every node has its own loopback
+    `RAY_ADDRESS` leads to the cluster, for this process and its children. Every node has its own loopback
     address. The accelerators are fake: Ray counts them, but there are no devices. `object_store_memory` is the size of
     each node's object store in bytes; what does not fit in goes to disk. With a list of `LocalNode`, each has its own
     `cpus` and `object_store_memory`. `fast=False` starts the nodes with `ray start`, which takes longer and uses only

@@ -18,12 +18,12 @@ from roost.watch.reading import EventReader
 from roost.watch.views import RunView
 
 SEARCH_FILE = "search.json"
-"""What `roost search --format json` printed, if someone has put it into the run folder."""
+"""The output of `roost search --format json`, if the user has put it into the run folder."""
 _SEARCH_LIMIT = 2**22
 
 
 class WatchedRun(Protocol):
-    """What the page and the terminal show: a run that may go on, or a recording that is played."""
+    """A run that the page and the terminal show: it may go on, or be a recording that is played."""
 
     model: RunModel
 
@@ -33,7 +33,7 @@ class WatchedRun(Protocol):
 
     @property
     def title(self) -> str:
-        """What ran, in a few words."""
+        """The job or script, in a few words."""
 
     @property
     def status(self) -> str:
@@ -63,7 +63,7 @@ class LiveRun:
 
     @property
     def title(self) -> str:
-        """What ran, in a few words."""
+        """The job or script, in a few words."""
         return self._record.what if self._record is not None else self.folder.name
 
     @property

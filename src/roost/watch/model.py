@@ -1,4 +1,4 @@
-"""What each worker of a run does, as the events say: pure, so that tests compare values.
+"""A model of a run: its events go in, and a view of what each worker does comes out. Pure, so tests compare values.
 
 Lines go in with `take`, in any order of files; `view` says what is known at a moment. Times are of the driver's clock:
 a node whose clock differs is noticed because its workers seem to begin before the job did or after they were launched.
@@ -78,7 +78,7 @@ class _Worker(_Lane):
 
 
 class RunModel:
-    """What is known about a run so far."""
+    """The state of a run, as far as its events tell."""
 
     def __init__(self, *, keeps_all: bool = False) -> None:
         """Keep the newest calls and events; with `keeps_all` every one."""
@@ -330,7 +330,7 @@ class RunModel:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened, oldest first."""
+        """The events in words, oldest first."""
         return tuple(sorted(self._events, key=lambda event: event.when))
 
     def view(self, now: float | None = None, notices: Iterable[str] = (), *, has_ended: bool = False) -> RunView:

@@ -1,4 +1,4 @@
-"""What goes between the workers of a run, as the events say: channels, links of weights, requests to engines. Pure."""
+"""Traffic between the workers of a run, from its events: channels, links of weights, requests to engines. Pure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Requests:
 
 
 class Traffic:
-    """What is known so far."""
+    """All traffic that the events tell of so far."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channel] = {}

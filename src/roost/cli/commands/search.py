@@ -54,7 +54,7 @@ def search(
         int, typer.Option("--top", metavar="N", min=1, max=100, help="Show so many placements, the best first.")
     ] = 5,
     interpolate: Annotated[
-        bool, typer.Option("--interpolate", help="Also use device counts between those that were measured.")
+        bool, typer.Option("--interpolate", help="Also use device counts between the measured ones.")
     ] = False,
     apply: Annotated[
         Path | None, typer.Option("--apply", metavar="FILE", help="Write the job with the best placement to this file.")

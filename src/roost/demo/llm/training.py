@@ -305,7 +305,7 @@ class _Run:
         self._watcher.round_ended(done)
 
     def _update(self) -> None:
-        """Bring the weights into every engine that is there; one that has just died is left out, and filled later."""
+        """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
         deadline = time.monotonic() + ROUND_SECONDS
         while True:
             try:
