@@ -106,7 +106,7 @@ entry: "not a target"
 """
 
 
-@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"], ["lint"]])
+@pytest.mark.parametrize("command", [["plan"], ["run", "--dry-run"], ["check"]])
 def test_commands_that_read_a_job_refuse_nonsense_in_what_runs(tmp_path, command):
     job = tmp_path / "job.yaml"
     job.write_text(CLUSTER + NONSENSE)

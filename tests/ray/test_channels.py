@@ -496,12 +496,14 @@ def test_the_command_shows_depth_bytes_and_who_waits(small, talkers):
     wait_for_putter(small, "talkers:0")
     get = talkers[2].get(small, key="wanted")
     wait_until(lambda: line(small, "wanted")["getters"], "it waits")
-    shown = roost("channels", "--verbose").stdout
+    shown = roost("status", "--channels", "--verbose").stdout
     (row,) = [text.split() for text in shown.splitlines() if "default_queue" in text]
     assert row == ["default_queue", "1", "0", "3", "KiB", "1", "0", "-", "talkers:0"]
     assert f"talkers:2 to {small.name}:0: network" in shown
     assert f"talkers:0 to {small.name}:0: shared memory" in shown
-    found = {item["name"]: item["homes"] for item in json.loads(roost("channels", "--format", "json").stdout)}
+    found = {
+        item["name"]: item["homes"] for item in json.loads(roost("status", "--channels", "--format", "json").stdout)
+    }
     assert found[small.name][0]["stats"]["keys"]["wanted"]["getters"] == {"talkers:2": 1}
     small.put("done", key="wanted")
     get.wait()

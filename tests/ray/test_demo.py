@@ -32,8 +32,7 @@ class Silent:
         self.restarts = []
 
     def launched(self, group, workers, seconds): ...
-    def busy(self, *groups): ...
-    def round_ended(self, done, timeline): ...
+    def round_ended(self, done): ...
     def killing(self, worker, pid): ...
 
     def restarted(self, restart):
@@ -78,6 +77,7 @@ def test_the_demo_trains_both_modes_survives_a_kill_and_leaves_the_promised_file
     assert [folder.name.rpartition("-")[2] for folder in folders] == ["colocate", "disagg"]
     for folder in folders:
         _check_folder(folder)
+        assert re.search(rf"{folder.name[16:]}  mean(.|\n)*?  env +[█▒░]+ +\d+ % busy", shown), "who was at work"
         before, after = map(int, re.search(rf"{folder.name[16:]}  mean return (\d+) -> (\d+)", shown).groups())
         assert after >= 3 * before
     assert _left_in(tmp_path) == []
@@ -87,21 +87,20 @@ def _check_folder(folder: Path) -> None:
     mode = folder.name.rpartition("-")[2]
     plan = Plan.from_json((folder / "plan.json").read_text())
     assert plan.names == ["actor", "rollout", "env"]
-    for name in ("map.svg", "returns.svg", "timeline.svg"):
-        drawing = ElementTree.fromstring((folder / name).read_text())  # noqa: S314 - we drew it
-        assert drawing.tag.endswith("svg")
+    drawing = ElementTree.fromstring((folder / "map.svg").read_text())  # noqa: S314 - we drew it
+    assert drawing.tag.endswith("svg")
     with (folder / "returns.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert float(rows[-1]["mean_return"]) >= 3 * float(rows[0]["mean_return"])
     assert {row["behind"] for row in rows} == ({"0"} if mode == "colocate" else {"0", "1"})
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert threads == {f"{name}:{rank}" for name in ("actor", "rollout", "env") for rank in range(4)}
+    assert threads >= {f"{name}:{rank}" for name in ("actor", "rollout", "env") for rank in range(4)}
     spans = [event for event in events if event["ph"] == "X"]
-    assert {event["name"] for event in spans} == {"learn", "act", "load", "step"}
+    assert {event["name"] for event in spans} >= {"learn", "play"}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
-    marks = [event["name"] for event in events if event["ph"] == "i"]
-    assert marks == (["rollout:2 killed", "rollout:2 is back"] if mode == "colocate" else [])
+    marks = [event["name"] for event in events if event["ph"] == "i" and event["name"].startswith("rollout:2 ")]
+    assert marks == (["rollout:2 died", "rollout:2 restarted"] if mode == "colocate" else [])
     logs = {str(path.relative_to(folder / "logs")) for path in (folder / "logs").rglob("*.log")}
     assert {"env/2.log", "rollout/2.log", "actor/0.log"} <= logs
     killed = (folder / "logs" / "env" / "2.log").read_text()

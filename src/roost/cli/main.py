@@ -1,9 +1,9 @@
 """The command line: the table of commands, exit codes, and the one place where a RoostError becomes text.
 
 A command is the function in `commands/` with the name of its file. The table has all that `roost --help` and the
-shells need, so that only the command that runs is imported.
+shells need, so that Roost imports only the command that runs.
 
-Exit codes: 0 success; 1 two plans differ, lint --strict has a warning, doctor found a problem, clean ended
+Exit codes: 0 success; 1 two plans differ, check --strict has a warning, doctor found a problem, clean ended
 nothing or the demo did not learn; 2 a mistake by the user; 3 a failure of the world, such as no Ray cluster.
 """
 
@@ -36,34 +36,32 @@ _COMMANDS = {
             "Compare two plans or two runs: exit 0 if the plans are the same, 1 if they differ.",
             "job.yaml other.yaml --cluster 2x8",
         ),
-        "where": ("Show where a worker sits and which environment it gets.", "job.yaml actor:3 --cluster 2x8"),
-        "who": ("Show which workers sit on a piece of hardware.", "job.yaml 1:4 --cluster 2x8"),
+        "where": (
+            "Show where a worker sits and which environment it gets, or who sits on a piece of hardware.",
+            "job.yaml actor:3 --cluster 2x8",
+        ),
         "weights": ("Show which bytes of the weights go from which worker to which.", "job.yaml --cluster 2x8"),
         "search": (
-            "Find the best placement of a job from measured times, and prove it.",
+            "Find the best placement of a job from measured times, prove it, or check a proof.",
             "job.yaml --cluster 8x8:H100 --profile profile.yaml",
         ),
-        "check-proof": ("Check a proof that `roost search --prove` wrote, with code of its own.", "proof.json"),
-        "check": ("Check all that can be known about a job before it runs.", "job.yaml --cluster 2x8"),
-        "lint": ("Warn about what is valid in a plan but may be a mistake.", "job.yaml --cluster 2x8 --strict"),
+        "check": ("Find the mistakes of a job, and what may be one, before it runs.", "job.yaml --cluster 2x8"),
     },
     "Run": {
         "run": ("Place a job, launch its workers and call its entry point.", "job.yaml"),
         "top": ("Show a run on the terminal while it runs: who does what, metrics, events.", "latest"),
         "watch": ("Show a run on a local web page while it runs, and afterwards.", "latest --open"),
         "stack": ("Show where all threads of a worker are, without stopping it.", "latest actor:3"),
-        "trace": ("Write what the workers of a run did as a trace that Perfetto opens.", "latest --out trace.json"),
-        "logs": ("Show what the workers of a run printed, or list the logs.", "actor:3 --follow"),
+        "logs": ("Show what the workers of a run printed, or list the logs.", "latest actor:3 --follow"),
         "runs": ("List your runs on this machine, newest first.", ""),
-        "show": ("Show all that is known about a run: what ran where and how it ended.", "20261115-2242"),
+        "show": ("Show all that is known about a run, or write what its workers did as a trace.", "20261115-2242"),
         "profile": ("Make a profile for `roost search` from the times that runs recorded.", "latest --out p.yaml"),
         "stop": ("Stop a run that is running, as Ctrl-C would.", "latest"),
         "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),
     },
     "Inspect the cluster": {
         "nodes": ("Show the nodes of the live cluster with their ranks.", "--format inventory --out live.yaml"),
-        "channels": ("Show the channels of live jobs: depth, rates, bytes and who waits on what.", "--verbose"),
-        "status": ("Show the jobs on the live cluster and who holds which accelerator.", ""),
+        "status": ("Show the jobs on the live cluster, who holds which accelerator, or the channels.", "--channels"),
         "doctor": ("Check this machine and the cluster for problems, and say how to fix them.", "--run-dir /shared"),
         "up": ("Start a local cluster: real Ray nodes on this machine, fake accelerators.", "2x4"),
         "down": ("Stop the local cluster.", ""),
@@ -71,6 +69,14 @@ _COMMANDS = {
     },
 }
 """By panel of the help and by name: the summary, and the arguments of an example."""
+_MOVED = {
+    "lint": "check JOB.yaml",
+    "check-proof": "search --check PROOF.json",
+    "who": "where JOB.yaml HARDWARE",
+    "channels": "status --channels",
+    "trace": "show RUN --trace",
+}
+"""Commands of earlier versions, and what does the same now."""
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """Typer's own class, which it has no public name for."""
@@ -100,6 +106,8 @@ class _LazyGroup(_WithoutFlagTypes, TyperGroup):
     """The commands as `--help` lists them; the one on the command line is imported."""
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
+        if args[0] in _MOVED:
+            raise ConfigError(f"`roost {args[0]}` is now `roost {_MOVED[args[0]]}`")
         name, listed, rest = super().resolve_command(ctx, args)
         return name, listed and load_command(str(name)), rest
 
@@ -122,8 +130,7 @@ def load_command(name: str) -> Any:
     summary, example = next(entries[name] for entries in _COMMANDS.values() if name in entries)
     alone = typer.Typer(add_completion=False)
     epilog = f"For example: roost {name} {example}" if example else None
-    module = name.replace("-", "_")
-    function = getattr(import_module(f"roost.cli.commands.{module}"), module)
+    function = getattr(import_module(f"roost.cli.commands.{name}"), name)
     alone.command(name, cls=_Command, help=summary, epilog=epilog)(function)
     return typer.main.get_command(alone)
 

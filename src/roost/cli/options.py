@@ -34,7 +34,6 @@ Address = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="Where Ray is; default: RAY_ADDRESS, or this machine's Ray."),
 ]
-TIMEOUT_SECONDS = 30.0
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="How long nodes may take to answer.")
 ]

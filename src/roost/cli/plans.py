@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roost.cli.options import TIMEOUT_SECONDS, Cluster, Inventory, Live, LiveTimeout, Rules, Shared
+from roost.cli.limits import TIMEOUT_SECONDS
+from roost.cli.options import Cluster, Inventory, Live, LiveTimeout, Rules, Shared
 from roost.cli.out import tell
 from roost.config.flow import FlowConfig
 from roost.config.job import ClusterConfig
-from roost.config.run import read_job_text
+from roost.config.run import RunDraft, read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
@@ -96,20 +97,17 @@ class Hardware:
     assumed: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The JOB that the user names: a job, or a saved plan."""
+
+    path: Path
+    found: RunDraft | Plan
+
+
 def load_plan(path: Path, flags: Flags) -> Plan:
     """Plan a job, or read a saved plan."""
-    return load_job(path, flags).plan
-
-
-def load_job(path: Path, flags: Flags, overrides: Sequence[str] = ()) -> Loaded:
-    """Load a plan as `load_plan` does, with the live cluster and the flow of the job if there are any."""
-    path, text, saved = _read(path)
-    if saved is None:
-        return plan_job(path, text, flags, overrides=overrides)
-    flags.refuse(f"{path} is a saved plan, which includes its hardware")
-    if overrides:
-        raise ConfigError(f"{path} is a saved plan, whose settings are fixed", hint=f"leave out {' '.join(overrides)}")
-    return Loaded(plan=saved)
+    return plan_job(read_job(path), flags).plan
 
 
 def find_hardware(config: ClusterConfig, cluster: str | None, inventory: Path | None, flags: str) -> Hardware:
@@ -147,12 +145,14 @@ def _first_nodes(topology: Topology, count: int | None) -> Topology:
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     """Load two plans to compare. Unless flags say otherwise, a job is planned on the hardware of the saved plan."""
-    read = [_read(before), _read(after)]
-    saved = [plan for _, _, plan in read if plan is not None]
+    given = [read_job(before), read_job(after)]
+    saved = [item.found for item in given if isinstance(item.found, Plan)]
     if len(saved) == 2:
         flags.refuse("both are saved plans, which include their hardware")
     hardware = saved[0].topology if saved else None
-    one, other = (plan or plan_job(path, text, flags, hardware).plan for path, text, plan in read)
+    one, other = (
+        item.found if isinstance(item.found, Plan) else plan_job(item, flags, hardware).plan for item in given
+    )
     return one, other
 
 
@@ -166,8 +166,8 @@ def read_saved_plan(path: Path) -> Plan:
     return _parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
 
 
-def _read(path: Path) -> tuple[Path, str, Plan | None]:
-    """Read standard input for `-`, the plan of a run for its id or folder, or a file: where, its text, its saved plan.
+def read_job(path: Path, overrides: Sequence[str] = ()) -> Given:
+    """Read a job or a saved plan: from standard input for `-`, the plan of a run for its id or folder, or a file.
 
     A job, which has no version and no hash, is not a saved plan.
     """
@@ -178,15 +178,21 @@ def _read(path: Path) -> tuple[Path, str, Plan | None]:
 
         path = plan_file(find_folder(path))
     text = load_text(path, limit=PLAN_FILE_LIMIT)
-    if not text.lstrip().startswith("{"):
-        return path, text, None
-    try:
-        data = json.loads(text)
-        is_plan = isinstance(data, dict) and {"version", "hash", "components"} <= set(data) and "cluster" not in data
-    except (ValueError, RecursionError):
-        # A truncated plan is reported as a plan.
-        is_plan = '"version"' in text[:400] and '"hash"' in text[:400]
-    return path, text, _parse_plan(path, text) if is_plan else None
+    is_plan = False
+    if text.lstrip().startswith("{"):
+        try:
+            data = json.loads(text)
+            is_plan = isinstance(data, dict) and {"version", "hash", "components"} <= {*data} and "cluster" not in data
+        except (ValueError, RecursionError):
+            # A truncated plan is reported as a plan.
+            is_plan = '"version"' in text[:400] and '"hash"' in text[:400]
+    if is_plan and overrides:
+        hint = f"leave out {' '.join(overrides)}"
+        raise ConfigError(f"{path} is a saved plan, whose settings are fixed", hint=hint)
+    if is_plan:
+        return Given(path=path, found=_parse_plan(path, text))
+    check_size(str(path), len(text), JOB_FILE_LIMIT)
+    return Given(path=path, found=read_job_text(text, name=str(path), overrides=overrides))
 
 
 def _parse_plan(path: Path, text: str) -> Plan:
@@ -197,21 +203,21 @@ def _parse_plan(path: Path, text: str) -> Plan:
         raise ConfigError(problems) from None
 
 
-def plan_job(
-    path: Path, text: str, flags: Flags, hardware: Topology | None = None, overrides: Sequence[str] = ()
-) -> Loaded:
-    """Plan a job from its text, on the hardware of the flags or else on this one."""
-    check_size(str(path), len(text), JOB_FILE_LIMIT)
-    draft = read_job_text(text, name=str(path), overrides=overrides)
+def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Loaded:
+    """Plan a job on the hardware of the flags, or else on this one; a saved plan is taken as it is."""
+    draft = given.found
+    if isinstance(draft, Plan):
+        flags.refuse(f"{given.path} is a saved plan, which includes its hardware")
+        return Loaded(plan=draft)
     config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
     live, assumed = None, ""
     if flags.live:
-        from roost.cli.visit import visit_hardware  # loads psutil, which planning a job does without
+        from roost.cli.live_cluster import ask_for_hardware  # loads psutil, which planning a job does without
 
-        live = visit_hardware(config.num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
+        live = ask_for_hardware(config.num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
         hardware = live.topology
         if live.note:
             tell(live.note)

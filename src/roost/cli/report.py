@@ -23,7 +23,7 @@ _WORDS = (
     (r"Input should be a valid number.*", "it must be a number"),
     (r"Input should be ", "it must be "),
 )
-"""What the library that checks the values of options says, and what it means."""
+"""Messages of the library that checks the values of options, and plain words for them."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -41,12 +41,12 @@ def print_text(text: Text, out: Path | None = None) -> None:
         write_text(text.plain + "\n", out)
 
 
-def draw_map(grid: Grid, out: Path | None = None, below: str = "") -> None:
-    """Draw a map as wide as the terminal, or 120 columns wide into a file, and lines below it."""
+def draw_map(grid: Grid, out: Path | None = None, *, above: Text | None = None, below: str = "") -> None:
+    """Draw a map as wide as the terminal, or 120 columns wide into a file, and text above and below it."""
     width = 120 if out is not None else shutil.get_terminal_size().columns
     has_16_colours = _is_coloured() and _console().color_system == "standard"
     drawn = draw_terminal(grid, width=width, basic_colours=has_16_colours)
-    print_text(drawn.append(f"\n{below}") if below else drawn, out)
+    print_text(Text("\n").join([*([above, Text()] if above else []), drawn, *([Text(below)] if below else [])]), out)
 
 
 def _console() -> Console:

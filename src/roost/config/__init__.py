@@ -1,1 +1,1 @@
-"""What people write, as values: job files, inventories, rank expressions, hardware. Pure."""
+"""The files that people write, as values: job files, inventories, rank expressions, hardware. Pure."""

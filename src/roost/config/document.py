@@ -1,4 +1,4 @@
-"""What the user wrote, as values that know their place: the model, and its implementation for dicts and DictConfigs.
+"""The user's document, as values that know their place: the model, and its implementation for dicts and DictConfigs.
 
 Only the keys that a reader asks for are read. `yaml_file` implements the same model for YAML and JSON files.
 """

@@ -24,7 +24,7 @@ NODE = "node"
 RESERVED = (CLUSTER, NODE)
 MAX_NODES = 1_000_000
 WORKER_VARIABLES = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "ROOST_JOB"})
-"""What Roost sets for every worker: a job that set one of them would contradict the plan."""
+"""The variables that Roost sets for every worker: a job that set one of them would contradict the plan."""
 
 
 def group_variables() -> frozenset[str]:
@@ -112,7 +112,7 @@ class DeclaredHardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvConfig:
-    """What the workers of a group get on some of its nodes: variables and an interpreter."""
+    """The environment of a group's workers on some of its nodes: variables and an interpreter."""
 
     node_ranks: tuple[int, ...]
     env_vars: tuple[tuple[str, str], ...] = ()

@@ -36,7 +36,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallProfile:
-    """What is measured of one call: its times by device count, for each kind of device."""
+    """The measurements of one call: its times by device count, for each kind of device."""
 
     name: str
     timings: Mapping[str, Mapping[int, Timing]]

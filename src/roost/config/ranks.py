@@ -70,7 +70,7 @@ class Segment:
 
 
 class SyntaxProblem(Exception):  # noqa: N818 - it is caught and becomes a Problem
-    """What is wrong with a rank string, and where in it; it never leaves this package."""
+    """A mistake in a rank string, and its place; it never leaves this package."""
 
     def __init__(self, message: str, span: tuple[int, int], hint: str = "") -> None:
         super().__init__(message)

@@ -46,7 +46,7 @@ RUN_FIELDS = Table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What runs as one component: a class by name, its arguments, and how to launch it."""
+    """The workers of one component: a class by name, its arguments, and how to launch it."""
 
     component: str
     target: str
@@ -73,7 +73,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What a job runs: its workers in the order of the components, and the function to call."""
+    """The programs of a job: its workers in the order of the components, and the function to call."""
 
     workers: tuple[WorkerConfig, ...]
     entry: str

@@ -35,7 +35,7 @@ _DECIMAL = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE]-?[0-9]+)?"
 
 
 class Reads(Protocol):
-    """What a field can hold: `read` returns None where it noted a mistake."""
+    """The kind of value of a field: `read` returns None where it noted a mistake."""
 
     @property
     def read(self) -> Callable[[Value, Notes, str], Any]: ...
@@ -45,7 +45,7 @@ class Reads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: the function that reads it, and the one that describes it."""
+    """A kind of value: one function reads it, another describes it."""
 
     read: Callable[[Value, Notes, str], Any]
     schema: Callable[[], Schema]

@@ -180,7 +180,7 @@ class YamlValue(Value):
 
     @property
     def node(self) -> yaml.Node:
-        """What the parser composed."""
+        """The node that the parser composed."""
         return self._node
 
     @property

@@ -1,4 +1,4 @@
-"""What the demo shows during training: a live picture on a terminal, plain lines in a pipe."""
+"""The output of the demo during training: on a terminal the picture of `roost top`, in a pipe plain lines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from roost.demo.pictures import curve_text
 from roost.demo.rounds import Restart, Round
 from roost.demo.tasks import Task
-from roost.demo.timeline import Timeline
+from roost.watch.live import WatchedRun
+from roost.watch.screen import draw_screen
 
-_CURVE_HEIGHT = 9
 _EVERY_ROUNDS = 4
-_MOST_COLUMNS = 78
+_MOST_COLUMNS = 100
+_MOST_LINES = 16
 
 
 class DemoConsole(Console):
@@ -33,35 +31,27 @@ class DemoConsole(Console):
 class Display:
     """The watcher of one run that shows it as it happens."""
 
-    def __init__(self, console: Console, task: Task, goal: float, colours: Mapping[str, str]) -> None:
+    def __init__(self, console: Console, task: Task, goal: float, colours: Mapping[str, str], run: WatchedRun) -> None:
         self._console = console
         self._task = task
         self._goal = goal
         self._colours = colours
-        self._busy: tuple[str, ...] = ()
-        self._returns: list[float] = []
-        self._timeline: Timeline | None = None
-        self._parts: dict[str, float] = {}
+        self._run = run
+        self._last: Round | None = None
 
     def showing(self) -> AbstractContextManager[object]:
         """Show the live picture while the run trains."""
         if not self._console.is_interactive:
             return nullcontext()
-        options: dict[str, Any] = {"refresh_per_second": 8, "redirect_stdout": False, "redirect_stderr": False}
+        options: dict[str, Any] = {"refresh_per_second": 4, "redirect_stdout": False, "redirect_stderr": False}
         return Live(console=self._console, get_renderable=self._picture, **options)
 
     def launched(self, group: str, workers: int, seconds: float) -> None:
         name = (f"{group:<7}", f"bold {self._colours.get(group, '')}")
         self._say(Text.assemble("  ", name, f"  {workers} workers ready in {seconds:.1f} s"))
 
-    def busy(self, *groups: str) -> None:
-        self._busy = groups
-
-    def round_ended(self, done: Round, timeline: Timeline) -> None:
-        since, until = self._timeline.end if self._timeline else timeline.start, timeline.end
-        self._parts = {track.worker: track.at_work(since, until) for track in timeline.tracks}
-        self._timeline = timeline
-        self._returns.append(done.mean_return)
+    def round_ended(self, done: Round) -> None:
+        self._last = done
         if not self._console.is_interactive and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
             spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in done.seconds.items())
             reached = f"{self._task.noun} {self._task.text(done.mean_return):>4}"
@@ -79,32 +69,17 @@ class Display:
         self._console.print(text, soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        if not self._returns:
-            return Text("  the first round", style="dim")
-        reached = self._returns[-1]
-        head = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=self._goal, completed=min(reached, self._goal), width=30)
-        task = self._task
-        said = f"{task.noun} {task.text(reached)}, the goal is {task.text(self._goal)}"
-        head.add_row(f"  round {len(self._returns)}", bar, said)
-        width = max(1, min(self._console.width, _MOST_COLUMNS) - 8)
-        curve = Text(
-            "\n".join(curve_text(self._returns, width=width, height=_CURVE_HEIGHT, top=task.top)), style="cyan"
+        task, last = self._task, self._last
+        reached = (
+            "the first round" if last is None else f"round {last.number}  {task.noun} {task.text(last.mean_return)}"
         )
-        return Group(head, curve, Text(), self._who())
-
-    def _who(self) -> Table:
-        """Return a line for each node: its workers, which are busy, and how much of the last round each worked."""
-        table = Table.grid(padding=(0, 2))
-        tracks = self._timeline.tracks if self._timeline else ()
-        for node in sorted({track.node for track in tracks}):
-            line = Text()
-            for track in (track for track in tracks if track.node == node):
-                is_busy = track.component in self._busy
-                line.append("● " if is_busy else "○ ", style=self._colours.get(track.component, ""))
-                line.append(f"{track.worker} {self._parts[track.worker]:3.0%}  ", style="" if is_busy else "dim")
-            table.add_row(Text(f"  node {node}", style="bold"), line)
-        return table
+        goal = Text(f"{reached}, the goal is {task.text(self._goal)}", style="bold")
+        goal.truncate(self._console.width)
+        size, view = self._console.size, self._run.refresh()
+        width, height = min(size.width, _MOST_COLUMNS), min(size.height - 2, _MOST_LINES)
+        return Group(
+            goal, draw_screen(view, title=self._run.title, status=self._run.status, width=width, height=height)
+        )
 
 
 class WithoutRemarks(io.TextIOBase):

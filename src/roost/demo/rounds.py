@@ -1,12 +1,11 @@
-"""What a run of the demo is made of: its goal, its rounds, workers that were restarted, and who watches."""
+"""The values of a run of the demo: its goal, its rounds, restarted workers; and the interface of its watcher."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from roost.demo.jobs import Mode
-from roost.demo.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,7 @@ class Watcher(Protocol):
     """Follows a run as it happens."""
 
     def launched(self, group: str, workers: int, seconds: float) -> None: ...
-    def busy(self, *groups: str) -> None: ...
-    def round_ended(self, done: Round, timeline: Timeline) -> None: ...
+    def round_ended(self, done: Round) -> None: ...
     def killing(self, worker: str, pid: int) -> None: ...
     def restarted(self, restart: Restart) -> None: ...
 
@@ -65,10 +63,14 @@ class Trained:
     rounds: tuple[Round, ...]
     seconds: dict[str, float]
     """Spent in each phase."""
-    timeline: Timeline
+    began: float
+    """When the first round began, in seconds since the epoch."""
+    ended: float
     restarts: tuple[Restart, ...]
     remarks: tuple[str, ...] = ()
-    """What the summary says besides."""
+    """Further lines of the summary."""
+    busy: dict[str, float] = field(default_factory=dict)
+    """The busy shares of components whose work the events do not show, as that of engines that answer requests."""
 
     @property
     def before(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,16 @@ from roost import Cluster, ConfigError, make_plan
 from roost.demo.advice import advise
 from roost.demo.display import Display, WithoutRemarks
 from roost.demo.jobs import Mode
-from roost.demo.pictures import curve_svg, timeline_svg, timeline_text
 from roost.demo.rounds import Goal, Trained
 from roost.demo.tasks import CARTPOLE, Task
+from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal, terminal_colours
 from roost.testing import local_cluster
+from roost.watch.live import LiveRun, read_whole
+from roost.watch.trace import to_trace
 
-_SHOWN_ROUNDS = 3
 _RISE = 2.0
 """The factor by which the value has to grow."""
 
@@ -66,18 +67,18 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
                 _run_mode(mode, folder, options, console) for mode, folder in zip(options.modes, folders, strict=True)
             ]
     say("\n[bold]The cluster is stopped; the results[/]")
-    for trained in done:
-        console.print(_summary(task, trained, console.width), soft_wrap=True)
-    console.print(advise(task, done), soft_wrap=True)
+    for trained, bars in done:
+        console.print(_summary(task, trained, bars, console.width), soft_wrap=True)
+    console.print(advise(task, [trained for trained, _ in done]), soft_wrap=True)
     _say_files(folders, console)
     say(f"\n{time.monotonic() - began:.0f} s in all")
-    return all(trained.after >= _RISE * trained.before for trained in done)
+    return all(trained.after >= _RISE * trained.before for trained, _ in done)
 
 
-def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> Trained:
+def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> tuple[Trained, list[Bar]]:
     task, goal = options.task, options.goal()
     job = task.make_job(mode)
-    console.print(f"\n[bold]{mode}[/]: {mode.said}")
+    console.print(f"\n[bold]{mode}[/]: {mode.said}", soft_wrap=True)
     # Ray's remarks would tear the picture.
     with (
         contextlib.redirect_stderr(WithoutRemarks(sys.stderr)),
@@ -94,19 +95,24 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) 
         drawn = draw_terminal(make_grid(plan), width=min(console.width, 100), basic_colours=is_basic)
         console.print(drawn, soft_wrap=True)
         console.print()
-        display = Display(
-            console, task, min(goal.mean_return, task.top), terminal_colours(grid, basic_colours=is_basic)
-        )
+        colours = terminal_colours(grid, basic_colours=is_basic)
+        display = Display(console, task, min(goal.mean_return, task.top), colours, LiveRun(folder))
         kill = mode is (task.killed_in if task.killed_in in options.modes else options.modes[0])
         with display.showing():
             trained = task.find_train()(cluster, plan, mode, seed=options.seed, goal=goal, kill=kill, watcher=display)
-    _write_pictures(folder, task, trained, terminal_colours(grid))
-    return trained
+    model = read_whole(folder)
+    (folder / "trace.json").write_text(to_trace(model), encoding="utf-8")
+    (folder / "returns.csv").write_text(_rounds_csv(task, trained), encoding="utf-8")
+    bars = []
+    for name in plan.names:
+        busy = trained.busy.get(name, model.busy_share(name, trained.began, trained.ended))
+        bars.append(Bar(name=name, colour=colours[name], parts=(busy, 0.0, 1.0 - busy)))
+    return trained, bars
 
 
 @contextlib.contextmanager
 def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """Make the folders of the runs before anything starts; remove those that stay empty."""
+    """Make the folders of the runs before anything starts; remove the empty ones at the end."""
     made: list[Path] = []
     try:
         for path in paths:
@@ -125,8 +131,7 @@ def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
                 path.rmdir()
 
 
-def _write_pictures(folder: Path, task: Task, trained: Trained, colours: Mapping[str, str]) -> None:
-    returns = [item.mean_return for item in trained.rounds]
+def _rounds_csv(task: Task, trained: Trained) -> str:
     phases = list(trained.rounds[0].seconds)
     rows = [",".join(["round", task.noun.replace(" ", "_"), "episodes", "behind", *(f"{name}_s" for name in phases)])]
     rows += [
@@ -134,18 +139,10 @@ def _write_pictures(folder: Path, task: Task, trained: Trained, colours: Mapping
         + ",".join(f"{item.seconds.get(phase, 0):.4f}" for phase in phases)
         for item in trained.rounds
     ]
-    killed = {item.after_round: f"{item.worker} killed" for item in trained.restarts}
-    title = f"{task.title}, {trained.mode}"
-    for name, text in {
-        "returns.csv": "\n".join(rows) + "\n",
-        "returns.svg": curve_svg(title, task.noun, returns, top=task.top, marks=killed),
-        "timeline.svg": timeline_svg(title, trained.timeline, colours),
-        "trace.json": trained.timeline.to_trace(),
-    }.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    return "\n".join(rows) + "\n"
 
 
-def _summary(task: Task, trained: Trained, width: int) -> Text:
+def _summary(task: Task, trained: Trained, bars: Sequence[Bar], width: int) -> Text:
     after = (task.text(trained.after), "bold green" if trained.after > trained.before else "bold red")
     text = Text.assemble((f"{trained.mode}", "bold"), f"  {task.noun} {task.text(trained.before)} -> ", after)
     text.append(f" in {len(trained.rounds)} rounds")
@@ -156,11 +153,8 @@ def _summary(task: Task, trained: Trained, width: int) -> Text:
         text.append(f"  speed     {remark}\n")
     for restart in trained.restarts:
         text.append(f"  killed    {restart.worker}, back in place after {restart.seconds:.1f} s\n")
-    shown = sum(sum(item.seconds.values()) for item in trained.rounds[-_SHOWN_ROUNDS:])
-    end = trained.timeline.end
-    text.append(f"  the last {shown:.1f} s, who was at work:\n", style="dim")
-    for line in timeline_text(trained.timeline, width=max(8, min(62, width - 16)), start=end - shown, end=end):
-        text.append(f"    {line}\n")
+    for line in draw_bars(bars, width=width - 2).split("\n"):
+        text.append("  ").append_text(line).append("\n")
     return text
 
 

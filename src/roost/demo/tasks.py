@@ -1,4 +1,4 @@
-"""What the demo can train: which job, on which hardware, and how it is shown."""
+"""The tasks of the demo: which job trains, on which hardware, and how the demo shows it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Task:
 
     title: str
     noun: str
-    """What rises."""
+    """The name of the value that rises."""
     top: float
     """The highest value that it can have."""
     digits: int
     """How many digits of it after the point are shown."""
     hardware: str
     call: str
-    """What the rollout does in a step."""
+    """The call of the rollout in a step."""
     goal: Goal
     killed_in: Mode
     """The mode in which a worker is killed."""

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -24,15 +23,12 @@ from roost import (
     WorkerGroup,
 )
 from roost.demo.jobs import GAMES, STEPS, Mode
+from roost.demo.limits import POLL_SECONDS, ROUND_SECONDS, UPDATE_SECONDS
 from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
-from roost.demo.timeline import Mark, Span, Timeline
 from roost.demo.workers import Actor, Env, Played, Rollout
 from roost.weights import WeightLink
 
-_ROUND_SECONDS = 180.0
-_POLL_SECONDS = 0.25
 _UPDATE_TRIES = 5
-_UPDATE_SECONDS = 30.0
 _RECENT = 40
 """The number of episodes that a mean return covers."""
 _VICTIM = 2
@@ -52,11 +48,13 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
             watcher.launched(name, groups[-1].world_size, time.monotonic() - since)
         run = _Run(groups, watcher, kill=kill, launch_seconds=time.monotonic() - began)
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-    return Trained(mode=mode, rounds=run.rounds, seconds=run.seconds, timeline=run.timeline(), restarts=run.restarts)
+        ended = time.time()
+    seconds, restarts = run.seconds, run.restarts
+    return Trained(mode=mode, rounds=run.rounds, seconds=seconds, began=run.began, ended=ended, restarts=restarts)
 
 
 def check_died(end: Outcome) -> None:
-    """Raise the error of a worker that failed: unlike one that died, it would fail again after a restart."""
+    """Raise the error of a worker that failed: it would fail again after a restart. A worker that died would not."""
     if end.error is not None and end.kind is not OutcomeKind.DEATH:
         raise end.error
 
@@ -68,44 +66,37 @@ class _Run:
         self, groups: Sequence[WorkerGroup[Any]], watcher: Watcher, *, kill: bool, launch_seconds: float
     ) -> None:
         self._actor, self._rollout, self._env = groups
-        self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
         self._watcher = watcher
         self._has_to_kill = kill
         self.rounds: tuple[Round, ...] = ()
         self.restarts: tuple[Restart, ...] = ()
         self.seconds = {"launch": launch_seconds}
-        self._spans: defaultdict[str, list[Span]] = defaultdict(list)
-        self._marks: list[Mark] = []
         self._returns: list[float] = []
+        self.began = time.time()
         self._began = time.monotonic()
         self._version = 0
-        self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(_ROUND_SECONDS), strict=True))
+        self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(ROUND_SECONDS), strict=True))
         self._link = WeightLink.between(self._actor, self._rollout)
         self._serving = [self._rollout[rank].serve() for rank in self._rollout.ranks]
         self._update({})
-
-    def timeline(self) -> Timeline:
-        return Timeline.of(self._spans, self._nodes, self._marks)
 
     def colocate(self, goal: Goal) -> None:
         """Take turns: the environments play with the newest weights, then all ranks learn."""
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
-            self._watcher.busy("env", "rollout")
             with self._phase("play", seconds):
                 played = self._wait(self._play())
             self._learn(played, seconds)
 
     def disagg(self, goal: Goal) -> None:
         """Work at the same time: the environments play the next round while the ranks learn from the last one."""
-        self._watcher.busy("env", "rollout")
         playing = self._play()
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
             with self._phase("play", seconds):
                 played = self._wait(playing)
             playing = self._play()
-            self._learn(played, seconds, "env", "rollout")
+            self._learn(played, seconds)
         self._wait(playing)
 
     def _is_over(self, goal: Goal) -> bool:
@@ -120,17 +111,16 @@ class _Run:
             self._has_to_kill = False
             worker, pid = f"rollout:{_VICTIM}", self._pids[_VICTIM]
             self._watcher.killing(worker, pid)
-            self._marks.append(Mark(name=f"{worker} killed", at=time.time()))
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return playing
 
     def _wait(self, playing: CallResult[Any]) -> list[Played]:
         """Return what the environments played; restart rollout workers that die before they finish."""
-        deadline = time.monotonic() + _ROUND_SECONDS
+        deadline = time.monotonic() + ROUND_SECONDS
         while True:
             try:
-                return playing.wait(_POLL_SECONDS)
+                return playing.wait(POLL_SECONDS)
             except CallTimedOut:
                 if playing.done():
                     # The last answer has just arrived, or an environment gave up waiting for its rollout worker.
@@ -147,8 +137,8 @@ class _Run:
             check_died(end)
             with self._phase("restart"):
                 self._rollout.restart(rank)
-                (pid,) = one.pid().wait(_ROUND_SECONDS)
-                self._link.refill(f"rollout:{rank}", _UPDATE_SECONDS)
+                (pid,) = one.pid().wait(ROUND_SECONDS)
+                self._link.refill(f"rollout:{rank}", UPDATE_SECONDS)
                 self._serving[rank] = one.serve()
             place = one.placements[0]
             restart = Restart(
@@ -160,33 +150,27 @@ class _Run:
                 error=str(end.error),
             )
             self._pids[rank] = pid
-            self._marks.append(Mark(name=f"{restart.worker} is back", at=time.time()))
             self.restarts += (restart,)
             self._watcher.restarted(restart)
 
-    def _learn(self, played: list[Played], seconds: dict[str, float], *others: str) -> None:
+    def _learn(self, played: list[Played], seconds: dict[str, float]) -> None:
         """Learn from what was played, send the new weights, and end the round."""
-        self._watcher.busy("actor", *others)
         with self._phase("learn", seconds):
-            spans = self._actor.learn().wait(_ROUND_SECONDS)
-        self._add(self._actor, spans)
+            self._actor.learn().wait(ROUND_SECONDS)
         self._version += 1
         self._update(seconds)
-        self._add(self._env, [item.spans for item in played])
-        self._add(self._rollout, [item.answers for item in played])
         self._returns += [value for item in played for value in item.returns]
         recent = self._returns[-_RECENT:]
-        spans_played = [span for item in played for span in item.spans]
         done = Round(
             number=len(self.rounds) + 1,
             mean_return=fmean(recent) if recent else 0.0,
             episodes=sum(len(item.returns) for item in played),
             seconds=seconds,
-            made_in=max(span.end for span in spans_played) - min(span.start for span in spans_played),
+            made_in=max(item.seconds for item in played),
             behind=self._version - 1 - min(item.oldest for item in played),
         )
         self.rounds += (done,)
-        self._watcher.round_ended(done, self.timeline())
+        self._watcher.round_ended(done)
 
     def _update(self, seconds: dict[str, float]) -> None:
         """Bring the new weights into every rollout worker."""
@@ -194,16 +178,12 @@ class _Run:
             for _ in range(_UPDATE_TRIES):
                 with contextlib.suppress(WorkerDied, CallTimedOut):
                     if self._link.version < self._version:
-                        self._link.update(self._version, _UPDATE_SECONDS)
+                        self._link.update(self._version, UPDATE_SECONDS)
                     return
                 # A rollout worker has just died, and perhaps is not known to be dead yet.
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
                 self._restart_dead()
             raise ClusterError(f"an update of the weights failed {_UPDATE_TRIES} times: see the log")
-
-    def _add(self, group: WorkerGroup[Any], spans: list[list[Span]]) -> None:
-        for rank, own in zip(group.ranks, spans, strict=True):
-            self._spans[f"{group.name}:{rank}"] += own
 
     @contextlib.contextmanager
     def _phase(self, name: str, *rounds: dict[str, float]) -> Iterator[None]:

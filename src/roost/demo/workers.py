@@ -18,24 +18,20 @@ import numpy as np
 
 from roost import ANY, CallTimedOut, Worker, WorkerDied
 from roost.demo.learning import Batch, Floats, Learner, Weights, choose, first_weights
-from roost.demo.timeline import Span, SpanRecorder
+from roost.demo.limits import AWAY_SECONDS, PEER_SECONDS, RETRY_SECONDS
 from roost.weights import WeightWorker
-
-_AWAY_SECONDS = 90.0
-"""How long an Env waits for a rollout worker that died and is being restarted."""
-_PEER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What an Env reports to the driver: the returns of the episodes that ended; the steps go to the actor."""
+    """The report of an Env to the driver; the steps themselves go to the actor."""
 
     returns: list[float]
+    """Of the episodes that ended."""
     oldest: int
     """The oldest version of the weights that chose one of the actions."""
-    spans: list[Span]
-    answers: list[Span]
-    """Those of the rollout worker that it asked."""
+    seconds: float
+    """How long it played."""
 
 
 class Env(Worker):
@@ -53,29 +49,26 @@ class Env(Worker):
         self._asked = 0
         self._death: Any = None
         """Fails when the rollout worker dies, also between two questions: nothing is ever sent under its tag."""
-        self._recorder = SpanRecorder()
-        self._answers: list[Span] = []
 
     def play(self, steps: int, version: int) -> Played:
         """Play `steps` steps in every game, with weights of this version or newer; the actor gets the steps."""
+        began = time.monotonic()
         returns: list[float] = []
         played: list[tuple[Any, ...]] = []
         for _ in range(steps):
             seen, chosen = self._seen.copy(), self._ask(version)
-            with self._recorder.span("step"):
-                played.append((seen, *chosen, *self._step(chosen[0], returns)))
+            played.append((seen, *chosen, *self._step(chosen[0], returns)))
         names = ("observations", "actions", "logprobs", "versions", "rewards", "ends")
         arrays: dict[str, Any] = dict(zip(names, map(np.array, zip(*played, strict=True)), strict=True))
         oldest = int(arrays.pop("versions").min())
         self._batches.put(Batch(**arrays, last=self._seen.copy()), key=self.rank)
-        answers, self._answers = self._answers, []
         if returns:
             self.log_metric("episode return", sum(returns) / len(returns), step=version)
-        return Played(returns=returns, oldest=oldest, spans=self._recorder.take(), answers=answers)
+        return Played(returns=returns, oldest=oldest, seconds=time.monotonic() - began)
 
     def _ask(self, version: int) -> tuple[Any, Any, int]:
         """Return the actions for the current observations; wait for a rollout worker that died to come back."""
-        deadline, has_warned = time.monotonic() + _AWAY_SECONDS, False
+        deadline, has_warned = time.monotonic() + AWAY_SECONDS, False
         # A worker that died may have answered, so that the next one answers again: each question has a number.
         self._asked += 1
         while True:
@@ -84,10 +77,8 @@ class Env(Worker):
                     self._death = self.recv("rollout", self.rank, async_op=True, tag="death")
                 if self._death.done():
                     self._death.wait()
-                self.send((self._asked, version, self._seen), "rollout", self.rank, timeout=_AWAY_SECONDS)
-                answer: tuple[Any, Any, int]
-                answer, spans = self.recv("rollout", self.rank, tag=self._asked, timeout=_AWAY_SECONDS)
-                self._answers += spans
+                self.send((self._asked, version, self._seen), "rollout", self.rank, timeout=AWAY_SECONDS)
+                answer: tuple[Any, Any, int] = self.recv("rollout", self.rank, tag=self._asked, timeout=AWAY_SECONDS)
                 return answer
             except WorkerDied as death:
                 self._death = None
@@ -96,7 +87,7 @@ class Env(Worker):
                 if not has_warned:
                     self.log_warning(f"{str(death).splitlines()[0]}; waiting for it")
                     has_warned = True
-                time.sleep(0.05)
+                time.sleep(RETRY_SECONDS)
 
     def _step(self, actions: Any, returns: list[float]) -> tuple[list[float], list[bool]]:
         rewards, ends = [], []
@@ -121,7 +112,6 @@ class Rollout(WeightWorker):
         self._rng = np.random.default_rng([seed, self.rank])
         self._weights = first_weights(seed)
         self._changed = threading.Condition()
-        self._recorder = SpanRecorder()
 
     def accept(self) -> Weights:
         """Return the weights that each update overwrites."""
@@ -131,7 +121,7 @@ class Rollout(WeightWorker):
     def weights_changing(self, version: int) -> Iterator[None]:
         """Answer no question while they change."""
         del version
-        with self._changed, self._recorder.span("load"):
+        with self._changed:
             yield
             self._changed.notify_all()
 
@@ -141,14 +131,12 @@ class Rollout(WeightWorker):
             question, sender = self.recv(ANY)
             self.send(self._answer(*question), "env", sender.rank, tag=question[0])
 
-    def _answer(self, _number: int, version: int, seen: Floats) -> tuple[tuple[Any, ...], list[Span]]:
-        """Choose actions with weights of a version or a newer one; return them, and what this worker did."""
+    def _answer(self, _number: int, version: int, seen: Floats) -> tuple[Any, ...]:
+        """Choose actions with weights of a version or a newer one."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self.weights_version >= version, _PEER_SECONDS):
-                raise CallTimedOut(f"version {version} of the weights has not come in {_PEER_SECONDS:g} s")
-            with self._recorder.span("act"):
-                answer = *choose(self._weights, seen, self._rng), self.weights_version
-            return answer, self._recorder.take()
+            if not self._changed.wait_for(lambda: self.weights_version >= version, PEER_SECONDS):
+                raise CallTimedOut(f"version {version} of the weights has not come in {PEER_SECONDS:g} s")
+            return *choose(self._weights, seen, self._rng), self.weights_version
 
     def pid(self) -> int:
         """Return the process id, which the demo needs to kill this worker."""
@@ -162,14 +150,10 @@ class Actor(WeightWorker):
         super().__init__()
         self._batches = self.connect_channel("batches")
         self._learner = Learner(seed, self._average)
-        self._recorder = SpanRecorder()
 
-    def learn(self) -> list[Span]:
-        """Take the same steps as all other ranks; return the spans since the last call."""
-        batch = self._batches.get(self.rank, timeout=_PEER_SECONDS)
-        with self._recorder.span("learn"):
-            self._learner.learn(batch)
-        return self._recorder.take()
+    def learn(self) -> None:
+        """Take the same steps as all other ranks."""
+        self._learner.learn(self._batches.get(self.rank, timeout=PEER_SECONDS))
 
     def offer(self) -> Weights:
         """Return the weights, of which all ranks have the same."""
@@ -181,6 +165,6 @@ class Actor(WeightWorker):
         if self.rank != first:
             self.send(own, "actor", first)
         else:
-            own = (own + sum(self.recv("actor", rank, timeout=_PEER_SECONDS) for rank in others)) / self.world_size
-        mean: Floats = self.broadcast(own, [("actor", [first, *others])], timeout=_PEER_SECONDS)
+            own = (own + sum(self.recv("actor", rank, timeout=PEER_SECONDS) for rank in others)) / self.world_size
+        mean: Floats = self.broadcast(own, [("actor", [first, *others])], timeout=PEER_SECONDS)
         return mean

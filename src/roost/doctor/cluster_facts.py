@@ -17,6 +17,7 @@ from ray.util import list_named_actors
 
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Unknown
 from roost.doctor.gather import gather
+from roost.doctor.limits import ASK_SECONDS, PING_SECONDS
 from roost.doctor.machine_facts import collect_machine, collect_node, driver_folders, tell_time
 from roost.errors import CheckFailed
 from roost.machine.ports import answers
@@ -26,9 +27,7 @@ from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import RayNode, describe_node
 from roost.runtime.runs.folder import RUNS_VARIABLE, runs_folder
 
-_ASK_SECONDS = 5.0
 _CLOCK_ROUNDS = 4
-_PING_EVERY_SECONDS = 1.0
 _SILENT_PINGS = 3
 _NODE_PART = 0.8
 """The part of the time for a node that its own facts may take: they still have to come back."""
@@ -64,7 +63,7 @@ def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) ->
     """Call `lost` when the head does not answer several times in a row."""
     silent = 0
     while silent < _SILENT_PINGS:
-        if ended.wait(_PING_EVERY_SECONDS):
+        if ended.wait(PING_SECONDS):
             return
         silent = 0 if answers(address) else silent + 1
     lost(address)
@@ -72,7 +71,7 @@ def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) ->
 
 def _collect(address: str, run_dir: str | None, deadline: float, waiting: Callable[[str], None]) -> ClusterFacts:
     nodes = discover.wait_for_nodes(1, deadline)
-    before: _Jobs = gather({"jobs": _find_jobs}, _ASK_SECONDS * 2)["jobs"]
+    before: _Jobs = gather({"jobs": _find_jobs}, ASK_SECONDS * 2)["jobs"]
     drivers = [(job.info.pid, job.info.since) for job in _known(before) if job.info is not None]
     names = {node.ray_id: str(node) for node in nodes}
     left = max(1.0, deadline - time.monotonic())
@@ -87,11 +86,11 @@ def _collect(address: str, run_dir: str | None, deadline: float, waiting: Callab
         # the deadline is its own.
         collecting: dict[str, Callable[[], Any]] = {
             "nodes": partial(gather, asks, left + 2, say),
-            "driver": partial(collect_machine, driver_folders(run_dir), os.environ, max(left, _ASK_SECONDS)),
+            "driver": partial(collect_machine, driver_folders(run_dir), os.environ, max(left, ASK_SECONDS)),
         }
-        found = gather(collecting, max(left, _ASK_SECONDS) + 4)
+        found = gather(collecting, max(left, ASK_SECONDS) + 4)
     answered = {ray_id: item for ray_id, item in found["nodes"].items() if not isinstance(item, Unknown)}
-    after: _Jobs = gather({"jobs": _find_jobs}, _ASK_SECONDS * 2)["jobs"]
+    after: _Jobs = gather({"jobs": _find_jobs}, ASK_SECONDS * 2)["jobs"]
     return ClusterFacts(
         address=address,
         driver=found["driver"],
@@ -135,12 +134,12 @@ def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unkno
 @contextlib.contextmanager
 def _marker(run_dir: str | None) -> Iterator[Path | Unknown]:
     """Put a file into the run folder, which a node sees only if it shares that folder."""
-    made = gather({"marker": partial(_put_marker, run_dir)}, _ASK_SECONDS)["marker"]
+    made = gather({"marker": partial(_put_marker, run_dir)}, ASK_SECONDS)["marker"]
     try:
         yield made
     finally:
         if not isinstance(made, Unknown):
-            gather({"marker": partial(made.unlink, missing_ok=True)}, _ASK_SECONDS)
+            gather({"marker": partial(made.unlink, missing_ok=True)}, ASK_SECONDS)
 
 
 def _put_marker(run_dir: str | None) -> Path:
@@ -158,7 +157,7 @@ def _find_jobs() -> tuple[JobFacts, ...]:
     return tuple(
         JobFacts(
             namespace=namespace,
-            info=get_job(namespace, _ASK_SECONDS),
+            info=get_job(namespace, ASK_SECONDS),
             missing=tuple(name for name in MANAGER_NAMES if (namespace, name) not in alive),
         )
         for namespace in sorted({namespace for namespace, name in alive if name in MANAGER_NAMES})

@@ -125,7 +125,7 @@ def judge_addresses(here: str, nodes: Sequence[NodeFacts]) -> list[Finding]:
     for node in nodes:
         by_address.setdefault(node.address, []).append(node.name)
         if len(machines) > 1 and is_loopback(node.address):
-            do = "start it with ray start --node-ip-address=ADDRESS, one that the other machines reach"
+            do = "start it with ray start --node-ip-address=ADDRESS, where ADDRESS is reachable from the other machines"
             seen = f"Ray took {node.address} for it, which other machines cannot reach"
             findings.append(problem("addresses", seen, do, (node.name,)))
     for address, names in by_address.items():

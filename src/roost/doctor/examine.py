@@ -12,15 +12,11 @@ from roost.doctor.child import finding_of
 from roost.doctor.facts import Unknown
 from roost.doctor.findings import Finding, Level, Report, judge, note, problem
 from roost.doctor.gather import gather
+from roost.doctor.limits import FOLDER_SECONDS, MACHINE_SECONDS, SPARE_SECONDS
 from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
 from roost.doctor.machine_rules import judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
 from roost.machine.child import Child, last_line
-
-_MACHINE_SECONDS = 15.0
-_FOLDER_SECONDS = 10.0
-# To find out that there is nothing to join, to ask for jobs, and to leave the cluster.
-_SPARE_SECONDS = 15.0
 
 
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
@@ -37,9 +33,9 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
 
     task = {"address": address, "run_dir": run_dir, "seconds": seconds}
     with Child("roost.doctor.child", task, hear) as child:
-        machine = collect_machine(driver_folders(run_dir), os.environ, _MACHINE_SECONDS)
-        home = collect_home(_MACHINE_SECONDS)
-        is_late = not child.wait(seconds + _SPARE_SECONDS)
+        machine = collect_machine(driver_folders(run_dir), os.environ, MACHINE_SECONDS)
+        home = collect_home(MACHINE_SECONDS)
+        is_late = not child.wait(seconds + SPARE_SECONDS)
     cluster = [finding_of(answer["finding"]) for answer in heard if "finding" in answer]
     said = {key: value for answer in heard for key, value in answer.items()}
     joined, mistake = said.get("address"), said.get("mistake")
@@ -48,7 +44,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if mistake:
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
     elif "done" not in said:
-        cluster.append(_broke_off(seconds + _SPARE_SECONDS if is_late else None, child.last_words))
+        cluster.append(_broke_off(seconds + SPARE_SECONDS if is_late else None, child.last_words))
     # The heads that processes on this machine belong to, and that answer.
     processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
     heads = sorted({item.owner for item in processes if item.owner and item.has_owner})
@@ -62,12 +58,12 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
 
 
 def _check_folder(run_dir: str) -> None:
-    there = gather({"folder": partial(os.path.isdir, run_dir)}, _FOLDER_SECONDS)["folder"]
+    there = gather({"folder": partial(os.path.isdir, run_dir)}, FOLDER_SECONDS)["folder"]
     if isinstance(there, Unknown):
         hint = "its file system may be gone: `mount` shows where it comes from"
         raise ConfigError(f"--run-dir {run_dir} could not be checked: {there.why}", hint=hint)
     if not there:
-        hint = "name one that exists, on the shared file system"
+        hint = "name a folder that exists, on the shared file system"
         raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
 
 

@@ -74,7 +74,7 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomeFacts:
-    """What Roost and Ray keep for this user on the driver's machine."""
+    """The files that Roost and Ray keep for this user on the driver's machine."""
 
     now: float
     """In seconds after the boot."""
@@ -93,7 +93,7 @@ class RayletFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the task on a node reports."""
+    """The report of the task on a node."""
 
     name: str
     address: str

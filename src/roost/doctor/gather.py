@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roost.deadline import Deadline
 from roost.doctor.facts import Unknown
+from roost.doctor.limits import SAY_SECONDS
 from roost.errors import RoostError
 from roost.text import error_text
-
-_SAY_SECONDS = 5.0
 
 
 def gather(
     functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Run functions at the same time; one that raises, or is not back in time, gives `Unknown`.
+    """Run functions at the same time; a function that raises, or is not back in time, gives `Unknown`.
 
-    `waiting` is called every few seconds with the names of those that are not back.
+    `waiting` is called every few seconds with the names of the functions that are not back.
     """
     found: dict[str, Any] = {}
 
@@ -31,17 +30,15 @@ def gather(
         except Exception as error:
             found[name] = Unknown(why=error_text(error))
 
-    # Not a pool: Python waits for its threads at exit, and one that hangs in a dead file system never ends.
+    # Not a pool: Python waits for its threads at exit, and a thread that hangs in a dead file system never ends.
     threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in functions}
     for thread in threads.values():
         thread.start()
-    now = time.monotonic()
-    deadline, say_at = now + seconds, now + _SAY_SECONDS
-    while now < deadline and (out := [name for name, thread in threads.items() if thread.is_alive()]):
-        if now >= say_at:
-            say_at = now + _SAY_SECONDS
+    deadline, say = Deadline.after(seconds), Deadline.after(SAY_SECONDS)
+    while not deadline.is_over and (out := [name for name, thread in threads.items() if thread.is_alive()]):
+        if say.is_over:
+            say = Deadline.after(SAY_SECONDS)
             waiting(out)
-        threads[out[0]].join(min(deadline, say_at) - now)
-        now = time.monotonic()
+        threads[out[0]].join(min(deadline, say).left)
     late = Unknown(why=f"no answer in {seconds:g} s")
     return {name: found.get(name, late) for name in functions}

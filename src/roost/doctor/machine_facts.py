@@ -19,6 +19,7 @@ import psutil
 from roost.doctor import facts
 from roost.doctor.facts import HomeFacts, HostName, MachineFacts, NodeFacts, OwnedProcess, RayletFacts, Unknown
 from roost.doctor.gather import gather
+from roost.doctor.limits import HEAD_SECONDS, SEE_SECONDS
 from roost.errors import RoostError
 from roost.machine.allowances import find_limits, find_memory
 from roost.machine.devices import find_devices
@@ -33,15 +34,12 @@ from roost.runtime.runs.folder import runs_folder
 
 JOB_VARIABLE = "ROOST_JOB"  # as in `managers`, which loads Ray
 _PACKAGES = ("roost", "ray", "numpy", "torch", *(name for names in facts.ENGINES.values() for name in names))
-# Longer than the kernel waits before it tries a busy head a second time.
-_ANSWER_SECONDS = 3.0
-_SEE_SECONDS = 5.0
 
 
 def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], seconds: float) -> MachineFacts:
     """Collect the facts of this machine; what is missing after `seconds` is unknown.
 
-    `folders` (use -> path) are those that jobs write to.
+    `folders` (use -> path) are the folders that jobs write to.
     """
     found = gather(
         {
@@ -96,8 +94,8 @@ def find_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess, ...]]:
-    """Return the processes of Ray on this machine, and those that jobs of Roost started."""
-    head_answers = cache(partial(answers, timeout=_ANSWER_SECONDS))
+    """Return the processes of Ray on this machine, and the processes that jobs of Roost started."""
+    head_answers = cache(partial(answers, timeout=HEAD_SECONDS))
     ray, marked = [], []
     for item in list_processes(["RAY_RAYLET_PID", JOB_VARIABLE]):
         head = item.flag("gcs-address")
@@ -141,7 +139,7 @@ def collect_node(
 
 def sees(marker: str) -> bool:
     """Return whether a file exists: not if this user may not read its folder, or its file system does not answer."""
-    return gather({"marker": partial(os.path.exists, marker)}, _SEE_SECONDS)["marker"] is True
+    return gather({"marker": partial(os.path.exists, marker)}, SEE_SECONDS)["marker"] is True
 
 
 def tell_time() -> float:

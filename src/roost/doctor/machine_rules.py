@@ -43,7 +43,7 @@ _MAX_PIDS = 32
 
 
 def judge_machine(facts: MachineFacts, *, hosts: Sequence[str] = ()) -> list[Finding]:
-    """Return all findings about one machine; `hosts` are those that its processes talk to."""
+    """Return all findings about one machine; `hosts` are the machines that its processes talk to."""
     devices = Devices() if isinstance(facts.devices, Unknown) else facts.devices
     judged: list[tuple[str, Any, Rule]] = [
         ("python", facts.software, judge_python),
@@ -313,7 +313,7 @@ def judge_old_files(found: Sequence[OldFiles]) -> Finding:
     big = [item for item in there if item.size >= _MANY_BYTES]
     seen = join_words([f"{item.count} {item.what}, {size_text(item.size)}" for item in big or there])
     if big:
-        do = join_words([f"remove those that you do not need of {item.folder}/{item.pattern}" for item in big])
+        do = join_words([f"remove the files that you do not need of {item.folder}/{item.pattern}" for item in big])
         return note("old files", seen, do)
     return ok("old files", seen or "none")
 

@@ -1,1 +1,1 @@
-"""What one machine has and does: devices, ports, processes, limits, disks. No Ray."""
+"""One machine: its devices, ports, processes, allowances and disks. No Ray."""

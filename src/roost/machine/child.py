@@ -19,11 +19,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from roost.machine.limits import END_SECONDS, LOAD_SECONDS
 from roost.machine.processes import die_with_parent
 from roost.text import shorten
-
-_LOAD_SECONDS = 60.0
-_END_SECONDS = 5.0
 
 Say = Callable[[Any], None]
 
@@ -37,7 +35,7 @@ class Child:
 
     def __init__(self, module: str, task: Mapping[str, Any], hear: Callable[[Any], bool]) -> None:
         self.last_words: str = ""
-        """What the child wrote to standard error, once the block has ended."""
+        """The child's standard error, once the block has ended."""
         self._hear = hear
         self._is_loaded = threading.Event()
         self._is_done = threading.Event()
@@ -55,7 +53,7 @@ class Child:
 
     def wait(self, seconds: float) -> bool:
         """Wait for the last value or the child's end, at most `seconds` after it is loaded; return whether it came."""
-        self._is_loaded.wait(_LOAD_SECONDS)
+        self._is_loaded.wait(LOAD_SECONDS)
         return self._is_done.wait(seconds)
 
     def __enter__(self) -> Child:
@@ -65,9 +63,9 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.kill()
-        # Do not wait for one that hangs in the kernel, as on a dead file system.
+        # Do not wait for a child that hangs in the kernel, as on a dead file system.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
+            self._process.wait(END_SECONDS)
         self._reader.join(1)
         with self._stderr:
             self._stderr.seek(0)

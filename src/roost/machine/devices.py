@@ -16,7 +16,7 @@ from roost.machine.processes import one_line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUser:
-    """A process that uses a device; `command` is empty for one that is not visible here, as in another container."""
+    """A process that uses a device; `command` is empty if the process is not visible here, as in another container."""
 
     pid: int
     memory: int | None

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_YOUNG_SECONDS = 30.0
+from roost.machine.limits import YOUNG_SECONDS
+
 _MAX_FILES = 200_000
 
 
@@ -21,7 +22,7 @@ class Space:
     free: int
     path: str = ""
     uses: tuple[str, ...] = ()
-    """What is kept there."""
+    """The use of the folder."""
 
     @property
     def used(self) -> float:
@@ -77,7 +78,7 @@ def old_folders(folder: Path, pattern: str, used: set[str]) -> list[Path]:
     for path in folder.glob(pattern):
         with contextlib.suppress(OSError):
             # A process may be about to use it.
-            is_young = time.time() - path.lstat().st_mtime < _YOUNG_SECONDS
+            is_young = time.time() - path.lstat().st_mtime < YOUNG_SECONDS
             is_used = is_young or any(item.startswith(str(path)) for item in used)
             if path.is_dir() and not path.is_symlink() and not is_used:
                 found.append(path)

@@ -61,7 +61,7 @@ def answers(address: str, timeout: float = 1) -> bool:
 
 
 def refuses(address: str, timeout: float) -> bool:
-    """Return whether the machine at `host:port` says that no process listens there: the one that did has ended."""
+    """Return whether the machine at `host:port` says that no process listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()

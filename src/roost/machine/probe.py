@@ -17,10 +17,9 @@ from typing import Any
 import psutil
 
 from roost.machine.devices import Device, nvidia_devices
+from roost.machine.limits import INTERPRETER_SECONDS
 from roost.machine.ports import ephemeral_ports
 from roost.text import error_text
-
-_INTERPRETER_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """What a probe found on its node."""
+    """The findings of a probe on its node."""
 
     hostname: str
     memory: int
@@ -112,7 +111,7 @@ def _interpreter_problem(path: str) -> str | None:
         return "it cannot be executed"
     try:
         done = subprocess.run(  # noqa: S603 - the interpreter that the user's config names, with our arguments
-            [path, "-c", "import ray"], capture_output=True, text=True, timeout=_INTERPRETER_SECONDS, check=False
+            [path, "-c", "import ray"], capture_output=True, text=True, timeout=INTERPRETER_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"it does not run: {error}"

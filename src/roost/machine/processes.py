@@ -14,11 +14,11 @@ from pathlib import Path
 
 import psutil
 
+from roost.deadline import Deadline
+from roost.machine.limits import LOOK_SECONDS, TERMINATE_SECONDS
 from roost.redact import hide_in_words
 from roost.text import printable, shorten
 
-_TERMINATE_SECONDS = 3.0
-_LOOK_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -85,11 +85,11 @@ def end_processes(processes: Sequence[Process], user: str) -> None:
             if process.create_time() == item.since and is_same and _is_ours(item.pid, user):
                 process.terminate()
                 asked.append(process)
-    _, stubborn = psutil.wait_procs(asked, timeout=_TERMINATE_SECONDS)
+    _, stubborn = psutil.wait_procs(asked, timeout=TERMINATE_SECONDS)
     for process in stubborn:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(stubborn, timeout=_TERMINATE_SECONDS)
+    psutil.wait_procs(stubborn, timeout=TERMINATE_SECONDS)
 
 
 def stop_process(pid: int, began: float, timeout: float) -> bool:
@@ -97,17 +97,17 @@ def stop_process(pid: int, began: float, timeout: float) -> bool:
 
     PermissionError if it is another user's.
     """
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     try:
         process = psutil.Process(pid)
         if abs(began_after_boot(pid) - began) > 1:
             return True
         process.terminate()
-        # One whose parent has not noticed its end yet has ended.
+        # A zombie has ended; its parent has not noticed yet.
         while process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
     except psutil.NoSuchProcess:
         pass
     except psutil.AccessDenied:
@@ -143,16 +143,16 @@ def die_with_parent() -> None:
 def end_sibling(pid: int, seconds: float) -> bool:
     """Kill an older process with the same parent, and return whether it is gone after at most `seconds`.
 
-    A process that does not match is another one that got the number later: it is left alone.
+    A process that does not match is another process that got the number later, and is left alone.
     """
-    deadline = time.monotonic() + seconds
+    deadline = Deadline.after(seconds)
     try:
         process, this = psutil.Process(pid), psutil.Process()
         if process.ppid() != this.ppid() or process.create_time() > this.create_time():
             return True
         process.kill()
         while process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 return False
             time.sleep(0.01)
     except psutil.NoSuchProcess:

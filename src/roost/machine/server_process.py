@@ -22,16 +22,14 @@ from typing import IO, cast
 
 import psutil
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError
+from roost.machine.limits import KILL_SECONDS, MEMORY_LOOK_SECONDS, PIPE_SECONDS, TIDY_SECONDS
 from roost.machine.processes import adopt_orphans, die_with_parent, reap
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - where shared memory lies
 _LEFTOVERS = ("psm_", "sem.", "torch_", "vllm_", "VLLM_", "nccl-", "cuda.shm.")
 """How the names begin of what Python, torch, vLLM and CUDA keep there. Other files, such as a model, are the user's."""
-_POLL_SECONDS = 0.2
-_LOOK_SECONDS = 1.0
-_KILL_SECONDS = 5.0
-_TIDY_SECONDS = 2.0
 
 
 class ServerProcess:
@@ -86,13 +84,13 @@ class ServerProcess:
         with contextlib.suppress(OSError):
             self._pipe.close()
         try:
-            self._process.wait(self._patience + 2 * _KILL_SECONDS)
+            self._process.wait(self._patience + 2 * KILL_SECONDS)
         except subprocess.TimeoutExpired:
             for process in _descendants(psutil.Process(self.pid)):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             self._process.kill()
-            self._process.wait(_KILL_SECONDS)
+            self._process.wait(KILL_SECONDS)
 
 
 def main() -> int:
@@ -117,23 +115,22 @@ def main() -> int:
     looked = 0.0
     # A process that the caller forked may hold the other end of the pipe for longer than the caller lives.
     while server.poll() is None and os.getppid() == caller:
-        if time.monotonic() > looked + _LOOK_SECONDS:
+        if time.monotonic() > looked + MEMORY_LOOK_SECONDS:
             memory |= _shared_memory(_descendants(me))
             looked = time.monotonic()
-        if select.select([0], [], [], _POLL_SECONDS)[0] and not os.read(0, 1):
+        if select.select([0], [], [], PIPE_SECONDS)[0] and not os.read(0, 1):
             break
     memory |= _shared_memory(_descendants(me))
     if server.poll() is None:
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(server.pid, signal.SIGTERM)
             server.wait(task["patience"])
-    began = time.monotonic()
-    while (left := _descendants(me)) and time.monotonic() < began + _KILL_SECONDS:
-        is_late = time.monotonic() > began + _TIDY_SECONDS
+    killed, tidied = Deadline.after(KILL_SECONDS), Deadline.after(TIDY_SECONDS)
+    while (left := _descendants(me)) and not killed.is_over:
         for process in left:
             with contextlib.suppress(psutil.Error):
-                # Python's own, which removes semaphores and shared memory when the others have ended.
-                if is_late or "resource_tracker" not in " ".join(process.cmdline()):
+                # Python's resource tracker removes semaphores and shared memory when the others have ended.
+                if tidied.is_over or "resource_tracker" not in " ".join(process.cmdline()):
                     process.kill()
         time.sleep(0.02)
         server.poll()
@@ -148,7 +145,7 @@ def main() -> int:
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    """Return the processes below one that run."""
+    """Return the running descendants of a process."""
     found = []
     with contextlib.suppress(psutil.Error):
         for one in process.children(recursive=True):

@@ -111,7 +111,7 @@ class ComponentPlacement:
             ) from None
 
     def _lay_out(self, notes: Notes) -> dict[str, ComponentLayout]:
-        """Lay out every component; note and leave out those that cannot be placed."""
+        """Lay out every component; note and leave out components that cannot be placed."""
         layouts: dict[str, ComponentLayout] = {}
         for component in self._job.cluster.components:
             if not self._has_groups(component, notes):
@@ -179,7 +179,7 @@ class HybridComponentPlacement(ComponentPlacement):
 
 
 def _join_groups(topology: Topology, job: JobConfig, notes: Notes) -> Topology:
-    """Add the job's node groups to the topology; note and leave out those that do not fit."""
+    """Add the job's node groups to the topology; note and leave out groups that do not fit."""
     try:
         return topology.with_groups(job.cluster.node_groups)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""What changes from one plan to another: workers that move, appear or go, and hardware that changes hands."""
+"""The changes from one plan to another: workers that move, appear or go, and hardware that changes hands."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roost.config.hardware import BARE_NODE, AcceleratorType
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Node, Topology
 from roost.placement.placement import Piece, Placement, WorkerId, pieces_of
+from roost.placement.plan import Plan
 from roost.redact import hide, hide_in_data
 from roost.text import plural
-
-if TYPE_CHECKING:
-    # `Plan.diff` calls this module.
-    from roost.placement.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class PlanDiff:
     changed_variables: tuple[ChangedVariables, ...]
     changed_hands: tuple[ChangedHands, ...]
     facts: tuple[tuple[str, str, str], ...]
-    """What else differs, as (what, before, after): the mode, the number of nodes, the topology."""
+    """Other differences, as (what, before, after): the mode, the number of nodes, the topology."""
     values: tuple[ChangedValue, ...] = ()
     """The facts as values instead of text."""
 

@@ -7,16 +7,18 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.config.hardware import AcceleratorType
 from roost.config.topology import HasTopology, Topology, topology_of
 from roost.errors import ConfigError, PlacementError, RoostError
-from roost.placement.diff import PlanDiff, diff_plans
 from roost.placement.environment import worker_environment
 from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.placement.strategies import PlacementStrategy
 from roost.text import join_words, shorten
+
+if TYPE_CHECKING:
+    from roost.placement.diff import PlanDiff
 
 __all__ = ["ComponentPlan", "Piece", "PlacementMode", "Plan", "PlannedStrategy", "WorkerId", "pieces_of", "seat"]
 
@@ -117,6 +119,8 @@ class Plan:
 
     def diff(self, other: Plan) -> PlanDiff:
         """Return what changes from this plan to `other`."""
+        from roost.placement.diff import diff_plans  # planning and launching do without it
+
         return diff_plans(self, other)
 
     def occupants(self) -> dict[Piece, list[WorkerId]]:

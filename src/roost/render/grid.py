@@ -139,7 +139,7 @@ class Grid:
     rows: tuple[Row, ...]
     legend: tuple[Entry, ...]
     mark: str = ""
-    """What a reader must know before believing the picture."""
+    """Remarks that a reader needs before believing the picture."""
 
 
 def make_grid(

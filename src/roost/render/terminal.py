@@ -139,7 +139,7 @@ class _Drawing:
         return Text("" if bare else "".join(f" {strip.label(index)}".ljust(width) for index in shown), style="dim")
 
     def _strip(self, strip: Strip, labels: list[str]) -> Iterator[Text]:
-        """Yield the lines of a strip, with the labels in front of them; those that are left stay in the list."""
+        """Yield the lines of a strip, with the labels in front of them; labels that do not fit stay in the list."""
         empty = strip.empty()
         per_line, width = self._cells[id(strip)]
         for shown in _lines(strip.cells, per_line):

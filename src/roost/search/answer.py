@@ -19,7 +19,7 @@ from roost.text import join_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleShare:
-    """What a role does in a step, as parts of the step time."""
+    """How a role spends a step, as parts of the step time."""
 
     devices: int
     busy: float

@@ -1,8 +1,7 @@
 """From the times that runs recorded to a profile.
 
-A run's times are a list of `CallTime`, whatever they were read from; `trace_times` reads a trace. A call of a step
-lasts as long as its slowest rank, and counts if no rank failed. The first call of a run is left out where there are
-more: it warms up.
+A run's times are a list of `CallTime`. A call of a step lasts as long as its slowest rank, and counts if no rank
+failed. The first call of a run is left out where there are more: it warms up.
 """
 
 from __future__ import annotations
@@ -33,25 +32,6 @@ class Placed(NamedTuple):
     devices: int
     per_worker: int
     kind: str = ""
-
-
-def trace_times(trace: Mapping[str, Any]) -> list[CallTime]:
-    """Read the calls in a Chrome trace whose spans have the component as category; a span may be of several calls.
-
-    A trace of the demo has the busy share of a span, one of `roost trace` its busy seconds.
-    """
-    found = []
-    try:
-        for span in trace["traceEvents"]:
-            if span.get("ph") != "X" or span.get("cat") == "wait":
-                continue
-            start, seconds, args = span["ts"] / 1e6, span["dur"] / 1e6, span.get("args", {})
-            busy = args.get("busy seconds", seconds * args.get("busy", 1)) / args.get("calls", 1)
-            call, rank = f"{span['cat']}.{span['name']}", f"{span['pid']}/{span['tid']}"
-            found.append(CallTime(call, rank, start, busy, not args.get("failed")))
-        return found
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise ConfigError(f"this is not a trace of a run: {type(error).__name__}: {error}") from None
 
 
 def make_profile(runs: Iterable[tuple[Mapping[str, Placed], Iterable[CallTime]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is searched: roles, the calls of a step with their times, and nodes of devices.
+"""The problem of a search: roles, the calls of a step with their times, and nodes of devices.
 
 Times are whole nanoseconds, so that sums and ratios are exact and two ways to the same number agree.
 """

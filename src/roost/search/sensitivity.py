@@ -1,4 +1,4 @@
-"""Which measurements decide: those that, a tenth off, would make another placement the best one."""
+"""The measurements that decide: a tenth off, they would make another placement the best one."""
 
 from __future__ import annotations
 

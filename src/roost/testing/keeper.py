@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from roost.deadline import Deadline
 from roost.machine.processes import adopt_orphans, reap
+from roost.testing.limits import NODES_SECONDS
 from roost.testing.plain import PlainStarter
 
 if TYPE_CHECKING:
     from roost.testing.quick import QuickStarter
-
-_STOP_SECONDS = 10.0
 
 
 class Keeper:
@@ -47,7 +47,7 @@ class Keeper:
         """Carry out a command, and return the state of the cluster."""
         if command["do"] == "start":
             # The head, which is the first of all, before the others.
-            deadline = time.monotonic() + command["timeout"]
+            deadline = Deadline.after(command["timeout"])
             self._start_all(command["nodes"][:1], deadline)
             self._start_all(command["nodes"][1:], deadline)
         elif command["do"] == "kill":
@@ -62,8 +62,8 @@ class Keeper:
     def stop(self) -> None:
         """Kill every descendant of this process and remove the folder."""
         self._stopping.set()
-        deadline = time.monotonic() + _STOP_SECONDS
-        while time.monotonic() < deadline:
+        deadline = Deadline.after(NODES_SECONDS)
+        while not deadline.is_over:
             reap()
             left = psutil.Process().children(recursive=True)
             if not left:
@@ -74,7 +74,7 @@ class Keeper:
             time.sleep(0.01)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _start_all(self, nodes: list[dict[str, Any]], deadline: float) -> None:
+    def _start_all(self, nodes: list[dict[str, Any]], deadline: Deadline) -> None:
         """Start nodes at the same time."""
         failures: list[str] = []
         done = threading.Semaphore(0)
@@ -91,7 +91,7 @@ class Keeper:
         for node in nodes:
             threading.Thread(target=keep, args=(node,), daemon=True).start()
         for _ in nodes:
-            if not done.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            if not done.acquire(timeout=deadline.left):
                 failures.append("a node did not come up in time")
                 break
         if failures:

@@ -15,10 +15,11 @@ import subprocess
 import threading
 import time
 
+from roost.deadline import Deadline
 from roost.machine.ports import answers
 from roost.machine.processes import die_with_parent
+from roost.testing.limits import AGENT_SECONDS
 
-_START_SECONDS = 60.0
 _PORT_FLAG = "--runtime-env-agent-port"
 
 
@@ -58,9 +59,9 @@ class LazyAgent:
             env=self._environment,
             preexec_fn=die_with_parent,
         )
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = Deadline.after(AGENT_SECONDS)
         while not answers(f"{self._address}:{port}"):
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise TimeoutError("the agent does not listen")
             time.sleep(0.02)
         return self._address, port

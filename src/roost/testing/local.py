@@ -12,7 +12,6 @@ import select
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,13 @@ from typing import Any
 
 from roost.config.hardware import AcceleratorType
 from roost.config.topology import Topology
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
 from roost.machine.ports import taken_ports
 from roost.runtime.connect.authentication import refresh_authentication, token_for_local_clusters
 from roost.runtime.nodes.accelerators import variables_of_interest
+from roost.testing.limits import KEEPER_SECONDS
 from roost.text import plural
 
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -34,7 +35,6 @@ _MAX_NODES = 250
 _PORTS_PER_NODE = 3
 # Not the global generator: a test may seed it, and two clusters would draw the same addresses.
 _random = random.SystemRandom()
-_STOP_SECONDS = 20.0
 _RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
@@ -138,11 +138,11 @@ class LocalCluster:
         if self._stays:
             keeper.terminate()
         try:
-            keeper.wait(_STOP_SECONDS)
+            keeper.wait(KEEPER_SECONDS)
         except subprocess.TimeoutExpired:
             # The kernel then kills the nodes, which are its children.
             keeper.kill()
-            keeper.wait(_STOP_SECONDS)
+            keeper.wait(KEEPER_SECONDS)
         # The keeper does this too, unless it failed to start.
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -242,9 +242,9 @@ class LocalCluster:
     def _receive(self) -> None:
         """Wait for the keeper's answer, and keep what it says about the cluster."""
         pipe: Any = self._running.stdout
-        deadline = time.monotonic() + self._timeout + 5
+        deadline = Deadline.after(self._timeout + 5)
         while not select.select([pipe], [], [], 1)[0]:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 late = f"{plural(len(self.nodes), 'node')} did not start in {self._timeout:g} s"
                 raise ClusterError(f"{late}{self._last_words()}")
         line = pipe.readline()
@@ -274,7 +274,7 @@ def local_cluster(
     """Start a Ray cluster on this machine for a `with` block.
 
     `spec` is nodes x accelerators [: model], as everywhere in Roost, or a list of `LocalNode`. Inside the block
-    `RAY_ADDRESS` leads to the cluster, for this process and for those that it starts. Every node has its own loopback
+    `RAY_ADDRESS` leads to the cluster, for this process and its children. Every node has its own loopback
     address. The accelerators are fake: Ray counts them, but there are no devices. `object_store_memory` is the size of
     each node's object store in bytes; what does not fit in goes to disk. With a list of `LocalNode`, each has its own
     `cpus` and `object_store_memory`. `fast=False` starts the nodes with `ray start`, which takes longer and uses only

@@ -165,7 +165,7 @@ class NumpyEngine:
         self._seeds = np.random.SeedSequence(seed)
         self._start_seconds = start_seconds
         self.spec: EngineSpec | None = None
-        """What it was started with; None if it is not running."""
+        """The engine's arguments; None if it is not running."""
         self._server: HttpServer | None = None
         self._ready_at = 0.0
         self._is_offloaded = False

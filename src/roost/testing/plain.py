@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
+from roost.deadline import Deadline
 from roost.machine.processes import die_with_parent
-
-_BOOT_SECONDS = 90.0
+from roost.testing.limits import BOOT_SECONDS
 
 
 class PlainStarter:
@@ -67,9 +67,9 @@ class PlainStarter:
                 env=os.environ | node["env"],
                 preexec_fn=die_with_parent,
             )
-            deadline = time.monotonic() + _BOOT_SECONDS
+            deadline = Deadline.after(BOOT_SECONDS)
             while b"Ray runtime started" not in (said := log.read_bytes()):
-                if process.poll() is not None or time.monotonic() > deadline:
+                if process.poll() is not None or deadline.is_over:
                     raise RuntimeError(f"`ray start` did not start the node:\n{said.decode(errors='replace')[-3000:]}")
                 time.sleep(0.05)
         return [process.pid, *(child.pid for child in psutil.Process(process.pid).children())]

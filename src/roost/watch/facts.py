@@ -1,4 +1,4 @@
-"""What the page gets of a run: plain data, with bounds on how much it can be. Pure."""
+"""A run as plain data for the page, with bounds on its size. Pure."""
 
 from __future__ import annotations
 

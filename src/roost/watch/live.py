@@ -12,18 +12,18 @@ from roost.errors import ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.runs.index import is_free, read_run
 from roost.runtime.runs.record import RunRecord, Status
+from roost.watch.limits import RECORD_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import EventReader
 from roost.watch.views import RunView
 
 SEARCH_FILE = "search.json"
-"""What `roost search --format json` printed, if someone has put it into the run folder."""
-_LOOK_SECONDS = 1.0
+"""The output of `roost search --format json`, if the user has put it into the run folder."""
 _SEARCH_LIMIT = 2**22
 
 
 class WatchedRun(Protocol):
-    """What the page and the terminal show: a run that may go on, or a recording that is played."""
+    """A run that the page and the terminal show: it may go on, or be a recording that is played."""
 
     model: RunModel
 
@@ -33,7 +33,7 @@ class WatchedRun(Protocol):
 
     @property
     def title(self) -> str:
-        """What ran, in a few words."""
+        """The job or script, in a few words."""
 
     @property
     def status(self) -> str:
@@ -59,13 +59,11 @@ class LiveRun:
         self._is_gone = False
         self._bound: float | None = None
         if not self._reader.exists and not (folder / "run.json").is_file():
-            raise ConfigError(
-                f"there are no events in {folder}", hint="the run used Cluster(record=False), or is older"
-            )
+            raise no_events(folder)
 
     @property
     def title(self) -> str:
-        """What ran, in a few words."""
+        """The job or script, in a few words."""
         return self._record.what if self._record is not None else self.folder.name
 
     @property
@@ -85,7 +83,7 @@ class LiveRun:
         self.model.take(self._reader.read())
         now = time.monotonic()
         if now >= self._look_again:
-            self._look_again = now + _LOOK_SECONDS
+            self._look_again = now + RECORD_SECONDS
             self._look()
         return self.model.view(time.time(), self._notices(), has_ended=self._is_gone)
 
@@ -107,6 +105,21 @@ class LiveRun:
         if self._reader.trouble.skipped:
             out.append("a long run: calls and idle shares are those of its last part")
         return out
+
+
+def read_whole(folder: Path) -> RunModel:
+    """Return what all events of a run say; ConfigError if it has none."""
+    reader, model = EventReader(folder, whole=True), RunModel(keeps_all=True)
+    model.take(reader.read())
+    if not model.processes and not model.events:
+        raise no_events(folder)
+    return model
+
+
+def no_events(folder: Path) -> ConfigError:
+    """Make the error of a run that recorded nothing."""
+    hint = "the run launched nothing, used Cluster(record=False) or ROOST_EVENTS=off, or is older"
+    return ConfigError(f"there are no events in {folder}", hint=hint)
 
 
 def read_bound(path: Path) -> float | None:

@@ -1,4 +1,4 @@
-"""What each worker of a run does, as the events say: pure, so that tests compare values.
+"""A model of a run: its events go in, and a view of what each worker does comes out. Pure, so tests compare values.
 
 Lines go in with `take`, in any order of files; `view` says what is known at a moment. Times are of the driver's clock:
 a node whose clock differs is noticed because its workers seem to begin before the job did or after they were launched.
@@ -13,19 +13,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from roost.runtime.events.format import DRIVER
+from roost.watch.limits import RECENT_SECONDS, SILENT_SECONDS, SKEW_SECONDS, WINDOW_SECONDS
 from roost.watch.reading import WORDS, Line, Process, finite
 from roost.watch.traffic import KINDS, Traffic
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, WorkerView
 
-WINDOW_SECONDS = 30.0
-"""The idle share is that of the last seconds."""
-_RECENT_SECONDS = 1.0
-_SILENT_SECONDS = 10.0
 _MOST_SPANS = 4000
 _MOST_EVENTS = 500
 _MOST_POINTS = 2000
 _MOST_CURVES = 1000
-_SKEW_SECONDS = 0.5
 _MOST_LOADS = 600
 _MOST_STEPS = 2000
 
@@ -82,7 +78,7 @@ class _Worker(_Lane):
 
 
 class RunModel:
-    """What is known about a run so far."""
+    """The state of a run, as far as its events tell."""
 
     def __init__(self, *, keeps_all: bool = False) -> None:
         """Keep the newest calls and events; with `keeps_all` every one."""
@@ -194,6 +190,10 @@ class RunModel:
             if worker is None:
                 worker = self._add(line.process)
             elif worker.process != line.process:
+                # The calls of the process before ended with its last line: it died in them.
+                for span in self.under_way(address, worker.heard):
+                    worker.spans.append(span)
+                    worker.busy.add(span)
                 worker.process, worker.running, worker.waiting, worker.stopped = line.process, [], [], False
         if worker is None:
             worker = self._add(line.process)
@@ -280,9 +280,9 @@ class RunModel:
         if self._driver is None or process.host == self._driver.host or process.host in self._skews:
             return
         launched = self._launched.get(process.who.rpartition(":")[0])
-        if process.wall < self._driver.wall - _SKEW_SECONDS:
+        if process.wall < self._driver.wall - SKEW_SECONDS:
             self._skews[process.host] = process.wall - self._driver.wall
-        elif launched is not None and process.wall > launched + _SKEW_SECONDS and process.who not in self._restarts:
+        elif launched is not None and process.wall > launched + SKEW_SECONDS and process.who not in self._restarts:
             self._skews[process.host] = process.wall - launched
 
     def _when(self, line: Line) -> float:
@@ -303,6 +303,17 @@ class RunModel:
             for name, since, is_wait in running + waiting
         )
 
+    def busy_share(self, component: str, start: float, end: float) -> float:
+        """Return the share of an interval that the workers of a component spent in calls, waits apart, on average."""
+        workers = [address for address in self.addresses if _component(address) == component]
+        busy = 0.0
+        for address in workers:
+            for span in (*self.spans(address), *self.under_way(address, end)):
+                inside = max(0.0, min(span.end, end) - max(span.start, start))
+                share = min(1.0, span.busy / max(span.end - span.start, 1e-9))
+                busy += -share * inside if span.is_wait else share * inside
+        return min(1.0, max(0.0, busy / max((end - start) * len(workers), 1e-9)))
+
     def _lane(self, address: str) -> _Lane:
         return self._driver_lane if address == DRIVER else self._workers[address]
 
@@ -319,7 +330,7 @@ class RunModel:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What happened, oldest first."""
+        """The events in words, oldest first."""
         return tuple(sorted(self._events, key=lambda event: event.when))
 
     def view(self, now: float | None = None, notices: Iterable[str] = (), *, has_ended: bool = False) -> RunView:
@@ -390,7 +401,7 @@ class RunModel:
             return State.ENDED, doing, self._closed.get(group, worker.heard)
         if self._is_over:
             return State.ENDED, doing, worker.heard
-        if now - worker.heard > _SILENT_SECONDS:
+        if now - worker.heard > SILENT_SECONDS:
             method, _ = worker.running[-1] if worker.running else (doing, 0.0)
             return State.SILENT, method, worker.heard
         if worker.waiting:
@@ -401,7 +412,7 @@ class RunModel:
             return State.BUSY, method, since
         if self._traffic.is_asleep(address):
             return State.ASLEEP, doing, ended
-        if last is not None and now - last.end < _RECENT_SECONDS:
+        if last is not None and now - last.end < RECENT_SECONDS:
             return State.BUSY, doing, last.start
         return State.IDLE, doing, ended
 

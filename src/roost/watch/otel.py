@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from roost.errors import ConfigError
+from roost.watch.limits import EXPORT_SECONDS, FRESH_SECONDS
 from roost.watch.live import WatchedRun
 from roost.watch.measures import Family, families_of
 
@@ -19,9 +20,6 @@ try:
 except ImportError as _error:
     raise ConfigError("--otlp needs OpenTelemetry", hint="pip install 'roost[otel]'") from _error
 
-EVERY_SECONDS = 5.0
-_FRESH_SECONDS = 1.0
-
 
 def otlp_reader(endpoint: str) -> MetricReader:
     """Return what sends to an OTLP collector over HTTP, such as http://localhost:4318, and never raises."""
@@ -30,7 +28,7 @@ def otlp_reader(endpoint: str) -> MetricReader:
     except ImportError as error:
         raise ConfigError("--otlp needs the OTLP exporter", hint="pip install 'roost[otel]'") from error
     exporter = OTLPMetricExporter(endpoint=f"{endpoint.rstrip('/')}/v1/metrics")
-    return PeriodicExportingMetricReader(exporter, export_interval_millis=1e3 * EVERY_SECONDS)
+    return PeriodicExportingMetricReader(exporter, export_interval_millis=1e3 * EXPORT_SECONDS)
 
 
 class OtelExport(AbstractContextManager["OtelExport"]):
@@ -56,7 +54,7 @@ class OtelExport(AbstractContextManager["OtelExport"]):
         with self._lock:
             if time.monotonic() >= self._fresh_until:
                 self._families = {family.name: family for family in families_of(self._run.refresh())}
-                self._fresh_until = time.monotonic() + _FRESH_SECONDS
+                self._fresh_until = time.monotonic() + FRESH_SECONDS
             return self._families
 
     def _observe(self, name: str, _: CallbackOptions) -> list[Observation]:

@@ -23,6 +23,7 @@ from roost.runtime.runs.folder import log_file
 from roost.text import printable_lines
 from roost.watch.charts import chart_facts
 from roost.watch.facts import lane_facts, page_facts
+from roost.watch.limits import BEAT_SECONDS, CHART_SECONDS, LONGEST_LANE_SECONDS, PAGE_SECONDS, SHORTEST_LANE_SECONDS
 from roost.watch.live import WatchedRun
 from roost.watch.prometheus import prometheus_text
 from roost.watch.stack import stack_of
@@ -40,12 +41,7 @@ except ImportError as _error:
         "roost watch needs starlette and uvicorn", hint="pip install 'roost[watch]', or use roost top"
     ) from _error
 
-_EVERY_SECONDS = 0.05
-_BEAT_SECONDS = 5.0
-_CHART_SECONDS = 1.0
 _LOG_LINES = 60
-_MOST_SECONDS = 3600.0
-_LEAST_SECONDS = 0.1
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FILES = (
     *("index.html", "page.css", "page.js", "parts.js", "map.js", "lanes.js", "charts.js"),
@@ -126,7 +122,7 @@ class _Hub:
                 self._view = await asyncio.to_thread(self.run.refresh)
                 took = time.monotonic() - began
                 # A large run is read less often, so that the watcher takes a quarter of a core at most.
-                self._next = began + max(_EVERY_SECONDS, 4 * took)
+                self._next = began + max(PAGE_SECONDS, 4 * took)
             return self._view
 
 
@@ -146,10 +142,10 @@ def make_app(run: WatchedRun, token: str, port: int, is_over: Callable[[], bool]
 
     async def lanes(request: Request) -> Response:
         view = await hub.view()
-        seconds = min(_MOST_SECONDS, max(_LEAST_SECONDS, _number(request, "seconds", 60.0)))
+        seconds = min(LONGEST_LANE_SECONDS, max(SHORTEST_LANE_SECONDS, _number(request, "seconds", 60.0)))
         end = min(view.now, _number(request, "end", view.now))
         # Of a young run there is nothing before its beginning.
-        start = min(end - _LEAST_SECONDS, max(end - seconds, view.began))
+        start = min(end - SHORTEST_LANE_SECONDS, max(end - seconds, view.began))
         names = request.query_params.getlist("worker")
         found = await asyncio.to_thread(lane_facts, run.model, view, start, end, names)
         return JSONResponse({"start": start, "end": end, "lanes": found})
@@ -199,16 +195,16 @@ async def _stream(hub: _Hub, node: int) -> AsyncIterator[str]:
         now = facts.pop("now")
         text = json.dumps(facts, separators=(",", ":"))
         at = time.monotonic()
-        if text != last or at - sent_at > _BEAT_SECONDS:
+        if text != last or at - sent_at > BEAT_SECONDS:
             last, sent_at = text, at
             yield f'event: run\ndata: {{"now":{json.dumps(now)},{text[1:]}\n\n'
-        if at - charts_at >= _CHART_SECONDS:
+        if at - charts_at >= CHART_SECONDS:
             charts_at = at
             found = json.dumps(chart_facts(view, hub.run.bound), separators=(",", ":"))
             if found != charts:
                 charts = found
                 yield f"event: charts\ndata: {found}\n\n"
-        await asyncio.sleep(_EVERY_SECONDS)
+        await asyncio.sleep(PAGE_SECONDS)
 
 
 def _number(request: Request, name: str, default: float) -> float:

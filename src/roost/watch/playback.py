@@ -9,13 +9,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from roost.runtime.events.format import DRIVER
+from roost.watch.limits import LAUNCH_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import Line, parse_lines
 from roost.watch.views import RunView
 
 _FILE = "demo.jsonl.gz"
 """The files of events of `roost demo --mode disagg`, one after the other, the driver's first."""
-_LAUNCH_SECONDS = 20.0
 
 
 class PlayedRun:
@@ -38,7 +38,7 @@ class PlayedRun:
     def shipped(cls) -> PlayedRun:
         """Return the recording in the package."""
         data = gzip.decompress((files("roost.watch") / _FILE).read_bytes())
-        return cls(parse_lines(data.split(b"\n")), skip=_LAUNCH_SECONDS)
+        return cls(parse_lines(data.split(b"\n")), skip=LAUNCH_SECONDS)
 
     @property
     def status(self) -> str:

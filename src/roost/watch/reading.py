@@ -56,7 +56,7 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Trouble:
-    """What could not be read."""
+    """Lines and files that could not be read."""
 
     broken: int = 0
     """Lines that are not of the format."""

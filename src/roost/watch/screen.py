@@ -105,7 +105,7 @@ def _workers(view: RunView, rows: int, width: int) -> list[Text]:
     alive = [worker for worker in view.workers if worker.state not in (State.DEAD, State.SILENT, State.ENDED)]
     if not odd and not alive:
         return []
-    # Of workers that are equally idle those that wait are the more interesting.
+    # Of equally idle workers, the waiting ones are more interesting.
     ordered = sorted(alive, key=lambda worker: (worker.idle_share, worker.state is State.WAITING))
     half = (len(ordered) + 1) // 2 if len(ordered) < 2 * (rows - 1) else rows - 1
     busiest = ordered[:half]

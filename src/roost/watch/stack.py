@@ -10,15 +10,14 @@ import subprocess
 import time
 from pathlib import Path
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.events.stacks import answer_file, request_file
 from roost.text import join_words, printable_lines
+from roost.watch.limits import ANSWER_SECONDS, PY_SPY_SECONDS, STACK_LOOK_SECONDS
 from roost.watch.views import RunView, State, WorkerView
 
-ANSWER_SECONDS = 10.0
-_PY_SPY_SECONDS = 20.0
-_LOOK_SECONDS = 0.05
 _LIMIT = 2**20
 
 
@@ -41,7 +40,7 @@ def _by_py_spy(worker: WorkerView) -> str:
     if program is None or worker.host != socket.gethostname():
         return ""
     command = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
-    limit = _PY_SPY_SECONDS
+    limit = PY_SPY_SECONDS
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)  # noqa: S603 - a number
     except (OSError, subprocess.SubprocessError):
@@ -52,19 +51,19 @@ def _by_py_spy(worker: WorkerView) -> str:
 def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
     token = secrets.token_hex(16)
     request, answer = folder / request_file(worker.address), folder / answer_file(worker.address)
-    began = time.monotonic()
+    deadline, half = Deadline.after(seconds), Deadline.after(seconds / 2)
     is_asked = False
     try:
-        while time.monotonic() < began + seconds:
-            # One asks at a time, again if its answer was replaced before it was read. A request that stays was left by
-            # a process that is gone.
+        while not deadline.is_over:
+            # One process asks at a time, again if its answer was replaced before it was read. A request that stays was
+            # left by a process that is gone.
             if not (is_asked and request.exists()):
-                is_asked = _ask(request, token, by_force=time.monotonic() > began + seconds / 2)
+                is_asked = _ask(request, token, by_force=half.is_over)
             with contextlib.suppress(OSError), open(answer, "rb", opener=open_regular) as file:
                 first, _, rest = file.read(_LIMIT).partition(b"\n")
                 if first == token.encode():
                     return rest.decode(errors="replace")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(STACK_LOOK_SECONDS)
     except OSError as error:
         raise ClusterError(f"{worker.address} cannot be asked: {error.strerror or error}") from None
     finally:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from roost.watch.model import RunModel
-from roost.watch.reading import EventReader
-
-
-def trace_of(folder: Path) -> str:
-    """Return the trace of a run: a process for each node, a thread for each worker; all its events are read."""
-    reader, model = EventReader(folder, whole=True), RunModel(keeps_all=True)
-    model.take(reader.read())
-    return to_trace(model)
 
 
 def to_trace(model: RunModel) -> str:

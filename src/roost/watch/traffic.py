@@ -1,4 +1,4 @@
-"""What goes between the workers of a run, as the events say: channels, links of weights, requests to engines. Pure."""
+"""Traffic between the workers of a run, from its events: channels, links of weights, requests to engines. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from roost.watch.limits import RATE_SECONDS
 from roost.watch.reading import Line, finite
 from roost.watch.views import ChannelView, EngineView, LinkView
 
 KINDS = ("channel", "weights", "engine", "requests")
 _MOST_NAMES = 500
 _MOST_POINTS = 600
-_RATE_SECONDS = 10.0
 _MOST_COUNT = 10**15
 
 Point = tuple[float, float]
@@ -34,8 +34,8 @@ class _Count:
     def rise(self, now: float) -> tuple[float, float]:
         """Return by how much it rose in the last seconds, and how many seconds those are."""
         if not self.marks:
-            return 0.0, _RATE_SECONDS
-        since = now - _RATE_SECONDS
+            return 0.0, RATE_SECONDS
+        since = now - RATE_SECONDS
         before = [mark for mark in self.marks if mark[0] <= since]
         first = before[-1] if before else self.marks[0]
         return self.marks[-1][1] - first[1], max(1.0, now - max(first[0], since))
@@ -71,7 +71,7 @@ class _Requests:
 
 
 class Traffic:
-    """What is known so far."""
+    """All traffic that the events tell of so far."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channel] = {}

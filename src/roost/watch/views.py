@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """What a worker does now."""
+    """The present state of a worker."""
 
     BUSY = "busy"
     WAITING = "waiting"
@@ -170,4 +170,4 @@ class RunView:
     engines: tuple[EngineView, ...]
     dropped: int
     notices: tuple[str, ...]
-    """What a reader should know about the figures."""
+    """Remarks on the figures, such as a clock that differs."""

@@ -204,7 +204,7 @@ def test_a_part_of_a_plan_says_so_and_is_not_read_as_a_plan(roost, tmp_path):
     data = json.loads(out)
     assert (data["partial"], list(data["components"])) == (True, ["env"])
     assert data["hash"] == json.loads(roost("plan", JOB, *HARDWARE, "--format", "json")[1])["hash"]
-    code, _, err = roost("lint", str(part))
+    code, _, err = roost("check", str(part))
     assert (code, "a part of a plan" in err) == (2, True)
 
 
@@ -269,16 +269,16 @@ def test_where_explains_a_worker_that_does_not_exist(roost, worker, said):
     assert said in err
 
 
-def test_who_shows_the_workers(roost):
-    assert roost("who", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
-    assert roost("who", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
-    assert roost("who", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  none"
-    assert roost("who", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  none"
-    _, out, _ = roost("who", JOB, "2", *HARDWARE, "--format", "json")
+def test_where_shows_who_sits_on_hardware(roost):
+    assert roost("where", JOB, "0:1", *HARDWARE)[1].splitlines()[-1] == "accelerator 1  actor:1, reward:1"
+    assert roost("where", JOB, "2", *HARDWARE)[1].splitlines()[-1] == "the node itself  env:0-7"
+    assert roost("where", JOB, "3", "--cluster", "4x8")[1].splitlines()[-1] == "accelerator 7  none"
+    assert roost("where", JOB, "3", "--cluster", "2x8,2x0")[1].splitlines()[-1] == "workers  none"
+    _, out, _ = roost("where", JOB, "2", *HARDWARE, "--format", "json")
     piece = {"hardware_type": "node", "local_rank": None, "workers": [f"env:{rank}" for rank in range(8)]}
     assert json.loads(out) == {"node_rank": 2, "hardware": [piece]}
     inventory = ["--inventory", "examples/heterogeneous-inventory.yaml"]
-    _, out, _ = roost("who", "examples/heterogeneous.yaml", "3:Franka:1", *inventory, "--format", "json")
+    _, out, _ = roost("where", "examples/heterogeneous.yaml", "3:Franka:1", *inventory, "--format", "json")
     assert json.loads(out)["hardware"][0]["workers"] == ["env:6", "env:7"]
 
 
@@ -288,13 +288,14 @@ def test_who_shows_the_workers(roost):
         ("7:0", "there is no node 7"),
         ("0:8", "node 0 has no accelerator 8"),
         ("0:Franka:0", "no hardware of kind 'Franka'"),
-        ("a:b", "is not a piece of hardware"),
+        ("a:b", "is not a worker"),
+        ("0:b", "is not a piece of hardware"),
         ("0:1:2:3", "is not a piece of hardware"),
-        ("", "is not a piece of hardware"),
+        ("", "is not a worker"),
     ],
 )
-def test_who_explains_hardware_that_does_not_exist(roost, hardware, said):
-    code, out, err = roost("who", JOB, hardware, *HARDWARE)
+def test_where_explains_hardware_that_does_not_exist(roost, hardware, said):
+    code, out, err = roost("where", JOB, hardware, *HARDWARE)
     assert (code, out) == (2, "")
     assert said in err
 
@@ -309,7 +310,7 @@ def two_nodes(tmp_path, monkeypatch):
     return "job.yaml"
 
 
-@pytest.mark.parametrize("command", [["plan"], ["lint"], ["run", "--dry-run"]])
+@pytest.mark.parametrize("command", [["plan"], ["check"], ["run", "--dry-run"]])
 def test_a_node_beyond_num_nodes_is_an_error_as_it_would_be_at_run(roost, two_nodes, command):
     code, out, err = roost(command[0], two_nodes, *command[1:], "--cluster", "4x8")
     assert (code, out) == (2, "")
@@ -329,14 +330,23 @@ def test_a_component_on_all_is_planned_on_more_nodes_than_num_nodes(roost, two_n
     assert err == "warning: cluster.num_nodes is 2, but the plan is for 4 nodes [num-nodes]\n"
 
 
-def test_lint_reports_and_can_be_strict(roost):
-    code, out, _ = roost("lint", JOB, "--cluster", "4x8")
+def test_check_reports_findings_and_can_be_strict(roost):
+    code, out, _ = roost("check", JOB, "--cluster", "4x8")
     assert code == 0
+    assert out.startswith(f"{JOB} can be placed: 4 components, 22 workers, plan ")
     assert "warning: cluster.num_nodes is 3" in out
-    assert roost("lint", JOB, "--cluster", "4x8", "--strict")[0] == 1
-    assert roost("lint", JOB, *HARDWARE, "--strict")[0] == 0
-    _, out, _ = roost("lint", JOB, *HARDWARE, "--format", "json")
-    assert json.loads(out)[0]["code"] == "shared"
+    assert roost("check", JOB, "--cluster", "4x8", "--strict")[0] == 1
+    assert roost("check", JOB, *HARDWARE, "--strict")[0] == 0
+    _, out, _ = roost("check", JOB, *HARDWARE, "--format", "json")
+    answer = json.loads(out)
+    assert (answer["entry"], answer["findings"][0]["code"]) == (None, "shared")
+
+
+def test_check_takes_a_saved_plan_and_no_hardware_with_it(roost, tmp_path):
+    saved = tmp_path / "plan.json"
+    assert roost("plan", JOB, *HARDWARE, "--format", "json", "--out", str(saved))[0] == 0
+    assert roost("check", str(saved))[1].startswith(f"{saved} can be placed: ")
+    assert "leave out --cluster" in roost("check", str(saved), *HARDWARE)[2]
 
 
 def test_mistakes_exit_with_2_and_are_all_reported(roost):
@@ -419,7 +429,7 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback():
 
 
 def test_standard_output_may_be_closed():
-    command = f"{sys.executable} -m roost lint examples/job.yaml --cluster 2x8:H100,1x0 >&-"
+    command = f"{sys.executable} -m roost check examples/job.yaml --cluster 2x8:H100,1x0 >&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, cwd=ROOT, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -488,7 +498,7 @@ def test_an_error_is_json_for_a_program_and_text_for_people(roost, two_nodes):
 
 
 def test_a_mistake_on_the_command_line_is_json_too(roost):
-    code, out, _ = roost("lint", "--format", "json")
+    code, out, _ = roost("check", "--format", "json")
     assert code == 2
     assert json.loads(out)["error"] == "ConfigError"
 

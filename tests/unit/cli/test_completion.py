@@ -66,7 +66,7 @@ def bash(ask):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        (["wh"], ["where", "who"]),
+        (["wh"], ["where"]),
         (["plan", "job.yaml", "--pl"], ["--placement"]),
         (["plan", "job.yaml", "--format", ""], ["map", "table", "json", "svg", "html"]),
         (["plan", "job.yaml", "--component", ""], ["actor", "rollout", "env"]),

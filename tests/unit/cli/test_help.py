@@ -77,7 +77,22 @@ def test_an_example_of_the_help_names_its_own_command_and_real_options(help_of):
 
 def test_every_file_of_a_command_is_in_the_table():
     files = (ROOT / "src" / "roost" / "cli" / "commands").glob("[!_]*.py")
-    assert sorted(COMMANDS) == sorted(path.stem.replace("_", "-") for path in files)
+    assert sorted(COMMANDS) == sorted(path.stem for path in files)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("lint", "check JOB.yaml"),
+        ("check-proof", "search --check PROOF.json"),
+        ("who", "where JOB.yaml HARDWARE"),
+        ("channels", "status --channels"),
+        ("trace", "show RUN --trace"),
+    ],
+)
+def test_the_old_name_of_a_command_says_where_it_went(old, new, roost):
+    for words in ([old], [old, "job.yaml", "--cluster", "2x8"], ["help", old]):
+        assert roost(*words) == (2, "", f"`roost {old}` is now `roost {new}`\n")
 
 
 @pytest.mark.parametrize(("words", "loaded"), [([], []), (["plan"], ["plan"]), (["run"], ["plan", "run"])])

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -36,20 +32,14 @@ from roost.demo.advice import advise
 from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
-from roost.demo.pictures import axis_ticks, curve_svg, curve_text, timeline_svg, timeline_text
 from roost.demo.rounds import Restart, Round, Trained
 from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
 from roost.demo.tasks import CARTPOLE
-from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
 from roost.demo.training import _Run, check_died
+from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def read_svg(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text)  # noqa: S314 - we drew it
+from roost.watch.playback import PlayedRun
 
 
 def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
@@ -140,95 +130,27 @@ def test_the_jobs_of_both_modes_plan_without_warnings_and_share_or_split(mode):
     assert {place.cluster_node_rank for place in plan.component("env").placements} == {2}
 
 
-def test_calls_in_close_succession_become_one_span():
-    recorder = SpanRecorder()
-    for start in (0.0, 0.01, 0.02, 5.0):
-        recorder.note(Span(name="act", start=start, end=start + 0.005))
-    recorder.note(Span(name="load", start=5.006, end=5.007))
-    first, second, third = recorder.take()
-    assert (first.start, first.end, first.calls) == (0.0, 0.025, 3)
-    assert first.busy == pytest.approx(0.6)
-    assert (second.calls, third.name) == (1, "load")
-    assert recorder.take() == []
-
-
-def make_example():
-    spans = {"actor:0": [Span(name="learn", start=3, end=4)], "env:0": [Span(name="step", start=1, end=3)]}
-    return Timeline.of(spans, {"actor:0": 0, "env:0": 2}, [Mark(name="rollout:2 killed", at=2.5)])
-
-
-def test_the_trace_has_a_process_for_each_node_and_a_thread_for_each_worker():
-    events = json.loads(make_example().to_trace())["traceEvents"]
-    names = {(e["name"], e["pid"], e["tid"]): e["args"] for e in events if e["ph"] == "M"}
-    assert names["process_name", 2, 0] == {"name": "node 2"}
-    assert names["thread_name", 0, 0] == {"name": "actor:0"}
-    assert names["thread_name", 2, 1] == {"name": "env:0"}
-    (learn,) = [e for e in events if e["name"] == "learn"]
-    assert (learn["ts"], learn["dur"], learn["pid"], learn["tid"]) == (2_000_000, 1_000_000, 0, 0)
-    (mark,) = [e for e in events if e["ph"] == "i"]
-    assert (mark["name"], mark["ts"]) == ("rollout:2 killed", 1_500_000)
-
-
-def test_the_text_timeline_is_darker_where_more_workers_are_busy():
-    assert timeline_text(make_example(), width=6, start=1, end=4) == ["actor │    ██│", "env   │████  │"]
-
-
-def test_the_pictures_are_svg_and_label_their_events():
-    curve = read_svg(curve_svg("CartPole <&>", "mean return", [20, 80, 300], top=500, marks={1: "rollout:2 killed"}))
-    assert len(curve.findall(f"{SVG}circle")) == 3
-    assert {"CartPole <&>", "rollout:2 killed", "500"} <= {item.text for item in curve.iter(f"{SVG}text")}
-    drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
-    assert {"actor:0", "env:0", "1.5 s: rollout:2 killed"} <= {item.text for item in drawn.iter(f"{SVG}text")}
-    assert next(item.text for item in drawn.iter(f"{SVG}title")) == "actor:0 learn: 1.000 s, 1 calls"
-
-
-def test_the_timeline_has_an_axis_and_a_legend():
-    drawn = read_svg(timeline_svg("run", make_example(), {"actor": "#0072B2"}))
-    texts = [item.text for item in drawn.iter(f"{SVG}text")]
-    assert [text for text in texts if re.fullmatch(r"[\d.]+ s", text)] == [f"{tick:g} s" for tick in axis_ticks(3)]
-    assert {"actor", "learn", "env", "step"} <= set(texts)
-
-
-def test_a_short_call_is_wide_enough_to_be_seen():
-    spans = {"a:0": [Span(name="long", start=0, end=1000), Span(name="short", start=1000, end=1000.001)]}
-    drawn = read_svg(timeline_svg("run", Timeline.of(spans, {"a:0": 0}), {"a": "#0072B2"}))
-    calls = [rect for rect in drawn.iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
-    assert [float(rect.get("width")) >= 2 for rect in calls] == [True, True]
-    row = next(rect for rect in drawn.iter(f"{SVG}rect") if rect.get("class") == "cell")
-    ends = [float(rect.get("x")) + float(rect.get("width")) for rect in calls]
-    assert max(ends) <= float(row.get("x")) + float(row.get("width")) + 0.01
-
-
-@given(st.floats(1e-6, 1e6))
-def test_the_ticks_of_an_axis_are_few_and_within_it(seconds):
-    ticks = axis_ticks(seconds)
-    assert ticks[0] == 0
-    assert len(ticks) <= 10
-    assert ticks[-1] <= seconds * (1 + 1e-5)
-    assert len(ticks) >= 3
-
-
-def test_a_curve_of_no_or_one_value_can_be_drawn():
-    assert curve_text([], width=10, height=2, top=500) == [" 500 ┤", "   0 ┤"]
-    assert curve_text([500], width=10, height=2, top=500)[0] == " 500 ┤⠁"
-    read_svg(curve_svg("one", "mean return", [20], top=500, marks={}))
-
-
-def make_display(*, is_terminal: bool) -> tuple[Display, Console]:
-    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=80, color_system=None, legacy_windows=False)
-    return Display(console, CARTPOLE, 300, {"actor": "blue", "env": "green"}), console
+def make_display(*, is_terminal: bool, columns: int = 80) -> tuple[Display, Console]:
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=is_terminal,
+        width=columns,
+        height=30,
+        color_system=None,
+        legacy_windows=False,
+    )
+    return Display(console, CARTPOLE, 300, {"actor": "blue", "env": "green"}, PlayedRun.shipped()), console
 
 
 def tell(display: Display) -> None:
     display.launched("actor", 4, 1.25)
     for number, mean in enumerate([20.0, 90.0, 150.0], start=1):
-        display.busy("env")
         seconds = {"play": 0.5, "learn": 0.02}
         done = Round(number=number, mean_return=mean, episodes=9, made_in=0.5, seconds=seconds, behind=0)
-        display.round_ended(done, make_example())
+        display.round_ended(done)
 
 
-def test_a_terminal_shows_the_return_its_curve_and_busy_workers_in_one_picture(monkeypatch):
+def test_a_terminal_shows_the_return_and_what_every_worker_does_in_one_picture(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     display, console = make_display(is_terminal=True)
     with display.showing():
@@ -237,9 +159,8 @@ def test_a_terminal_shows_the_return_its_curve_and_busy_workers_in_one_picture(m
     assert "actor    4 workers ready in 1.2 s" in shown
     last = shown[shown.rindex("round 3") :]
     assert "mean return 150, the goal is 300" in last
-    assert " 500 ┤" in last
-    assert "node 0  ○ actor:0" in last
-    assert "node 2  ● env:0" in last
+    assert "a recorded run of roost demo" in last
+    assert re.search(r"node 0 .* actor \S{4}", last), "the map of `roost top`"
     assert max(map(len, last.splitlines())) <= 80
 
 
@@ -278,13 +199,10 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_the_plain_lines(monkeypatch
 @pytest.mark.parametrize("columns", [0, 1, 12, 40])
 def test_the_picture_can_be_drawn_on_a_narrow_terminal(columns, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    console = Console(file=io.StringIO(), force_terminal=True, width=columns, color_system=None)
-    display = Display(console, CARTPOLE, 300, {})
-    for number in (1, 2):
-        done = Round(number=number, mean_return=20.0, episodes=9, made_in=0.5, seconds={}, behind=0)
-        display.round_ended(done, make_example())
-        console.print(display._picture())
-    assert "┤" in console.file.getvalue() or columns < 6
+    display, console = make_display(is_terminal=True, columns=columns)
+    tell(display)
+    console.print(display._picture())
+    assert "node 0" in console.file.getvalue() or columns < 6
 
 
 def test_a_closed_pipe_raises_and_does_not_end_the_process():
@@ -303,10 +221,9 @@ def test_an_ascii_terminal_gets_pictures_in_ascii(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     speak_ascii()
-    print(*curve_text([0, 50, 100], width=4, height=2, top=100))
-    print(*timeline_text(make_example(), width=6, start=1, end=4))
+    print(draw_bars([Bar("actor", "blue", (0.5, 0.0, 0.5))], width=40).plain)
     sys.stdout.flush()
-    assert raw.getvalue() == b" 100 |  **    0 |***\nactor |    ##| env   |####  |\n"
+    assert re.fullmatch(rb"actor  #+\.+  50 % busy, 50 % idle\n", raw.getvalue()), raw.getvalue()
 
 
 def test_folders_that_stay_empty_are_removed(tmp_path):
@@ -323,19 +240,23 @@ def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
     folder = tmp_path / "my [red]runs[" / "x]"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
-    (folder / "timeline.svg").write_text("")
+    (folder / "trace.json").write_text("")
     console = Console(file=io.StringIO(), width=20)
     _say_files([folder], console)
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
-    assert lines[:3] == [f"{folder}/", "  plan.json", "  timeline.svg"]
+    assert lines[:3] == [f"{folder}/", "  plan.json", "  trace.json"]
 
 
-@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def make_trained(mode: Mode, *rounds: Round) -> Trained:
+    return Trained(mode=mode, rounds=rounds, seconds={}, began=0.0, ended=1.0, restarts=())
+
+
+@pytest.mark.parametrize("columns", [45, 80, 200])
 def test_the_summary_fits_on_the_terminal(columns):
     done = Round(number=1, mean_return=20.0, episodes=9, made_in=0.5, seconds={"play": 2.0}, behind=0)
-    trained = Trained(mode=Mode.DISAGG, rounds=(done,), seconds={}, timeline=make_example(), restarts=())
-    lines = _summary(CARTPOLE, trained, columns).plain.splitlines()
-    drawn = [line for line in lines if line.endswith("│")]
+    bars = [Bar("actor", "blue", (0.25, 0.0, 0.75)), Bar("env", "green", (0.5, 0.0, 0.5))]
+    lines = _summary(CARTPOLE, make_trained(Mode.DISAGG, done), bars, columns).plain.splitlines()
+    drawn = [line for line in lines if line.endswith(" % idle")]
     assert len(drawn) == 2
     assert max(map(len, drawn)) <= min(columns, 80)
 
@@ -432,7 +353,7 @@ def test_the_demo_says_which_placement_its_times_would_make_the_best():
             Round(number=number, mean_return=1.0, episodes=9, seconds=seconds, made_in=made, behind=0)
             for number in (1, 2, 3)
         )
-        return Trained(mode=mode, rounds=rounds, seconds={}, timeline=make_example(), restarts=())
+        return make_trained(mode, *rounds)
 
     # Twice the accelerators gain nothing here, so that both at the same time is best.
     same = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0)])

@@ -658,7 +658,7 @@ def test_a_node_does_not_see_a_folder_that_it_may_not_read_or_that_hangs(tmp_pat
         patch.setattr(os, "stat", stat)
         assert not machine_facts.sees(str(tmp_path / "marker"))
     released = threading.Event()
-    monkeypatch.setattr(machine_facts, "_SEE_SECONDS", 0.01)
+    monkeypatch.setattr(machine_facts, "SEE_SECONDS", 0.01)
     monkeypatch.setattr(os.path, "exists", lambda _: released.wait(60))
     assert not machine_facts.sees(str(tmp_path / "marker"))
     released.set()
@@ -668,7 +668,7 @@ def test_a_run_folder_that_does_not_answer_is_reported(monkeypatch):
     from roost.doctor import examine as module
 
     released = threading.Event()
-    monkeypatch.setattr(module, "_FOLDER_SECONDS", 0.01)
+    monkeypatch.setattr(module, "FOLDER_SECONDS", 0.01)
     monkeypatch.setattr(os.path, "isdir", lambda _: released.wait(60))
     with pytest.raises(ConfigError, match=r"--run-dir /far could not be checked: no answer in 0\.01 s"):
         examine(address=None, run_dir="/far", seconds=1, waiting=print)
@@ -688,7 +688,7 @@ def test_driver_and_nodes_are_checked_together_and_a_run_folder_that_hangs_holds
     facts = cluster_facts._collect("a:1", str(tmp_path), time.monotonic() + 60, print)
     assert (facts.nodes, facts.driver, facts.run_folder) == ((node(1),), machine(), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(cluster_facts, "_ASK_SECONDS", 0.01)
+    monkeypatch.setattr(cluster_facts, "ASK_SECONDS", 0.01)
     monkeypatch.setattr(cluster_facts, "_put_marker", lambda _: released.wait(60))
     facts = cluster_facts._collect("a:1", str(tmp_path), time.monotonic() + 60, print)
     assert (facts.nodes, facts.run_folder) == ((node(1),), Unknown(why="no answer in 0.01 s"))

@@ -832,14 +832,17 @@ def test_logs_are_found_by_the_id_of_their_run(tmp_path, roost):
     folder = finished_run(tmp_path / "run")
     (folder / "logs" / "actor").mkdir(parents=True)
     (folder / "logs" / "actor" / "0.log").write_text("hello\n")
-    assert roost("logs", "actor:0", "--run", "run") == (0, "hello\n", "")
-    assert roost("logs", "actor:0", "--run", str(folder)) == (0, "hello\n", "")
-    lines = roost("logs", "actor:0", "--run", "run", "--format", "json")[1].splitlines()
+    for words in (["run", "actor:0"], [str(folder), "actor:0"], ["actor:0"], ["actor:0", "--run", "run"]):
+        assert roost("logs", *words) == (0, "hello\n", "")
+    assert roost("logs", "actor") == (0, "hello\n", ""), "one word is a group where the newest run has a log of it"
+    assert roost("logs", "run") == roost("logs", "--run", "run"), "and otherwise a run"
+    assert "there is no run 'actr', and " in roost("logs", "actr")[2]
+    lines = roost("logs", "run", "actor:0", "--format", "json")[1].splitlines()
     assert [json.loads(line) for line in lines] == [{"worker": "actor:0", "line": "hello"}]
     listed = json.loads(roost("logs", "--run", "run", "--format", "json")[1])
     assert listed["run"] == str(folder)
     assert [(log["worker"], log["bytes"]) for log in listed["logs"]] == [("actor:0", 6)]
-    code, _, err = roost("logs", "actor:0", "--run", "rum")
+    code, _, err = roost("logs", "rum", "actor:0")
     assert (code, "did you mean run?" in err) == (2, True)
 
 
@@ -902,9 +905,9 @@ def test_a_run_from_another_machine_is_shown_with_its_logs_and_without_control_c
     shutil.copytree(tmp_path / "run", copied)
     record = read_record(copied)
     written(copied, replace(record, job=RunJob(file="\x1b[2Jjob.yaml", hash="ff")))
-    assert " roost logs --run run\n" in roost("show", "run")[1]
+    assert " roost logs run\n" in roost("show", "run")[1]
     out = roost("show", str(copied))[1]
-    assert f" roost logs --run {copied}\n" in out
+    assert f" roost logs {copied}\n" in out
     assert "\x1b" not in out
 
 

@@ -21,7 +21,7 @@ from roost.runtime.events.format import header, line_of, worker_file
 from roost.search.answer import Answer, search
 from roost.search.find import Found, find_best
 from roost.search.layout import lay_out, placement_text
-from roost.search.measured import CallTime, Placed, make_profile, trace_times
+from roost.search.measured import CallTime, Placed, make_profile
 from roost.search.problem import SECOND, Call, Problem, Role
 from roost.search.sensitivity import deciding
 from roost.search.setup import make_setup
@@ -197,13 +197,13 @@ def test_a_shared_entry_is_split_and_components_outside_the_flow_keep_theirs():
 def test_a_proof_is_written_and_holds_and_a_changed_one_does_not(roost, tmp_path):
     proof = tmp_path / "proof.json"
     assert roost("search", str(JOB), "-c", "4x8", "-p", str(PROFILE), "--prove", str(proof))[0] == 0
-    code, out, _ = roost("check-proof", str(proof))
+    code, out, _ = roost("search", "--check", str(proof))
     assert (code, out.split(" (")[0]) == (0, "the proof holds: no placement takes less than 62.5 s a step")
     proof.write_text(proof.read_text().replace("62500000000", "61500000000"))
-    code, _, err = roost("check-proof", str(proof))
+    code, _, err = roost("search", "--check", str(proof))
     assert (code, "the proof does not hold" in err) == (2, True)
     proof.write_text("[]")
-    assert "a proof is a mapping" in roost("check-proof", str(proof))[2]
+    assert "a proof is a mapping" in roost("search", "--check", str(proof))[2]
 
 
 def test_the_checker_has_at_most_200_lines_and_shares_only_values_with_the_search():
@@ -353,29 +353,10 @@ def test_events_of_any_run_make_a_profile_also_where_calls_share_a_line(roost, t
 def test_a_run_without_times_and_a_component_on_two_kinds_are_explained(roost, tmp_path):
     silent = folder_of_run(tmp_path / "silent", {})
     code, _, err = roost("profile", str(silent))
-    assert (code, "has no events: the run recorded no times" in err) == (2, True)
+    assert (code, "there are no events in" in err) == (2, True)
     mixed = folder_of_run(tmp_path / "mixed", {"actor:0": [line_of("call", "train", t=0.0, d=4.0)]}, "1x1:A,1x1:B")
     code, _, err = roost("profile", str(mixed))
     assert (code, "actor ran on A and B" in err) == (2, True)
-
-
-def test_a_trace_tells_calls_by_component_and_name():
-    span = {"ph": "X", "name": "learn", "cat": "actor", "pid": 0, "tid": 3, "ts": 2_000_000, "dur": 500_000}
-    merged = {**span, "args": {"calls": 5, "busy": 0.5}}
-    times = trace_times({"traceEvents": [{"ph": "M"}, span, merged]})
-    assert times == [CallTime("actor.learn", "0/3", 2.0, 0.5), CallTime("actor.learn", "0/3", 2.0, 0.05)]
-    # As `roost trace` writes them.
-    failed = {**span, "args": {"calls": 2, "busy seconds": 0.4, "failed": 1}}
-    waited = {
-        **span,
-        "name": "waits for rollout",
-        "cat": "wait",
-        "args": {"calls": 1, "busy seconds": 0.5, "failed": 0},
-    }
-    times = trace_times({"traceEvents": [failed, waited]})
-    assert times == [CallTime("actor.learn", "0/3", 2.0, 0.2, is_ok=False)]
-    with pytest.raises(ConfigError, match="not a trace"):
-        trace_times({"events": []})
 
 
 def test_nodes_may_differ_in_size_and_sets_are_consecutive_where_that_is_possible():
@@ -432,7 +413,7 @@ def test_roles_without_devices_alone_have_a_step_time_and_no_map(roost, tmp_path
     code, out, err = roost("search", str(job), "-c", "1x2", "-p", str(profile), "--prove", str(proof))
     assert (code, out.splitlines()[0]) == (0, "3 s a step, and no legal placement is quicker")
     assert "c is not in the flow" in err
-    assert roost("check-proof", str(proof))[0] == 0
+    assert roost("search", "--check", str(proof))[0] == 0
     assert "there is no map" in roost("search", str(job), "-c", "1x2", "-p", str(profile), "--format", "html")[2]
 
 

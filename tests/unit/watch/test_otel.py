@@ -27,7 +27,7 @@ def points(reader):
 
 
 def test_every_figure_is_an_instrument_and_follows_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("roost.watch.otel._FRESH_SECONDS", 0.0)
+    monkeypatch.setattr("roost.watch.otel.FRESH_SECONDS", 0.0)
     recording = Recording(tmp_path)
     recording.busy()
     recording.traffic()

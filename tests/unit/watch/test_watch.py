@@ -16,14 +16,14 @@ from roost.runtime.events.format import header, line_of
 from roost.runtime.events.stacks import answer_request, request_file
 from roost.watch.charts import chart_facts
 from roost.watch.facts import page_facts
-from roost.watch.live import LiveRun, read_bound
+from roost.watch.live import LiveRun, read_bound, read_whole
 from roost.watch.model import RunModel
 from roost.watch.playback import PlayedRun
 from roost.watch.prometheus import prometheus_text
 from roost.watch.reading import EventReader
 from roost.watch.screen import draw_screen
 from roost.watch.stack import stack_of
-from roost.watch.trace import trace_of
+from roost.watch.trace import to_trace
 from roost.watch.views import State
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -289,7 +289,7 @@ def test_the_trace_has_a_thread_for_each_worker_and_the_events(recording):
     recording.worker(0, line_of("call", "train", t=1.0, d=0.5))
     recording.worker(2, line_of("call", "train", t=2.0, d=0.5, n=3, busy=0.4))
     recording.write("driver.jsonl", line_of("died", "actor:2", t=4.0))
-    events = json.loads(trace_of(recording.folder))["traceEvents"]
+    events = json.loads(to_trace(read_whole(recording.folder)))["traceEvents"]
     calls = [(item["pid"], item["ts"], item["dur"], item["args"]["calls"]) for item in events if item["ph"] == "X"]
     assert calls == [(0, 0, 500_000, 1), (1, 1_000_000, 500_000, 3)]
     assert {item["args"]["name"] for item in events if item["name"] == "thread_name"} == {"actor:0", "actor:2"}
@@ -345,16 +345,24 @@ def test_top_prints_one_picture_where_there_is_no_terminal(recording, roost):
     assert "reward" in out
 
 
-def test_top_and_trace_say_that_a_folder_has_no_events(tmp_path, roost):
-    for command in ("top", "trace"):
-        code, _, err = roost(command, str(tmp_path) + "/")
+def test_top_and_show_say_that_a_folder_has_no_events(tmp_path, roost):
+    for words in (["top"], ["show", "--trace"]):
+        code, _, err = roost(*words, str(tmp_path) + "/")
         assert code == 2
         assert "there are no events in" in err
 
 
+def test_a_trace_of_a_run_without_events_is_an_error_and_writes_nothing(tmp_path, roost):
+    (tmp_path / "events").mkdir()
+    code, out, err = roost("show", str(tmp_path) + "/", "--trace", "--out", str(tmp_path / "trace.json"))
+    assert (code, out) == (2, "")
+    assert "there are no events in" in err
+    assert not (tmp_path / "trace.json").exists()
+
+
 def test_trace_writes_a_file(recording, roost, tmp_path):
     recording.busy()
-    code, _, err = roost("trace", str(recording.folder) + "/", "--out", str(tmp_path / "trace.json"))
+    code, _, err = roost("show", str(recording.folder) + "/", "--trace", "--out", str(tmp_path / "trace.json"))
     assert code == 0, err
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
@@ -477,7 +485,7 @@ def test_the_recording_in_the_package_has_all_that_the_page_shows(monkeypatch):
 
 def test_the_trace_has_waits_of_a_category_of_their_own(recording):
     recording.worker(0, line_of("call", "train", t=1.0, d=2.0), line_of("wait", "actor:1", t=1.5, d=1.0))
-    found = json.loads(trace_of(recording.folder))["traceEvents"]
+    found = json.loads(to_trace(read_whole(recording.folder)))["traceEvents"]
     assert [(item["name"], item["cat"]) for item in found if item["ph"] == "X"] == [
         ("train", "actor"),
         ("waits for actor:1", "wait"),

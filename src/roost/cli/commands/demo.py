@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from roost.cli.limits import PAGE_SECONDS
 from roost.cli.out import drop_output
 from roost.cli.terminal import speak_ascii
 from roost.demo.display import DemoConsole
@@ -20,8 +21,6 @@ from roost.demo.show import DemoOptions, run_demo
 from roost.demo.tasks import TASKS
 from roost.errors import ConfigError
 from roost.watch.live import LiveRun
-
-_STOP_SECONDS = 5.0
 
 
 def demo(
@@ -78,4 +77,4 @@ def _show_page(folder: Path) -> Iterator[str]:
         yield server.url
     finally:
         server.stop()
-        thread.join(_STOP_SECONDS)
+        thread.join(PAGE_SECONDS)

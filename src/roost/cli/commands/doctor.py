@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from roost.cli.options import TIMEOUT_SECONDS, Address, TextForm, Timeout
+from roost.cli.limits import TIMEOUT_SECONDS
+from roost.cli.options import Address, TextForm, Timeout
 from roost.cli.out import tell
 from roost.cli.terminal import print_answer
 from roost.cli.text.doctor import report_text

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.limits import LOOK_SECONDS
 from roost.cli.options import TextFormat
 from roost.cli.out import as_json, write_text
 from roost.cli.runs import complete_run
@@ -22,7 +23,6 @@ from roost.runtime.runs.folder import log_file
 from roost.runtime.runs.index import LATEST, find_run
 from roost.text import join_words, printable
 
-_EVERY_SECONDS = 0.2
 _CHUNK = 2**20
 _FOLLOWED_LINES = 10
 
@@ -31,28 +31,39 @@ def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the groups and workers that the run on the line, or the newest, has logs of."""
 
     def find() -> list[str]:
-        names = list(_find_logs(_log_folder(context.params.get("run"))))
+        given = context.params
+        names = list(_find_logs(_log_folder(given.get("other_run") or given.get("run"))))
         return [*dict.fromkeys(name.rpartition(":")[0] for name in names), *names]
 
     return offer(find, incomplete)
 
 
+def _complete_run_or_log(context: typer.Context, incomplete: str) -> list[str]:
+    return [*_complete_log(context, incomplete), *complete_run(incomplete)]
+
+
 def logs(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Its id, the first characters of that, its folder, or latest; default: the newest.",
+            autocompletion=_complete_run_or_log,
+        ),
+    ] = None,
     worker: Annotated[
         str | None,
         typer.Argument(
-            metavar="WORKER",
+            metavar="[WORKER]",
             help="actor:3, or actor for the whole group; with --follow, all of them by default.",
             autocompletion=_complete_log,
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until Ctrl-C.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", metavar="N", min=0, help="Only the last lines.")] = None,
-    run: Annotated[
+    other_run: Annotated[
         str | None,
-        typer.Option(
-            "--run", metavar="RUN", help="A run's id or folder; default: the newest.", autocompletion=complete_run
-        ),
+        typer.Option("--run", metavar="RUN", help="As RUN.", hidden=True, autocompletion=complete_run),
     ] = None,
     form: Annotated[
         TextFormat,
@@ -61,25 +72,45 @@ def logs(
         ),
     ] = "text",
 ) -> None:
-    folder = _log_folder(run)
-    if worker is None and follow:
-        _show_logs(folder, "", _FOLLOWED_LINES if lines is None else lines, follow, form)
-    elif worker is None and form == "json":
-        found = [
-            {"worker": name, "bytes": path.stat().st_size, "path": str(path)}
-            for name, path in _find_logs(folder).items()
-        ]
-        write_text(as_json({"run": str(folder.parent), "logs": found}))
-    elif worker is None:
-        rows = [
-            (printable(name), f"{path.stat().st_size:,} bytes", printable(str(path)))
-            for name, path in _find_logs(folder).items()
-        ]
-        first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
-        listed = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
-        write_text("".join([f"logs of the run {printable(str(folder.parent))}\n", *listed]))
+    if other_run is not None and worker is not None:
+        raise ConfigError(f"two runs are given, {other_run} and {run}", hint="leave out --run")
+    if worker is None and run is not None and (other_run is not None or _is_worker(run)):
+        run, worker = other_run, run
+    folder = _log_folder(other_run or run)
+    if worker is not None or follow:
+        _show_logs(folder, worker or "", _FOLLOWED_LINES if lines is None and follow else lines, follow, form)
+        return
+    found = {name: (path, path.stat().st_size) for name, path in _find_logs(folder).items()}
+    if form == "json":
+        listed = [{"worker": name, "bytes": size, "path": str(path)} for name, (path, size) in found.items()]
+        write_text(as_json({"run": str(folder.parent), "logs": listed}))
     else:
-        _show_logs(folder, worker, _FOLLOWED_LINES if lines is None and follow else lines, follow, form)
+        rows = [(printable(name), f"{size:,} bytes", printable(str(path))) for name, (path, size) in found.items()]
+        first, second = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+        shown = [f"{name:{first}}  {size:>{second}}  {path}\n" for name, size, path in rows]
+        write_text("".join([f"logs of the run {printable(str(folder.parent))}\n", *shown]))
+
+
+def _is_worker(word: str) -> bool:
+    """Tell whether the one word given names a worker or a group of the newest run, and not a run."""
+    if ":" in word:
+        return True
+    try:
+        if "/" not in word and _find_logs(_log_folder(None), word):
+            return True
+    except ConfigError:
+        # There is no run yet, or it has no logs; the word may still be the folder of a run.
+        pass
+    try:
+        find_run(word)
+    except ConfigError as error:
+        if "/" in word:
+            raise
+        newest = _log_folder(None)
+        has = join_words(sorted(_find_logs(newest)), most=12) or "none"
+        hint = f"it has {has}; {error.problems[0].hint}"
+        raise ConfigError(f"there is no run {word!r}, and {newest.parent} has no log of {word!r}", hint=hint) from None
+    return False
 
 
 def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool, form: TextFormat) -> None:
@@ -98,9 +129,9 @@ def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool, form:
                     write_text(f"{printable(name)} | {line}\n" if is_many else f"{line}\n")
         if not follow:
             return
-        time.sleep(_EVERY_SECONDS)
+        time.sleep(LOOK_SECONDS)
         for name, path in _find_logs(folder, worker).items():
-            # One that is being put aside may be gone before it is opened.
+            # The file may be renamed between listing and opening.
             with contextlib.suppress(FileNotFoundError):
                 if name not in tails:
                     tails[name] = _Tail(path, None)
@@ -117,7 +148,7 @@ class _Tail:
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """Yield the lines added since the last call; with `is_last` also one without a line end."""
-        # It is missing while it is put aside for another group of the same name.
+        # The file is missing while it is put aside for another group of the same name.
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb", opener=open_regular) as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or self._offset > found.st_size:

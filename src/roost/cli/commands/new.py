@@ -53,7 +53,7 @@ def new(
     width = max(map(len, purposes))
     lines = [f"created {path}", *(f"  {name:{width}}  {purpose}" for name, purpose in purposes.items()), "next"]
     lines += [] if folder == Path.cwd() else [f"  cd {shlex.quote(str(path))}"]
-    # Roost does not need pytest, and the one that the shell finds may belong to another environment.
+    # Roost does not need pytest, and the pytest that the shell finds may belong to another environment.
     lines += [] if find_spec("pytest") else ["  pip install pytest"]
     write_text("\n".join([*lines, _NEXT]))
 

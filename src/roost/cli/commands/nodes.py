@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from roost.cli.options import TIMEOUT_SECONDS, Address, Out, Timeout
+from roost.cli.limits import TIMEOUT_SECONDS
+from roost.cli.live_cluster import ask_for_nodes
+from roost.cli.options import Address, Out, Timeout
 from roost.cli.out import as_json, tell, write_text
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.status import nodes_table
-from roost.cli.visit import visit_nodes
 from roost.config.inventory import inventory_text
 from roost.errors import CheckFailed, Problem
 from roost.placement.plan import Plan
@@ -27,7 +28,7 @@ def nodes(
     address: Address = None,
     timeout: Timeout = TIMEOUT_SECONDS,
 ) -> None:
-    found = visit_nodes(address, timeout)
+    found = ask_for_nodes(address, timeout)
     if form == "json":
         write_text(as_json([*(node.to_dict() for node in found.nodes), *(node.to_dict() for node in found.sick)]), out)
         return

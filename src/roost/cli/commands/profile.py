@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,16 +14,13 @@ from roost.cli.plans import read_saved_plan
 from roost.cli.runs import complete_run, find_folder, plan_file
 from roost.config.hardware import ACCELERATOR
 from roost.config.run import read_job_text
-from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text
-from roost.errors import ConfigError
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.placement.plan import Plan
 from roost.runtime.runs.record import JOB_FILES
-from roost.search.measured import CallTime, Placed, make_profile, trace_times
+from roost.search.measured import CallTime, Placed, make_profile
 from roost.text import join_words
-from roost.watch.model import RunModel
-from roost.watch.reading import EventReader
+from roost.watch.live import read_whole
 
-_TRACE_FILE = "trace.json"
 _MOST_MERGED = 10_000
 """Of so many calls that share a line, the rest says nothing new."""
 
@@ -61,42 +57,17 @@ def _placed(plan: Plan) -> dict[str, Placed]:
 
 
 def _times(folder: Path) -> list[CallTime]:
-    """Return the calls of a run; where its job has a flow, those of the flow."""
-    path, reader = folder / _TRACE_FILE, EventReader(folder, whole=True)
-    if path.is_file():
-        found = _trace_times(path)
-    elif reader.exists:
-        found = _event_times(reader)
-    else:
-        hint = "the run used Cluster(record=False) or ROOST_EVENTS=off, or is older; a profile can be written by hand"
-        raise ConfigError(f"{folder} has no events: the run recorded no times", hint=hint)
-    flow = _flow_calls(folder)
-    return [time for time in found if time.call in flow] if flow else found
-
-
-def _event_times(reader: EventReader) -> list[CallTime]:
-    """Read the calls from events. Of calls that share a line, each took as long as the others."""
-    model = RunModel(keeps_all=True)
-    model.take(reader.read())
+    """Return the calls of a run; where its job has a flow, those of the flow. Calls that share a line took alike."""
+    model, flow = read_whole(folder), _flow_calls(folder)
     found = []
     for address in model.addresses:
         role = address.rpartition(":")[0]
         for span in model.spans(address):
-            if span.is_wait:
-                continue
-            seconds = span.busy / max(span.calls, 1)
-            time = CallTime(f"{role}.{span.name}", address, span.start, seconds, not span.failed)
-            found += [time] * min(span.calls, _MOST_MERGED)
+            if not span.is_wait and (not flow or f"{role}.{span.name}" in flow):
+                seconds = span.busy / max(span.calls, 1)
+                time = CallTime(f"{role}.{span.name}", address, span.start, seconds, not span.failed)
+                found += [time] * min(span.calls, _MOST_MERGED)
     return found
-
-
-def _trace_times(path: Path) -> list[CallTime]:
-    try:
-        return trace_times(json.loads(load_text(path, limit=PLAN_FILE_LIMIT)))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}: not JSON: {error}") from None
 
 
 def _flow_calls(folder: Path) -> tuple[str, ...]:

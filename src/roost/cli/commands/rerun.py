@@ -13,12 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from roost.cli.commands.run import start_job
-from roost.cli.options import TIMEOUT_SECONDS, Address, TextForm
+from roost.cli.limits import TIMEOUT_SECONDS
+from roost.cli.live_cluster import ask_for_hardware
+from roost.cli.options import Address, TextForm
 from roost.cli.out import as_json, tell, write_text
 from roost.cli.plans import read_saved_plan
 from roost.cli.runs import Run, plan_file
 from roost.cli.text.plans import diff_text
-from roost.cli.visit import visit_hardware
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.errors import ClusterError, ConfigError
@@ -164,7 +165,7 @@ def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions
 def _plan_now(text: str, path: Path, options: RunOptions) -> Plan:
     """Plan a job on the live cluster."""
     draft = read_job_text(text, name=str(path), overrides=options.overrides)
-    live = visit_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
+    live = ask_for_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
     isolate = options.isolate_accelerator
     return make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ from roost.cli.text.search import answer_text, bars_of, doubts_text
 from roost.config.profile import read_profile
 from roost.config.run import RunDraft, read_job_text
 from roost.config.topology import Topology
-from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text
 from roost.errors import ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
@@ -30,31 +31,40 @@ from roost.render.html import draw_html
 from roost.render.svg import escape
 from roost.search.answer import Answer, Option
 from roost.search.answer import search as find
+from roost.search.check import check_proof
 from roost.search.find import Found
 from roost.search.problem import seconds
 from roost.search.proof import make_proof
 from roost.search.sensitivity import MOST_ROLES, deciding
 from roost.search.setup import make_setup
 from roost.search.simulate import has_spread, simulate
-from roost.text import join_words
+from roost.text import join_words, plural, shorten
 
 
 def search(
-    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config, with a flow.")],
-    profile: Annotated[Path, typer.Option("--profile", "-p", metavar="FILE", help="Measured times of the calls.")],
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.yaml]", help="The job's config, with a flow; not with --check.")
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", "-p", metavar="FILE", help="Measured times of the calls.")
+    ] = None,
     cluster: Cluster = None,
     inventory: Inventory = None,
     top: Annotated[
         int, typer.Option("--top", metavar="N", min=1, max=100, help="Show so many placements, the best first.")
     ] = 5,
     interpolate: Annotated[
-        bool, typer.Option("--interpolate", help="Also use device counts between those that were measured.")
+        bool, typer.Option("--interpolate", help="Also use device counts between the measured ones.")
     ] = False,
     apply: Annotated[
         Path | None, typer.Option("--apply", metavar="FILE", help="Write the job with the best placement to this file.")
     ] = None,
     prove: Annotated[
-        Path | None, typer.Option("--prove", metavar="FILE", help="Write a proof, which roost check-proof checks.")
+        Path | None, typer.Option("--prove", metavar="FILE", help="Write a proof, which --check checks.")
+    ] = None,
+    proof: Annotated[
+        Path | None,
+        typer.Option("--check", metavar="PROOF.json", help="Check a proof, with code of its own, and search nothing."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="The seed of the simulation.")] = 0,
     form: Annotated[
@@ -63,6 +73,14 @@ def search(
     ] = "text",
     out: Out = None,
 ) -> None:
+    if proof is not None:
+        if job is not None or profile is not None or form not in ("text", "json"):
+            raise ConfigError("--check takes nothing but the proof", hint="and --format json")
+        _check_proof(proof, form, out)
+        return
+    if job is None or profile is None:
+        missing = "JOB.yaml, the job's config" if job is None else "--profile, the measured times"
+        raise ConfigError(f"roost search: missing {missing}", hint="see roost search --help")
     job = Path("/dev/stdin") if str(job) == "-" else job
     text = load_text(job, limit=JOB_FILE_LIMIT)
     draft = read_job_text(text, name=str(job))
@@ -79,8 +97,8 @@ def search(
     setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
     answer = find(setup, top)
     if prove is not None:
-        proof = make_proof(setup.problem, answer.best.family, answer.best.ranks)
-        write_text(json.dumps(proof, separators=(",", ":")) + "\n", prove)
+        proven = make_proof(setup.problem, answer.best.family, answer.best.ranks)
+        write_text(json.dumps(proven, separators=(",", ":")) + "\n", prove)
     if apply is not None:
         write_text(with_placement(text, str(job), answer.best.component_placement), apply)
     if form == "json":
@@ -105,6 +123,25 @@ def search(
         )
     else:
         _print(answer, hardware, job, seed, out)
+
+
+def _check_proof(path: Path, form: str, out: Path | None) -> None:
+    try:
+        data = json.loads(load_text(path, limit=PLAN_FILE_LIMIT))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {shorten(str(error), 200)}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a proof is a mapping, as roost search --prove writes it")
+    try:
+        refuted = check_proof(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    step = seconds(Fraction(*data["step_time"]))
+    if form == "json":
+        write_text(as_json({"holds": True, "step_seconds": step, "refuted": refuted}), out)
+        return
+    branches = plural(refuted, "branch", "branches")
+    print_text(Text(f"the proof holds: no placement takes less than {step:.4g} s a step ({branches} refuted)"), out)
 
 
 def _hardware(draft: RunDraft, cluster: str | None, inventory: Path | None) -> Hardware:

@@ -9,8 +9,9 @@ import typer
 from roost.cli.out import write_text
 from roost.cli.runs import complete_run
 from roost.runtime.runs.index import find_run
+from roost.watch.limits import ANSWER_SECONDS
 from roost.watch.live import LiveRun
-from roost.watch.stack import ANSWER_SECONDS, stack_of
+from roost.watch.stack import stack_of
 
 
 def stack(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.limits import STOP_SECONDS
 from roost.cli.out import tell
 from roost.cli.runs import Run
 from roost.errors import ClusterError, ConfigError
@@ -14,14 +15,12 @@ from roost.machine.processes import stop_process
 from roost.runtime.runs.index import find_run, read_run
 from roost.runtime.runs.record import Status
 
-_SECONDS = 120.0
-
 
 def stop(
     run: Run,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, max=86400, help="How long it may take to end.")
-    ] = _SECONDS,
+    ] = STOP_SECONDS,
 ) -> None:
     folder = find_run(run)
     record = read_run(folder)

@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from roost.cli.limits import LOOK_SECONDS
 from roost.cli.runs import Run
 from roost.cli.terminal import print_text
 from roost.render.terminal import to_printable
 from roost.runtime.runs.index import find_run
 from roost.watch.live import LiveRun
 from roost.watch.screen import draw_screen
-
-_EVERY_SECONDS = 0.25
 
 
 def top(
@@ -34,7 +33,7 @@ def top(
         with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as display:
             while True:
                 display.update(to_printable(_picture(live)), refresh=True)
-                time.sleep(_EVERY_SECONDS)
+                time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
         # The usual way to leave it.
         return

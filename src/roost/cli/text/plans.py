@@ -10,13 +10,13 @@ from rich.text import Text
 from roost.cli.text.layout import aligned
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
-from roost.placement.diff import PlanDiff
 from roost.placement.fit import nearest_fit
 from roost.placement.lint import Finding
 from roost.placement.plan import Piece, Plan, WorkerId, seat
 from roost.text import at_most, join_words, plural
 
 if TYPE_CHECKING:
+    from roost.placement.diff import PlanDiff
     from roost.runtime.status import LiveHardware
 
 _MOST_HELD = 16
@@ -49,11 +49,10 @@ def worker_names(workers: Sequence[WorkerId]) -> list[str]:
     return [f"{name}:{format_ranks(sorted(found))}" for name, found in ranks.items()]
 
 
-def findings_text(found: Sequence[Finding]) -> Text:
-    """List findings, one line each."""
+def findings_text(found: Sequence[Finding]) -> list[Text]:
+    """Make a line for each finding."""
     styles = {"warning": "bold yellow", "info": "bold cyan"}
-    lines = [Text.assemble((f"{item.level}: ", styles[item.level]), f"{item.message} [{item.code}]") for item in found]
-    return Text("\n").join(lines) if lines else Text("nothing to say")
+    return [Text.assemble((f"{item.level}: ", styles[item.level]), f"{item.message} [{item.code}]") for item in found]
 
 
 def start_text(plan: Plan, live: LiveHardware) -> Text:

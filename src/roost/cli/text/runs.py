@@ -66,7 +66,7 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None) -> Text:
         *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_LINES),
         *titled("environment", variables),
         ("run folder", str(folder)),
-        ("logs", f"roost logs --run {shlex.quote(run_id or str(folder))}"),
+        ("logs", f"roost logs {shlex.quote(run_id or str(folder))}"),
     ]
     return facts([(title, printable(text)) for title, text in lines if text])
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def nodes_table(nodes: Sequence[NodeInfo], sick: Sequence[SickNode] = ()) -> Text:
-    """Make one line for each node, and say what is wrong with those that cannot be probed."""
+    """Make one line for each node, and name the problem of each node that does not answer."""
     rows = [("NODE", "ADDRESS", "NAME", "ACCELERATORS", "CPUS", "MEMORY", "PYTHON", "RAY", "RAY ID")]
     rows += [
         (

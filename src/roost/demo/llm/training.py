@@ -17,9 +17,9 @@ from typing import Any
 
 from roost import Channel, Cluster, ClusterError, Plan
 from roost.demo.jobs import Mode
+from roost.demo.limits import RETRY_SECONDS, ROUND_SECONDS
 from roost.demo.llm.model import DIGITS, make_prompts, reward, write_model
 from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
-from roost.demo.timeline import Mark, Span, SpanRecorder, Timeline
 from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups
 from roost.rl.engines import Sample, VllmEngine
 from roost.rl.grpo import policy_loss, score
@@ -29,8 +29,6 @@ _PROMPTS, _SAMPLES = 32, 16
 _RANKS, _ENGINES = 2, 2
 _RATE = 1e-3
 _STALENESS = 1
-_SECONDS = 180.0
-_LOOK_SECONDS = 0.05
 _VICTIM = 1
 """The engine that the demo kills, in the middle of answers of this round."""
 _KILL_ROUND = 4
@@ -51,33 +49,32 @@ class Trainer(WeightWorker):
         self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         # With a long memory for the size of gradients, steps grow too large once nearly all answers are right.
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=_RATE, betas=(0.9, 0.95), weight_decay=0.0)
-        self._recorder = SpanRecorder()
 
     def init(self) -> None:
         """Meet the other ranks."""
         self._samples = self.connect_channel("samples")
-        self._peers = self.collective(self.group_name, timeout=_SECONDS)
+        self._peers = self.collective(self.group_name, timeout=ROUND_SECONDS)
 
     def offer(self) -> Any:
         """Return the weights that the engines get."""
         return self._model
 
-    def train(self, count: int) -> tuple[list[Span], float]:
-        """Take a step; returns when it worked, and the largest change of a log probability since it was sampled."""
+    def train(self, count: int, step: int) -> float:
+        """Learn from `count` samples; return the largest change of a log probability since it was sampled."""
         import torch
         import torch.distributed as dist
 
-        batch = self._samples.get_many(count, timeout=_SECONDS)
-        with self._recorder.span("learn"):
-            self._optimizer.zero_grad()
-            loss, change = policy_loss(self._model, batch, allowed=DIGITS)
-            loss.backward()
-            for parameter in self._model.parameters():
-                dist.all_reduce(parameter.grad, group=self._peers)
-                parameter.grad /= self.world_size
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-            self._optimizer.step()
-        return self._recorder.take(), change
+        batch = self._samples.get_many(count, timeout=ROUND_SECONDS)
+        self.log_metric("reward", fmean(reward(one.sample.prompt, one.sample.tokens) for one in batch), step=step)
+        self._optimizer.zero_grad()
+        loss, change = policy_loss(self._model, batch, allowed=DIGITS)
+        loss.backward()
+        for parameter in self._model.parameters():
+            dist.all_reduce(parameter.grad, group=self._peers)
+            parameter.grad /= self.world_size
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        return change
 
 
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
@@ -103,23 +100,33 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
         since = time.monotonic()
         options: dict[str, Any] = {"engine_args": (str(model),), "engine_kwargs": {"options": _OPTIONS}}
         manager = stack.enter_context(
-            RolloutManager(flags, VllmEngine, groups["rollout"], cluster=cluster, health_timeout=_SECONDS, **options)
+            RolloutManager(
+                flags, VllmEngine, groups["rollout"], cluster=cluster, health_timeout=ROUND_SECONDS, **options
+            )
         )
         watcher.launched("rollout", _ENGINES, time.monotonic() - since)
         samples = stack.enter_context(Channel.create("samples"))
-        actor.init().wait(_SECONDS)
+        actor.init().wait(ROUND_SECONDS)
         link = stack.enter_context(WeightLink.between(actor.group, manager.engines.group))
         run = _Run(cluster, actor, manager, samples, link, watcher, seed=seed, kill=kill)
         run.seconds["launch"] = time.monotonic() - began
-        with run.watching():
-            run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
+        run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
+        ended = time.time()
+    spent = ended - run.began
+    # Engines answer requests, which are no calls: only their driver knows how long they worked.
+    busy = {"rollout": min(1.0, run.generating / spent)}
     return Trained(
         mode=mode,
         rounds=run.rounds,
         seconds=run.seconds,
-        timeline=run.timeline(),
+        began=run.began,
+        ended=ended,
         restarts=tuple(run.restarts),
-        remarks=run.remarks(),
+        remarks=(
+            f"{run.tokens / max(run.generating, 1e-9):,.0f} tokens a second while generating; "
+            f"a step took {spent / len(run.rounds):.2f} s",
+        ),
+        busy=busy,
     )
 
 
@@ -155,44 +162,28 @@ class _Run:
         self.rounds: tuple[Round, ...] = ()
         self.restarts: list[Restart] = []
         self.seconds: dict[str, float] = {}
-        groups = (actor.group, manager.engines.group)
-        self._nodes = {f"{one.name}:{seat.rank}": seat.cluster_node_rank for one in groups for seat in one.placements}
-        self._spans: defaultdict[str, list[Span]] = defaultdict(list)
-        self._marks: list[Mark] = []
         self._version = 0
-        self._tokens = 0
-        self._generating = 0.0
+        self.tokens = 0
+        self.generating = 0.0
+        """The seconds in which the engines answered what was learned from."""
         self._mending: threading.Thread | None = None
         self._failure: Exception | None = None
         """Why an engine that was killed did not come back."""
         self._back = 0
         """How many rounds were over when an engine that was killed was back."""
         self._began = time.monotonic()
-        manager.update_weights(link, 0, _SECONDS)
-
-    def timeline(self) -> Timeline:
-        return Timeline.of(self._spans, self._nodes, self._marks)
-
-    def remarks(self) -> tuple[str, ...]:
-        """Say how fast it was, and how much of the time each role worked."""
-        timeline = self.timeline()
-        busy = ", ".join(
-            f"{name} {timeline.at_work(name, timeline.start, timeline.end):.0%}" for name in ("actor", "rollout")
-        )
-        spent = (timeline.end - timeline.start) / max(len(self.rounds), 1)
-        speed = self._tokens / max(self._generating, 1e-9)
-        return (f"{speed:,.0f} tokens a second while generating; a step took {spent:.2f} s; at work: {busy}",)
+        manager.update_weights(link, 0, ROUND_SECONDS)
+        self.began = time.time()
 
     def colocate(self, goal: Goal) -> None:
         """Take turns: the engines answer with the newest weights, then sleep while all ranks learn."""
         engines = self._manager.engines
         while not self._is_over(goal):
             seconds: dict[str, float] = {}
-            self._watcher.busy("rollout")
             with self._phase("generate", seconds):
                 made = self._generate(len(self.rounds))
-            engines.offload().wait(_SECONDS)
-            self._learn(made, seconds, lambda: engines.onload().wait(_SECONDS))
+            engines.offload().wait(ROUND_SECONDS)
+            self._learn(made, seconds, lambda: engines.onload().wait(ROUND_SECONDS))
 
     def disagg(self, goal: Goal) -> None:
         """Work at the same time: the engines answer the prompts of a round while the ranks learn from the last one."""
@@ -201,7 +192,7 @@ class _Run:
         def produce() -> None:
             step = 0
             try:
-                while room.acquire(timeout=_SECONDS) and not is_over.is_set():
+                while room.acquire(timeout=ROUND_SECONDS) and not is_over.is_set():
                     ready.put(self._generate(step))
                     step += 1
             except BaseException as error:
@@ -212,9 +203,8 @@ class _Run:
         try:
             while not self._is_over(goal):
                 seconds: dict[str, float] = {}
-                self._watcher.busy("rollout")
                 with self._phase("generate", seconds):
-                    made = ready.get(timeout=_SECONDS)
+                    made = ready.get(timeout=ROUND_SECONDS)
                 if isinstance(made, BaseException):
                     raise made
                 self._learn(made, seconds)
@@ -222,14 +212,14 @@ class _Run:
         finally:
             is_over.set()
             room.release()
-            producer.join(_SECONDS)
+            producer.join(ROUND_SECONDS)
             if self._mending is not None:
-                self._mending.join(_SECONDS)
+                self._mending.join(ROUND_SECONDS)
         # The time may have been over before it was back.
         if self._failure is not None:
             raise self._failure
         if self._mending is not None and not self.restarts:
-            raise ClusterError(f"rollout:{_VICTIM} was killed, and is not back after {_SECONDS:g} s")
+            raise ClusterError(f"rollout:{_VICTIM} was killed, and is not back after {ROUND_SECONDS:g} s")
 
     def _is_over(self, goal: Goal) -> bool:
         if self._failure is not None:
@@ -244,11 +234,11 @@ class _Run:
         """Let the engines answer the prompts of a round; each that is answered goes to the trainers at once."""
         began = time.monotonic()
         finished: dict[int, list[Sample]] = defaultdict(list)
-        for place, sample in self._manager.generate(make_prompts(step, self._seed, _PROMPTS, _SAMPLES), _SECONDS):
+        for place, sample in self._manager.generate(make_prompts(step, self._seed, _PROMPTS, _SAMPLES), ROUND_SECONDS):
             finished[place].append(sample)
             if len(finished[place]) == _SAMPLES:
                 rewards = [reward(one.prompt, one.tokens) for one in finished[place]]
-                self._samples.put_many(score(finished[place], rewards), timeout=_SECONDS)
+                self._samples.put_many(score(finished[place], rewards), timeout=ROUND_SECONDS)
             if self._has_to_kill and step >= _KILL_ROUND:
                 self._has_to_kill = False
                 self._kill(f"rollout:{_VICTIM}")
@@ -257,7 +247,6 @@ class _Run:
     def _kill(self, worker: str) -> None:
         pid = self._pid_of(worker)
         self._watcher.killing(worker, pid)
-        self._marks.append(Mark(name=f"{worker} killed", at=time.time()))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         self._mending = threading.Thread(target=self._try_to_mend, args=(worker, len(self.rounds)), daemon=True)
@@ -276,11 +265,10 @@ class _Run:
         """Go on without an engine that died, restart it in its place, and bring it to the present version."""
         began, rank = time.monotonic(), int(worker.rpartition(":")[2])
         group = self._manager.engines.workers_of(rank)
-        (end,) = group.health().outcomes(_SECONDS)
-        self._link.without(worker, timeout=_SECONDS)
-        self._manager.restart_engine(rank, weights=self._link, timeout=_SECONDS)
+        (end,) = group.health().outcomes(ROUND_SECONDS)
+        self._link.without(worker, timeout=ROUND_SECONDS)
+        self._manager.restart_engine(rank, weights=self._link, timeout=ROUND_SECONDS)
         place = group.placements[0]
-        self._marks.append(Mark(name=f"{worker} is back", at=time.time()))
         restart = Restart(
             worker=worker,
             where=f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}",
@@ -295,19 +283,16 @@ class _Run:
 
     def _learn(self, made: _Made, seconds: dict[str, float], wake: Any = None) -> None:
         """Learn from the samples of a round, bring the new weights into the engines, and end the round."""
-        self._watcher.busy("actor", *(() if wake else ("rollout",)))
         with self._phase("learn", seconds):
-            learned = self._actor.train(_PROMPTS * _SAMPLES // _RANKS).wait(_SECONDS)
-        for rank, (spans, _) in enumerate(learned):
-            self._spans[f"actor:{rank}"] += spans
+            self._actor.train(_PROMPTS * _SAMPLES // _RANKS, self._version).wait(ROUND_SECONDS)
         behind = self._version - made.oldest
         self._version += 1
         with self._phase("weights", seconds):
             if wake:
                 wake()
             self._update()
-        self._tokens += made.tokens
-        self._generating += made.seconds
+        self.tokens += made.tokens
+        self.generating += made.seconds
         done = Round(
             number=len(self.rounds) + 1,
             mean_return=made.reward,
@@ -317,47 +302,20 @@ class _Run:
             behind=behind,
         )
         self.rounds += (done,)
-        self._watcher.round_ended(done, self.timeline())
+        self._watcher.round_ended(done)
 
     def _update(self) -> None:
-        """Bring the weights into every engine that is there; one that has just died is left out, and filled later."""
-        deadline = time.monotonic() + _SECONDS
+        """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
+        deadline = time.monotonic() + ROUND_SECONDS
         while True:
             try:
-                self._manager.update_weights(self._link, self._version, _SECONDS)
+                self._manager.update_weights(self._link, self._version, ROUND_SECONDS)
             except ClusterError:
                 if self._mending is None or time.monotonic() > deadline:
                     raise
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(RETRY_SECONDS)
             else:
                 return
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Record which engines have requests, from the router."""
-        is_over = threading.Event()
-        recorders = [SpanRecorder() for _ in range(_ENGINES)]
-
-        def look() -> None:
-            since = time.time()
-            while not is_over.wait(_LOOK_SECONDS):
-                with contextlib.suppress(ClusterError):
-                    busy = {state.url: state.busy for state in self._manager.engine_states()}
-                    now = time.time()
-                    for recorder, url in zip(recorders, self._manager.engines.urls, strict=True):
-                        if busy.get(url):
-                            recorder.note(Span(name="generate", start=since, end=now))
-                    since = now
-                for rank, recorder in enumerate(recorders):
-                    self._spans[f"rollout:{rank}"] = recorder.spans
-
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join(_SECONDS)
 
     @contextlib.contextmanager
     def _phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:

@@ -1,10 +1,11 @@
-"""What commands ask a live cluster: in a child process with a deadline, since Ray's own calls may hang for minutes."""
+"""Questions of commands to a live cluster, in a child process with a deadline: Ray's own calls may hang for minutes."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from roost.cli.limits import SPARE_SECONDS
 from roost.errors import ClusterError, RoostError
 from roost.machine.child import Child, Say, answer, last_line
 
@@ -14,29 +15,27 @@ if TYPE_CHECKING:
 
 _STATUS = "roost.runtime.status"
 _CHANNELS = "roost.comm.channels.status"
-# To find out that there is nothing to join, to ask for jobs and reservations, and to leave the cluster.
-_SPARE_SECONDS = 15.0
 
 
-def visit_nodes(address: str | None, timeout: float) -> LiveNodes:
+def ask_for_nodes(address: str | None, timeout: float) -> LiveNodes:
     """Return the nodes of a cluster; each has `timeout` seconds to answer."""
     found: LiveNodes = _ask("get_nodes", timeout, address=address)
     return found
 
 
-def visit_hardware(num_nodes: int | None, address: str | None, timeout: float) -> LiveHardware:
+def ask_for_hardware(num_nodes: int | None, address: str | None, timeout: float) -> LiveHardware:
     """Return the hardware that a job with `num_nodes` would get."""
     found: LiveHardware = _ask("get_hardware", timeout, num_nodes=num_nodes, address=address)
     return found
 
 
-def visit_status(address: str | None, timeout: float) -> ClusterStatus:
+def ask_for_status(address: str | None, timeout: float) -> ClusterStatus:
     """Return the nodes, the jobs and the leftovers of a cluster."""
     found: ClusterStatus = _ask("get_status", timeout, address=address)
     return found
 
 
-def visit_channels(address: str | None, timeout: float) -> tuple[ChannelStatus, ...]:
+def ask_for_channels(address: str | None, timeout: float) -> tuple[ChannelStatus, ...]:
     """Return the channels of all jobs on a cluster."""
     found: tuple[ChannelStatus, ...] = _ask("get_channels", timeout, _CHANNELS, address=address)
     return found
@@ -55,13 +54,13 @@ def _ask(function: str, timeout: float, module: str = _STATUS, **arguments: Any)
     with Child(__name__, task, hear) as child:
         # The answer is made of its classes. It loads Ray, which the child does at the same time.
         import_module(module)
-        is_late = not child.wait(timeout + _SPARE_SECONDS)
+        is_late = not child.wait(timeout + SPARE_SECONDS)
     if answers and isinstance(answers[0], RoostError):
         raise answers[0]
     if answers:
         return answers[0]
     last = last_line(child.last_words)
-    what = f"did not answer in {timeout + _SPARE_SECONDS:.0f} s" if is_late else "could not be asked"
+    what = f"did not answer in {timeout + SPARE_SECONDS:.0f} s" if is_late else "could not be asked"
     raise ClusterError(
         f"the Ray cluster {what}{f': {last}' if last else ''}",
         hint="Ray's head may hang, or have died just now: roost doctor says more",
