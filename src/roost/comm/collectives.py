@@ -20,7 +20,7 @@ from roost.errors import CallTimedOut, ConfigError
 from roost.text import join_words
 
 if TYPE_CHECKING:
-    from roost.runtime.managers.context import JobContext
+    from roost.runtime.managers.control import JobControl
 
 COLLECTIVE_SECONDS = 600.0
 _POLL_SECONDS = 0.05
@@ -76,7 +76,7 @@ def members_of(groups: Groups) -> list[str]:
 
 
 def make_process_group(
-    context: JobContext,
+    context: JobControl,
     own: str,
     group_name: str,
     ranks: Sequence[int] | None,

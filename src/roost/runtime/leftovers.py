@@ -23,13 +23,14 @@ from ray._raylet import PlacementGroupID  # no public call reaches a placement g
 from ray.util import list_named_actors, placement_group_table
 from ray.util.placement_group import PlacementGroup
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError
 from roost.machine.disks import old_folders
 from roost.machine.folders import socket_folder
 from roost.machine.ports import answers
 from roost.machine.processes import Process, account, end_processes, find_processes, list_processes, one_line
 from roost.runtime.connect.local_cluster import find_stale_files, one_at_a_time
-from roost.runtime.managers.node_manager import JOB_VARIABLE, driver_of
+from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import GROUP_PREFIX, remove_groups
@@ -110,15 +111,15 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
             nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
             still = on_ray.intersection(_find_on_ray(at, nodes, deadline, user))
             _end_on_ray(still, nodes, deadline, user)
-            until = min(deadline, time.monotonic() + _GO_SECONDS)
-            while still and time.monotonic() < until:
+            soon = deadline.within(_GO_SECONDS)
+            while still and not soon.is_over:
                 time.sleep(_POLL_SECONDS)
                 still &= set(_find_on_ray(at, nodes, deadline, user))
         left |= still
     return tuple(item for item in remnants if item in left)
 
 
-def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: float, user: str) -> Iterator[Remnant]:
+def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> Iterator[Remnant]:
     processes, _ = find_left_processes(nodes, address, deadline, user)
     for left in processes:
         command = one_line([left.command], _MOST_CHARACTERS)
@@ -159,7 +160,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: float, use
             )
 
 
-def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: float, user: str) -> None:
+def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> None:
     pids = {(item.where, int(item.name), item.id) for item in remnants if item.kind is RemnantKind.PROCESS}
     on_nodes = {node.ray_id: str(node) for node in nodes if f"on {node}" in {where for where, _, _ in pids}}
     if pids:

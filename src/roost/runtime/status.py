@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,18 +12,19 @@ from typing import Any
 from ray.util import list_named_actors
 
 from roost.config.topology import Topology
+from roost.deadline import Deadline
 from roost.errors import ClusterError, RoostError
 from roost.machine.processes import find_processes
 from roost.placement.plan import Piece
 from roost.runtime.connect import connection
+from roost.runtime.managers.job_info import JOB_VARIABLE, JobInfo, driver_of
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
-from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo, NodeManager, driver_of
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo, SickNode
 from roost.runtime.nodes.ray_state import read_roost_jobs
-from roost.runtime.reserve.holdings import Holdings, pieces_on
-from roost.runtime.reserve.occupancy import find_holdings
+from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
 from roost.text import join_words, plural
 
 _TIMEOUT_SECONDS = 60.0
@@ -164,9 +164,9 @@ def get_status(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) ->
 
 
 @contextlib.contextmanager
-def visit(address: str | None, timeout: float = _TIMEOUT_SECONDS) -> Iterator[tuple[str, float]]:
+def visit(address: str | None, timeout: float = _TIMEOUT_SECONDS) -> Iterator[tuple[str, Deadline]]:
     """Connect in an unused namespace that nothing is left in; yield the address, and the deadline for the nodes."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     connection.check_can_connect()
     made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False, timeout=timeout)
     try:
@@ -203,7 +203,7 @@ def _jobs() -> tuple[JobStatus, ...]:
 
 
 def find_left_processes(
-    nodes: tuple[NodeInfo, ...], address: str, deadline: float, user: str | None = None
+    nodes: tuple[NodeInfo, ...], address: str, deadline: Deadline, user: str | None = None
 ) -> tuple[tuple[Leftover, ...], tuple[JobStatus, ...]]:
     """Find processes, perhaps only those of one user, that jobs of this cluster left behind, and the jobs that run."""
     # Nodes on one machine share its processes.

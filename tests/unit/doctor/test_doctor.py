@@ -641,7 +641,7 @@ def test_processes_are_found_by_a_variable_and_the_rest_of_their_environment_sta
 
 
 def test_the_variable_that_marks_a_job_is_the_one_that_workers_get():
-    from roost.runtime.managers.node_manager import JOB_VARIABLE
+    from roost.runtime.managers.job_info import JOB_VARIABLE
 
     assert machine_facts.JOB_VARIABLE == JOB_VARIABLE
 

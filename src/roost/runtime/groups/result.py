@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from roost.config.ranks import format_ranks
 from roost.errors import CallTimedOut, ConfigError
-from roost.runtime.connect.connection import get
+from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import make_error
 from roost.runtime.groups.source import Source, failures_of, late_sources, look_at, timings_of
@@ -29,7 +29,7 @@ from roost.text import join_words, plural
 
 if TYPE_CHECKING:
     from roost.runtime.groups.members import Members
-    from roost.runtime.managers.context import JobContext
+    from roost.runtime.managers.control import JobControl
 
 Ref = ray.ObjectRef[Any]
 Reply = Sequence[Ref]
@@ -399,7 +399,7 @@ def seconds_until(deadline: float) -> float | None:
     return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
-def wait_for(context: JobContext, refs: Sequence[Ref], count: int, deadline: float) -> list[Ref]:
+def wait_for(context: JobControl, refs: Sequence[Ref], count: int, deadline: float) -> list[Ref]:
     """Wait until so many of some calls have ended; return those that have.
 
     In slices: in another thread than the main one, Ray's wait does not return after the head was given up. What the
@@ -416,7 +416,7 @@ def wait_for(context: JobContext, refs: Sequence[Ref], count: int, deadline: flo
     return ready
 
 
-def wait_for_one(context: JobContext, refs: Sequence[Ref], deadline: float) -> Ref:
+def wait_for_one(context: JobControl, refs: Sequence[Ref], deadline: float) -> Ref:
     """Return the first of some calls that ends; GetTimeoutError at the deadline."""
     ready = wait_for(context, refs, 1, deadline)
     if not ready:

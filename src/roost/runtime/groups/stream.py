@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
 from roost.errors import CallTimedOut
-from roost.runtime.connect.connection import get
+from roost.runtime.connect.calls import get
 from roost.runtime.failures.failure import make_error
 from roost.runtime.groups.result import (
     check_seconds,

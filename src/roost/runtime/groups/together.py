@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from roost.errors import RoostError
 from roost.runtime.groups.members import CLOSE_SECONDS
-from roost.runtime.managers.context import JobContext
+from roost.runtime.managers.control import JobControl
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ _LOOK_SECONDS = 0.1
 Group = TypeVar("Group")
 
 
-def launch_together(context: JobContext, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:
+def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:
     """Make all launches at the same time; raise the exception of the first that fails, after all of them have ended.
 
     So does Ctrl-C. The job must have no other open groups: all are closed then.
@@ -43,7 +43,7 @@ def launch_together(context: JobContext, launches: Mapping[str, Callable[[], Gro
         pool.shutdown(wait=False)
 
 
-def _end(context: JobContext, launches: list[Future[Group]]) -> None:
+def _end(context: JobControl, launches: list[Future[Group]]) -> None:
     """Close every group, also those that are still being launched, which ends their launches."""
     deadline = time.monotonic() + CLOSE_SECONDS
     while time.monotonic() < deadline:

@@ -26,14 +26,13 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
-from roost.runtime.connect.connection import check_not_fork, get
+from roost.runtime.connect.calls import check_not_fork, get, on_node
 from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, within
 from roost.runtime.managers.ledgers.workers import RollCall
-from roost.runtime.nodes.ray_state import living
 
 CALL_SECONDS = 60.0
 HANG_SECONDS = 5.0
@@ -93,7 +92,7 @@ class Manager:
             num_cpus=0,
             max_concurrency=10_000,
             max_restarts=_MAX_RESTARTS,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            scheduling_strategy=on_node(node),
         ).remote(*arguments)
         return cls(handle, namespace)
 
@@ -117,9 +116,9 @@ class Manager:
                 hint="the job has ended, or its manager died: `roost status` shows the jobs that are running",
             ) from None
 
-    def until(self, deadline: float) -> Self:
-        """Return the same proxy, whose calls end at a deadline of `time.monotonic`."""
-        return self.within(max(0.1, deadline - time.monotonic()))
+    def until(self, deadline: Deadline) -> Self:
+        """Return the same proxy, whose calls end at a deadline, if that is earlier than they would end anyway."""
+        return self.within(max(0.1, min(self._seconds, deadline.left)))
 
     def within(self, seconds: float) -> Self:
         """Return the same proxy with another deadline for its calls."""
@@ -137,10 +136,10 @@ class Manager:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_not_fork()
-        deadline = time.monotonic() + self._seconds
+        deadline = Deadline.after(self._seconds)
         while True:
             check_not_lost()
-            left = max(0.0, deadline - time.monotonic())
+            left = deadline.left
             try:
                 return get(getattr(self.handle, method).remote(*args, **kwargs), left)
             except AttributeError:
@@ -241,6 +240,8 @@ class Manager:
 
     async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
+        from roost.runtime.nodes.ray_state import living  # only the actor needs it
+
         while True:
             # Ray may be silent for a while: those that died meanwhile are found afterwards.
             with contextlib.suppress(Exception):

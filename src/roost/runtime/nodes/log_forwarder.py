@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.machine.folders import make_folders, open_regular
 from roost.machine.processes import die_with_parent
+from roost.runtime.connect.calls import on_node
 from roost.runtime.events.format import node_file, worker_file
 from roost.runtime.process.output import folder_of_run, run_folder_name
 from roost.runtime.runs.console import Console
@@ -157,7 +157,7 @@ class LogForwarder:
         with self._lock:
             source = self._sources.get(log.ray_id)
             if source is None:
-                where = NodeAffinitySchedulingStrategy(node_id=log.ray_id, soft=False)
+                where = on_node(log.ray_id)
                 reader: Any = ray.remote(LogReader)
                 options = reader.options(num_cpus=0, scheduling_strategy=where)
                 handle = options.remote(run_folder_name(self._run_dir))

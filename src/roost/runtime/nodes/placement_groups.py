@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roost.errors import ClusterError
-from roost.runtime.connect.connection import get
+from roost.runtime.connect.calls import get
 from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo

@@ -20,7 +20,7 @@ from ray.actor import ActorHandle
 from ray.util import placement_group_table
 
 from roost.redact import hide_in_text
-from roost.runtime.connect.connection import USER_KEY, list_actors
+from roost.runtime.connect.calls import USER_KEY, list_actors
 from roost.runtime.connect.head import ASK_SECONDS, within
 from roost.text import printable
 

@@ -23,20 +23,19 @@ from ray.util.placement_group import PlacementGroup
 
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
-from roost.placement.plan import Piece
+from roost.placement.plan import Piece, Plan
 from roost.runtime.connect.head import until
 from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.events.emitter import emitter
 from roost.runtime.managers.base import HANG_SECONDS
-from roost.runtime.managers.context import JobContext
+from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
-from roost.runtime.reserve.holdings import Holdings, pieces_on, resource_of
-from roost.runtime.reserve.occupancy import ASK_SECONDS, OccupancyReader
-from roost.runtime.reserve.reservation import Reservation, lost_slots
+from roost.runtime.reserve.occupancy import ASK_SECONDS, Holdings, OccupancyReader, pieces_on, resource_of
+from roost.runtime.reserve.reservation import Reservation, check_timeout, lost_slots, plan_accelerators
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class Reserver:
     The job's node manager makes and removes the placement groups: they belong to the job, whichever process asked.
     """
 
-    def __init__(self, context: JobContext, user: str, *, by_label: bool | None = None) -> None:
+    def __init__(self, context: JobControl, user: str, *, by_label: bool | None = None) -> None:
         self._context = context
         self._deadline: float = math.inf
         self._user = user
@@ -177,7 +176,7 @@ class Reserver:
         except BaseException:
             if self._context.is_connected:
                 with contextlib.suppress(Exception):
-                    self._manager.within(_UNDO_SECONDS).let_go_slots(self._user)
+                    self._manager.within(_UNDO_SECONDS).release_slots(self._user)
             raise
         finally:
             if self._has_said and self._context.is_connected:
@@ -263,7 +262,7 @@ class Reserver:
                 apart.add(rank)
                 is_certain = False
         if missing:
-            self._manager.let_go_slots(self._user)
+            self._manager.release_slots(self._user)
             return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
         # The surplus is removed when the rest is taken.
         return slots
@@ -387,12 +386,26 @@ class Reserver:
 
 
 def reserve_accelerators(
-    context: JobContext, name: str, shares: Shares, components: Components, *, timeout: float
+    context: JobControl, name: str, shares: Shares, components: Components, *, timeout: float
 ) -> Reservation:
     """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
     user = f"{name}#{secrets.token_hex(4)}"
     slots = Reserver(context, user).reserve(shares, timeout=timeout, components=components) if shares else []
     return Reservation(context, user, slots)
+
+
+def reserve_plan(context: JobControl, plan: Plan, shares: Mapping[str, float], *, timeout: float) -> Reservation:
+    """Reserve every accelerator of a plan, of which a worker of each component uses the share that is declared."""
+    context.check_open()
+    check_timeout(timeout)
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
+    for component in plan.components:
+        plan.get_strategy(component.name).get_placement(context.topology)
+    # Each group declares its share when it is launched.
+    pieces = dict.fromkeys(plan_accelerators(plan, shares))
+    components = {component.name: component.placements for component in plan.components}
+    return reserve_accelerators(context, "plan", pieces, components, timeout=timeout)
 
 
 class _Wait:
