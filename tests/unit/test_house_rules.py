@@ -74,7 +74,7 @@ OUTSIDE = {
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
     "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "targets", "job", "status", "leftovers",
+    "options", "cluster", "groups", "worker", "targets", "job", "status", "leftovers",
 ]  # fmt: skip
 
 

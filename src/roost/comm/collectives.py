@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.addresses import WorkerAddress
 from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.comm.process_groups import new_group
 from roost.comm.talk import Talk, addresses_of
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.errors import CallTimedOut, ConfigError
+from roost.runtime.process.addresses import WorkerAddress
 from roost.text import join_words
 
 if TYPE_CHECKING:

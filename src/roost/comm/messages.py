@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.comm.addresses import WorkerAddress
 from roost.comm.mailbox import ANY, Message, Receive
 from roost.comm.move.buffers import Buffer, as_buffer
 from roost.comm.move.cuda import is_on_device
@@ -20,6 +19,7 @@ from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, Pee
 from roost.comm.wire.endpoint import ENDED, MOST_WAITING, Endpoint
 from roost.comm.wire.loop import Handle, Loop, check_timeout
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.runtime.process.addresses import WorkerAddress
 
 _MESSAGE = Kind.MESSAGE
 _TENSOR = int(Kind.TENSOR)
