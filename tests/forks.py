@@ -42,7 +42,7 @@ _OWN_LIBRARIES = (
     *("roost.runtime.nodes." + name for name in ("accelerators", "alike", "order")),
     *("roost.runtime.process." + name for name in ("environment", "output", "timers")),
     *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
-    *("roost.runtime.reserve.occupancy", "roost.runtime.runs.recorder"),
+    "roost.runtime.runs.recorder",
 )
 PRELOADED = (
     *("ray", "ray._common.usage.usage_lib", "ray._common.pydantic_compat", "ray._private.arrow_serialization"),
