@@ -73,8 +73,8 @@ OUTSIDE = {
 }
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
-    "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "worker", "targets", "job", "status", "leftovers",
+    "limits", "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
+    "options", "cluster", "groups", "worker", "job_code", "job", "status", "leftovers",
 ]  # fmt: skip
 
 
@@ -188,7 +188,7 @@ TIME_OF_DAY = {
     "runtime/failures/carry.py": "when a worker failed, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
     "runtime/groups/members.py": "since when a worker has its state, for people",
-    "runtime/groups/source.py": "when a worker failed, for people",
+    "runtime/groups/passed_calls.py": "when a worker failed, for people",
     "runtime/managers/job_info.py": "when a job began, for people",
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
     "runtime/runs/folder.py": "the age of files",

@@ -36,6 +36,13 @@ from roost.runtime.connect.stop import Stop
 from roost.runtime.events.driver import EVENTS_VARIABLE, start_driver_events
 from roost.runtime.events.emitter import emitter
 from roost.runtime.launch.allocate import allocate
+from roost.runtime.limits import (
+    CLOSE_DISCONNECT_SECONDS,
+    CLOSE_STEP_SECONDS,
+    CLUSTER_CLOSE_SECONDS,
+    RESERVE_SECONDS,
+    TIMEOUT_SECONDS,
+)
 from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.context import JobContext, process_lock
 from roost.runtime.managers.control import JobControl
@@ -55,7 +62,7 @@ from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.log_forwarder import LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
-from roost.runtime.options import RESERVE_SECONDS, TIMEOUT_SECONDS, ClusterOptions
+from roost.runtime.options import ClusterOptions
 from roost.runtime.reserve.reservation import Reservation, check_timeout
 from roost.runtime.reserve.reserver import reserve_plan
 from roost.runtime.runs.console import Console
@@ -65,9 +72,6 @@ from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 30.0
-_LEAST_SECONDS = 1.0
-_DISCONNECT_SECONDS = 10.0
 _MAX_TRIES = 100
 
 
@@ -208,7 +212,7 @@ class Cluster:
             num_nodes=options.num_nodes or 1,
             working_dir=options.working_dir,
         )
-        self._undo.callback(lambda: connection.disconnect(made, max(_DISCONNECT_SECONDS, self._seconds_left)))
+        self._undo.callback(lambda: connection.disconnect(made, max(CLOSE_DISCONNECT_SECONDS, self._seconds_left)))
         # While the managers start.
         connection.prepare_disconnect()
         return made
@@ -458,7 +462,7 @@ class Cluster:
             if context is not None:
                 context.is_closed.set()
             if self._pid == os.getpid():
-                self._close_by = Deadline.after(_CLOSE_SECONDS)
+                self._close_by = Deadline.after(CLUSTER_CLOSE_SECONDS)
                 self._recorder.note_close()
                 with self._handlers:
                     self._undo.close()
@@ -493,7 +497,7 @@ class Cluster:
     @property
     def _seconds_left(self) -> float:
         """How long a step of `close` may take: all of them share one deadline."""
-        return max(_LEAST_SECONDS, self._close_by.left)
+        return max(CLOSE_STEP_SECONDS, self._close_by.left)
 
     def _close_groups(self, context: JobControl) -> None:
         if context.actors and context.is_reachable:

@@ -30,6 +30,7 @@ from roost.machine.folders import socket_folder
 from roost.machine.ports import answers
 from roost.machine.processes import Process, account, end_processes, find_processes, list_processes, one_line
 from roost.runtime.connect.local_cluster import find_stale_files, one_at_a_time
+from roost.runtime.limits import BUSY_HEAD_SECONDS, POLL_SECONDS, REMNANTS_SECONDS
 from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
@@ -43,10 +44,6 @@ _KEEPER = "roost.testing.keeper"
 _HERE = "on this machine"
 _MOST_CHARACTERS = 80
 _KNOCKS = 3
-# Longer than the kernel waits before it asks a busy head a second time.
-_KNOCK_SECONDS = 3.0
-_GO_SECONDS = 15.0
-_POLL_SECONDS = 0.1
 
 
 class RemnantKind(StrEnum):
@@ -111,9 +108,9 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
             nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
             still = on_ray.intersection(_find_on_ray(at, nodes, deadline, user))
             _end_on_ray(still, nodes, deadline, user)
-            soon = deadline.within(_GO_SECONDS)
+            soon = deadline.within(REMNANTS_SECONDS)
             while still and not soon.is_over:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(POLL_SECONDS)
                 still &= set(_find_on_ray(at, nodes, deadline, user))
         left |= still
     return tuple(item for item in remnants if item in left)
@@ -220,7 +217,7 @@ def _orphans(user: str) -> list[Process]:
     """Find processes of this machine that jobs started whose cluster is gone."""
     found = find_processes(JOB_VARIABLE, user, also=[_RAYLET_VARIABLE])
     heads = {item.environment[JOB_VARIABLE].partition("|")[0] for item in found}
-    gone = {head for head in heads if not any(answers(head, _KNOCK_SECONDS) for _ in range(_KNOCKS))}
+    gone = {head for head in heads if not any(answers(head, BUSY_HEAD_SECONDS) for _ in range(_KNOCKS))}
     return [
         item
         for item in found

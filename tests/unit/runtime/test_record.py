@@ -393,7 +393,7 @@ def test_a_record_that_cannot_be_written_gives_one_warning(tmp_path, caplog):
 
 def test_the_record_of_very_many_groups_is_complete_at_the_end(tmp_path, monkeypatch):
     recorder = begin(make_run_dir(tmp_path / "run"))
-    monkeypatch.setattr(recorder_module, "_WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(recorder_module, "RECORD_WRITE_SECONDS", -1.0)
     for number in range(3):
         launch(recorder, f"group{number}")
     recorder.note_restart("group0:1", "it crashed", 0.25, None)
@@ -519,7 +519,7 @@ def test_a_folder_on_a_dead_file_server_delays_neither_a_job_nor_the_list(own, t
         return look(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(index_module, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(index_module, "RUN_LOCK_SECONDS", 0.2)
     (own / "far").symlink_to("/nowhere/far")
     assert read_record(finished_run(tmp_path / "near")).id == "near"
     near, far = list_runs()

@@ -18,7 +18,7 @@ from roost.text import plural
 
 @with_flags
 def check(job: JobFile, flags: Flags, overrides: Overrides = None, form: TextForm = "text") -> None:
-    from roost.runtime.targets import load_targets  # loads Ray, which completion does without
+    from roost.runtime.job_code import load_code  # loads Ray, which completion does without
 
     import_from_here()
     text = load_text(job, limit=JOB_FILE_LIMIT)
@@ -33,7 +33,7 @@ def check(job: JobFile, flags: Flags, overrides: Overrides = None, form: TextFor
         plan = plan_job(job, text, flags, overrides=settings).plan
     if run is not None:
         with notes.catching():
-            load_targets(run)
+            load_code(run)
     notes.raise_if_any()
     if plan is None or run is None:
         raise typer.Abort

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
-from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.find_head import takes_token
 from roost.runtime.connect.versions import has_token_authentication
 
 _MODE = "RAY_AUTH_MODE"

@@ -16,12 +16,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.deadline import Deadline
 from roost.errors import ClusterError
-from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, unless_lost, waiting, within
+from roost.runtime.connect.head import Head, check_not_lost, unless_lost, waiting, within
+from roost.runtime.limits import ASK_SECONDS, SOON_SECONDS
 
 USER_KEY = "roost_user"
 """Under this key Ray knows the account that runs a driver of Roost, also after its end."""
-_SOON_SECONDS = 1.0
-"""How long to wait in Ray itself, which is a little quicker than in another thread."""
 
 _is_fork = False
 
@@ -100,7 +99,7 @@ def get(calls: Any, timeout: float | None = None) -> Any:
     deadline = Deadline.after(timeout)
     try:
         with waiting():
-            return ray.get(calls, timeout=_SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS))
+            return ray.get(calls, timeout=SOON_SECONDS if timeout is None else min(timeout, SOON_SECONDS))
     except GetTimeoutError:
         if deadline.is_over:
             raise

@@ -28,23 +28,16 @@ from roost.runtime.connect.authentication import (
     use_token_of,
 )
 from roost.runtime.connect.calls import USER_KEY, check_not_fork
+from roost.runtime.connect.find_head import find_heads, has_own_raylet, is_on_loopback
 from roost.runtime.connect.guard import Guard
-from roost.runtime.connect.head import (
-    ASK_SECONDS,
-    Head,
-    check_nothing_waits,
-    within,
-)
-from roost.runtime.connect.knock import find_heads, has_own_raylet, is_on_loopback
+from roost.runtime.connect.head import Head, check_nothing_waits, within
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
+from roost.runtime.limits import ASK_SECONDS, DISCONNECT_SECONDS, OUTLIVE_SECONDS
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DISCONNECT_SECONDS = 20.0
 _OUTLIVE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-_OUTLIVE_SECONDS = 10**6
-_ANSWER_SECONDS = 10.0
 _NOT_COPIED = (".git", ".venv", "venv", "runs", "__pycache__")
 """What Ray leaves out of a copy of the job's folder, in addition to what .gitignore names."""
 _STARTUP_REMARK = "worker processes have been started on node"
@@ -106,7 +99,7 @@ def connect(
     namespace: str,
     *,
     may_start: bool,
-    timeout: float = _ANSWER_SECONDS,
+    timeout: float = ASK_SECONDS,
     num_nodes: int = 1,
     working_dir: str | None = None,
 ) -> Connection:
@@ -116,7 +109,7 @@ def connect(
     does not answer in `timeout` seconds, or 10 if that is less. Ray copies `working_dir` to every node.
     """
     check_nothing_waits()
-    timeout = min(timeout, _ANSWER_SECONDS)
+    timeout = min(timeout, ASK_SECONDS)
     restore_environment()
     _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -302,7 +295,7 @@ def _outliving_its_head() -> Iterator[None]:
     ends with this process.
     """
     is_set = _OUTLIVE in os.environ
-    os.environ.setdefault(_OUTLIVE, str(_OUTLIVE_SECONDS))
+    os.environ.setdefault(_OUTLIVE, str(OUTLIVE_SECONDS))
     try:
         yield
     finally:

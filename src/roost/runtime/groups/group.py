@@ -25,10 +25,12 @@ from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
 from roost.runtime.connect.calls import check_not_fork, is_fork
-from roost.runtime.groups.members import CLOSE_SECONDS, Members, OwnMembers
+from roost.runtime.groups.members import Members, OwnMembers
 from roost.runtime.groups.result import CallResult, Value
 from roost.runtime.groups.stream import ItemStream
 from roost.runtime.launch.plan import LaunchOptions, plan_launch
+from roost.runtime.limits import GROUP_CLOSE_SECONDS
+from roost.runtime.limits import LAUNCH_SECONDS as LAUNCH_SECONDS
 from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
@@ -37,7 +39,6 @@ from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
-LAUNCH_SECONDS = 600.0
 Class = TypeVar("Class")
 """The class of the workers."""
 Parameters = ParamSpec("Parameters")
@@ -267,7 +268,7 @@ class WorkerGroup(Generic[Class]):
         self._members.check_open()
         self._members.restart(self.on(rank).ranks[0], force=force, timeout=timeout)
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
         """End all workers of the group; in a process that attached, only let go of it.
 
         ClusterError names what could not be ended within `timeout` seconds; the group can then be closed again.

@@ -18,21 +18,31 @@ from ray.actor import ActorHandle
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
 from roost.runtime.connect.calls import end_actors
-from roost.runtime.connect.head import BLIP_SECONDS, within
+from roost.runtime.connect.head import within
 from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.failure import Failure
+from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
 from roost.runtime.groups.result import CallResult, sources_of
-from roost.runtime.groups.source import Source, failures_of, lost_value
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.launch import Launch
 from roost.runtime.launch.plan import LaunchPlan
 from roost.runtime.launch.progress import Phase, show_launch
-from roost.runtime.managers.base import HANG_SECONDS
+from roost.runtime.limits import (
+    BLIP_SECONDS,
+    CAUSE_SECONDS,
+    DEATH_NEWS_SECONDS,
+    FLUSH_SECONDS,
+    GROUP_CLOSE_SECONDS,
+    HANG_SECONDS,
+    KEPT_CALL_SECONDS,
+    LATE_SECONDS,
+    POLL_SECONDS,
+    RESERVE_SECONDS,
+)
 from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
-from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import Sent
@@ -43,18 +53,6 @@ from roost.runtime.runs.folder import put_aside
 from roost.text import join_words, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
-
-CLOSE_SECONDS = 15.0
-_LATE_SECONDS = 0.5
-"""How long a launch may wait for a manager after its deadline: one that takes longer hangs."""
-_CAUSE_SECONDS = 2.0
-_FLUSH_SECONDS = 0.3
-"""How long the end of a group may wait for the last events of its workers; those that are in a call do not answer."""
-_LOOK_SECONDS = 0.1
-_NEWS_SECONDS = 1.0
-"""How long Ray may take to learn that a worker died."""
-_RESTART_SECONDS = 600.0
-"""How long a call is kept for a rank that is to be restarted; others may be restarted before it."""
 
 
 class Members:
@@ -79,20 +77,20 @@ class Members:
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
         """Return the actors behind some ranks; those that are being restarted are waited for."""
-        for rank in self.restarting(ranks, time.monotonic() + _RESTART_SECONDS):
+        for rank in self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)):
             if rank not in self._handles:
                 raise self._dead(rank)
         return [self._handles[rank] for rank in ranks]
 
-    def restarting(self, ranks: Sequence[int], deadline: float = 0.0) -> set[int]:
-        """Wait until none of some ranks is being restarted, at most until a deadline; return those that still are."""
+    def restarting(self, ranks: Sequence[int], deadline: Deadline | None = None) -> set[int]:
+        """Return which of some ranks are being restarted; with a deadline, wait until none is or it is over."""
         while True:
             self.check_open()
             lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
             late = self._find_again(lost) if lost else set()
-            if not late or time.monotonic() >= deadline:
+            if not late or deadline is None or deadline.is_over:
                 return late
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def alive(self) -> list[int]:
         """Return the ranks whose workers are alive now; ClusterError if Ray does not say."""
@@ -139,7 +137,7 @@ class Members:
                 if not self._kept:
                     return
 
-    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[Source] = ()) -> Failure:
+    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[PassedCall] = ()) -> Failure:
         """Turn what Ray raised for a call into the failure of its worker, or of one that makes its arguments."""
         for failure in (found for source in sources for found in failures_of(self.context, source)):
             return self.passed_on(failure, method)
@@ -158,7 +156,7 @@ class Members:
             raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
         self.context.check_open()
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
         """Let go of the group; its workers belong to the process that launched it."""
         self.is_closed = True
 
@@ -275,7 +273,7 @@ class OwnMembers(Members):
         except BaseException:
             # What cannot be ended now ends with the Cluster.
             with contextlib.suppress(ClusterError):
-                self.close(max(_LATE_SECONDS, deadline.left))
+                self.close(max(LATE_SECONDS, deadline.left))
             raise
         emitter.note("launched", self.name, plural(self.size, "worker"))
         if options.restarts or self.context.job.keeps_events:
@@ -302,7 +300,7 @@ class OwnMembers(Members):
                 if not is_alive:
                     reason = self._cause_of_death(rank)
                 # Ray keeps the name of an actor that died until it is killed.
-                end_actors({spec.address: self._handles[rank]}, Deadline.after(CLOSE_SECONDS))
+                end_actors({spec.address: self._handles[rank]}, Deadline.after(GROUP_CLOSE_SECONDS))
                 self._start([spec], {spec.address: self._pids[spec.address]}, timeout)
             except BaseException as error:
                 failure = error
@@ -315,22 +313,22 @@ class OwnMembers(Members):
 
     def _stays_alive(self, rank: int) -> bool:
         """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
-        deadline = time.monotonic() + _NEWS_SECONDS
+        deadline = Deadline.after(DEATH_NEWS_SECONDS)
         while is_alive := rank in self.alive():
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return is_alive
 
     def _cause_of_death(self, rank: int) -> str:
         """Say what is known about the death of a rank: Ray refuses a call to it with the reason."""
         try:
-            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
+            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=CAUSE_SECONDS)
         except Exception as error:
             return self.context.describe(self.identity(rank), error).what
         return "not known"
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
         """End every worker, and release what the group held.
 
         ClusterError names what could not be ended in time; the group can then be closed again.
@@ -368,7 +366,7 @@ class OwnMembers(Members):
             return [f"its {plural(len(self._handles), 'worker')}, because Ray's head does not answer"]
         handles = {self.identity(rank).address: handle for rank, handle in self._handles.items()}
         if self.context.job.keeps_events:
-            _flush_events(handles.values(), min(_FLUSH_SECONDS, deadline.left))
+            _flush_events(handles.values(), min(FLUSH_SECONDS, deadline.left))
         left = sorted(end_actors(handles, deadline))
         soon = deadline.within(HANG_SECONDS)
         releases: dict[str, Callable[[], object]] = {"its port": lambda: self._port.release(soon)}
@@ -422,13 +420,13 @@ class OwnMembers(Members):
                     self._port.propose(launch.deadline)
                 reports = launch.run(view)
             self._pids |= {address: report.pid for address, report in reports.items()}
-            context.worker_manager.until(max(launch.deadline, Deadline.after(_LATE_SECONDS))).add_group(
+            context.worker_manager.until(max(launch.deadline, Deadline.after(LATE_SECONDS))).add_group(
                 self._record,
                 {address: self._pids[address] for address in reports},
                 {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
             )
         except BaseException:
-            end_actors(launch.handles, Deadline.after(CLOSE_SECONDS))
+            end_actors(launch.handles, Deadline.after(GROUP_CLOSE_SECONDS))
             raise
         return launch.board.reached
 

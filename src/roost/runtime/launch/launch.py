@@ -14,11 +14,12 @@ from ray.exceptions import RayError
 from roost.deadline import Deadline
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
 from roost.runtime.connect.calls import get, on_node
-from roost.runtime.connect.head import ASK_SECONDS, waiting, within
+from roost.runtime.connect.head import waiting, within
 from roost.runtime.failures.failure import make_error
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.plan import differences
 from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
+from roost.runtime.limits import ASK_SECONDS, GRACE_SECONDS, LAUNCH_TICK_SECONDS, LOST_LOOK_SECONDS
 from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.log_forwarder import Elsewhere
@@ -29,9 +30,6 @@ from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.reserve.reservation import describe_loss
 from roost.text import join_words
 
-_TICK_SECONDS = 0.2
-_GRACE_SECONDS = 1.0
-_LOOK_EVERY_SECONDS = 1.0
 _OVERDUE = 0.8
 """The part of the timeout after which a worker that is not ready is asked where it is."""
 
@@ -102,7 +100,7 @@ class Launch:
         self._seconds = seconds
         self.deadline: Deadline = Deadline.after(seconds)
         """When all must be ready."""
-        self._look_again = Deadline.after(_LOOK_EVERY_SECONDS)
+        self._look_again = Deadline.after(LOST_LOOK_SECONDS)
         self.handles: dict[str, ActorHandle[Any]] = {}
         """The actors started so far."""
         self._reports: dict[str, Report] = {}
@@ -133,7 +131,7 @@ class Launch:
             with waiting():
                 ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
                 if not ready:
-                    ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)
+                    ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=LAUNCH_TICK_SECONDS)
             for call in ready:
                 self._advance(call)
             view.update()
@@ -188,7 +186,7 @@ class Launch:
 
     def _check_reservation(self) -> None:
         """Raise if a slot is lost, for which Ray would wait forever."""
-        self._look_again = Deadline.after(_LOOK_EVERY_SECONDS)
+        self._look_again = Deadline.after(LOST_LOOK_SECONDS)
         lost = describe_loss(self._context, (slot for slots in self._slots.values() for slot in slots))
         if lost is not None:
             late = join_words(self.board.late)
@@ -199,7 +197,7 @@ class Launch:
         failures = [self._context.describe(self._specs[address].identity, error)]
         calls = list(self._pending)
         with waiting():
-            ended, _ = ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS) if calls else ([], [])
+            ended, _ = ray.wait(calls, num_returns=len(calls), timeout=GRACE_SECONDS) if calls else ([], [])
         for call in ended:
             other = self._pending.pop(call)
             try:

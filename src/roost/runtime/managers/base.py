@@ -31,18 +31,18 @@ from roost.deadline import Deadline
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
 from roost.runtime.connect.calls import check_not_fork, get, on_node
-from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, within
+from roost.runtime.connect.head import Head, check_not_lost, within
+from roost.runtime.limits import (
+    ASK_SECONDS,
+    CALL_SECONDS,
+    COPIES_SECONDS,
+    DEATHS_EVERY_SECONDS,
+    MANAGER_RETRY_SECONDS,
+    RESTORE_SECONDS,
+)
 from roost.runtime.managers.ledgers.workers import RollCall
 
-CALL_SECONDS = 60.0
-HANG_SECONDS = 5.0
-"""A manager answers at once: where something has to be undone, one that takes longer counts as hanging."""
-_WATCH_SECONDS = 0.5
 _MAX_RESTARTS = 100
-_RETRY_SECONDS = 0.05
-_RESTORE_SECONDS = 10.0
-_AGAIN_SECONDS = 2.0
-"""How long a manager that is back waits for the copies that it had kept for others."""
 # A copy that took a millisecond to make is followed by the next one after ten: a large state costs little.
 _SAVE_PAUSE = 10
 _READERS = ("get_", "count_", "ask_")
@@ -154,7 +154,7 @@ class Manager:
                 # It is being restarted, and will have forgotten a call that had begun.
                 if not left:
                     raise self.died(error) from None
-                time.sleep(min(_RETRY_SECONDS, left))
+                time.sleep(min(MANAGER_RETRY_SECONDS, left))
             except RayActorError as error:
                 raise self.died(error) from None
             except GetTimeoutError:
@@ -209,7 +209,7 @@ class Manager:
                 # A keeper that is gone too has nothing to give: Ray restarted both, and the job starts from nothing.
                 with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                     keeper = ray.get_actor(self.KEEPER)
-                    state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), _RESTORE_SECONDS)
+                    state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), RESTORE_SECONDS)
                     if state is not None:
                         vars(self).update(pickle.loads(state))  # noqa: S301 - from a manager of this job
                         self._restored()
@@ -218,7 +218,7 @@ class Manager:
                     with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                         # In a variable: on older Ray a method does not keep its actor's handle alive.
                         ward = ray.get_actor(name)
-                        await asyncio.wait_for(ward.save_again.remote(), _AGAIN_SECONDS)
+                        await asyncio.wait_for(ward.save_again.remote(), COPIES_SECONDS)
 
     def _save_soon(self) -> None:
         self._is_changed = True
@@ -236,7 +236,7 @@ class Manager:
             with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                 # Kept, since looking it up asks the head; Ray restarts it under the same handle.
                 self._keeper = self._keeper or ray.get_actor(self.KEEPER)
-                await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), _RESTORE_SECONDS)
+                await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), RESTORE_SECONDS)
 
     async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
@@ -251,7 +251,7 @@ class Manager:
                 if missing:
                     bury(missing)
                     self._save_soon()
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(DEATHS_EVERY_SECONDS)
 
 
 def _begin(self: Manager, *arguments: Any) -> None:

@@ -18,7 +18,7 @@ from roost.config.node_groups import NodeGroup
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.runtime.connect.calls import check_not_fork, is_fork, is_worker
-from roost.runtime.managers.base import CALL_SECONDS
+from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager

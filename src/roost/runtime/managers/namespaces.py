@@ -9,7 +9,7 @@ from dataclasses import replace
 from roost.config.node_groups import NodeGroup
 from roost.errors import ClusterError, NameTaken, RoostError
 from roost.runtime.connect.calls import list_actors
-from roost.runtime.managers.base import CALL_SECONDS
+from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.managers.node_manager import NodeManager

@@ -11,6 +11,7 @@ from roost.config.node_groups import NodeGroup
 from roost.errors import ClusterError, ConfigError, RoostError
 from roost.machine.ports import lease_range, taken_ports
 from roost.runtime.connect.calls import on_node
+from roost.runtime.limits import PORT_TRY_SECONDS
 from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.job_info import JobInfo, JobView
 from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot
     from roost.runtime.nodes.placement_groups import Ask
 
-_TRY_SECONDS = 30.0
 _MAX_PORTS = 4096
 
 
@@ -246,7 +246,7 @@ class NodeManager(Manager):
                 try:
                     await self._try_once(node, waiting, task)
                 except Exception as error:
-                    why = f"no answer in {_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+                    why = f"no answer in {PORT_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
                     for wanted in waiting:
                         self._fail(node, wanted, ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
@@ -263,7 +263,7 @@ class NodeManager(Manager):
         if not proposed:
             return
         trial = task.remote([(block.start, block.count) for wanted in proposed for block in wanted.blocks])
-        taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
+        taken = set(await asyncio.wait_for(trial, PORT_TRY_SECONDS))
         for wanted in proposed:
             for block in [block for block in wanted.blocks if taken.intersection(block.ports)]:
                 self._ledger.refuse(node.network, block, taken.intersection(block.ports))

@@ -20,22 +20,18 @@ from roost.errors import CheckFailed, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
 from roost.machine.ports import refuses
 from roost.runtime.connect.calls import get, on_node
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.head import within
+from roost.runtime.limits import ASK_SECONDS, KNOCK_SECONDS, POLL_SECONDS, SAY_EVERY_SECONDS, SPARE_NODES_SECONDS
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.nodes.alike import group_alike
 from roost.runtime.nodes.info import NodeInfo, RayNode, SickNode, name_node
 from roost.runtime.nodes.order import NODE_RANK_VARIABLE, address_key, rank_nodes
+from roost.runtime.nodes.shared_probe import group_for_probe
 from roost.runtime.process.environment import SEARCH_PATHS
 from roost.text import error_text, join_words, plural, printable
 
 Answer = TypeVar("Answer")
 
 log: logging.Logger = logging.getLogger(__name__)
-
-_POLL_SECONDS = 0.1
-_SAY_EVERY_SECONDS = 10.0
-_PATIENCE_SECONDS = 15.0
-_KNOCK_SECONDS = 0.2
 
 
 def live_nodes() -> list[RayNode]:
@@ -66,7 +62,7 @@ def has_ended(ray_id: str) -> bool:
     """
     for entry in _node_table():
         if entry["NodeID"] == ray_id:
-            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", _KNOCK_SECONDS)
+            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", KNOCK_SECONDS)
     return True
 
 
@@ -86,8 +82,8 @@ def wait_for_nodes(count: int, deadline: Deadline) -> list[RayNode]:
             raise NodesMissing(_missing(count, nodes, seen, now - began))
         if now >= say_at:
             log.warning("waiting for %s; here: %s", _lacking(count, nodes), join_words(nodes) or "none")
-            say_at = now + _SAY_EVERY_SECONDS
-        time.sleep(min(_POLL_SECONDS, deadline.left))
+            say_at = now + SAY_EVERY_SECONDS
+        time.sleep(min(POLL_SECONDS, deadline.left))
 
 
 def discover(
@@ -106,7 +102,7 @@ def discover(
     if probing.wanted_ranks:
         probing.start([node for rank, node in ranked.items() if rank >= count])
         # A sick node that is not needed must not take all the time.
-        probing.collect(deadline.within(_PATIENCE_SECONDS))
+        probing.collect(deadline.within(SPARE_NODES_SECONDS))
         ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
         if not all(rank in ranked for rank in range(count)):
             probing.collect(deadline)
@@ -297,7 +293,7 @@ class _Probing:
     def start(self, nodes: Sequence[RayNode]) -> None:
         """Start to probe nodes."""
         self._names |= {node.ray_id: str(node) for node in nodes}
-        groups = group_alike(nodes)
+        groups = group_for_probe(nodes)
         self._alike |= {first.ray_id: others for first, *others in groups if others}
         self._call([group[0] for group in groups])
 

@@ -21,7 +21,8 @@ from ray.util import placement_group_table
 
 from roost.redact import hide_in_text
 from roost.runtime.connect.calls import USER_KEY, list_actors
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.head import within
+from roost.runtime.limits import ASK_SECONDS
 from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -32,17 +32,13 @@ from roost.runtime.events.format import worker_file
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_request
 from roost.runtime.failures.carry import Origin, carry
+from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
 from roost.runtime.process.identity import Master, assume, current_identity
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
 from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.process.timers import measured_call
-
-_END_SECONDS = 10.0
-_FLUSH_SECONDS = 0.5
-_LOOK_SECONDS = 2.0
-"""How often to look whether the consumers of streams are alive."""
 
 
 class MethodKind(StrEnum):
@@ -107,7 +103,7 @@ class WorkerActor:
 
     def _roost_flush(self) -> None:
         """Write the events that wait."""
-        emitter.flush(_FLUSH_SECONDS)
+        emitter.flush(FLUSH_SECONDS)
 
     def _roost_become_ready(self) -> None:
         """Construct the object of a restarted worker, unless another call does; then wait for that."""
@@ -133,7 +129,7 @@ class WorkerActor:
         # A crash in C code leaves its stack in the log.
         faulthandler.enable(file=2)
         # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
-        if predecessor is not None and not end_sibling(predecessor, _END_SECONDS):
+        if predecessor is not None and not end_sibling(predecessor, PREDECESSOR_SECONDS):
             raise ClusterError(f"the process that it replaces, {predecessor}, does not end")
         if spec.keeps_events:
             _start_events(spec, place)
@@ -199,7 +195,7 @@ class WorkerActor:
         this = ray.get_runtime_context().current_actor
         dropped: set[str] = set()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(CONSUMERS_EVERY_SECONDS)
             with self._roost_lock:
                 tokens = {key: token for key, token in self._roost_tokens.items() if key in self._roost_streams}
                 self._roost_tokens = dict(tokens)
@@ -246,7 +242,7 @@ def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
 
 def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:
     try:
-        ray.get(token, timeout=_LOOK_SECONDS)
+        ray.get(token, timeout=CONSUMERS_EVERY_SECONDS)
     except OwnerDiedError:
         return True
     except RayError:

@@ -11,6 +11,7 @@ from roost.config.hardware import ACCELERATOR, accelerator_types
 from roost.deadline import Deadline
 from roost.errors import ManagerDied
 from roost.placement.plan import Piece
+from roost.runtime.limits import HOLDERS_SECONDS
 from roost.runtime.managers.ledgers.reservations import HeldSlot, name_of
 from roost.runtime.managers.namespaces import describe_job, job_namespaces
 from roost.runtime.managers.node_manager import NodeManager
@@ -18,7 +19,6 @@ from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import ActorEntry, GroupEntry, RayState, name_of_job, read_ray_state
 
 _LEAST = 0.001
-ASK_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class OccupancyReader:
         self._managers: dict[str, NodeManager] = {}
         self._names: dict[str, str] = {}
 
-    def read(self, seconds: float = ASK_SECONDS) -> Holdings:
+    def read(self, seconds: float = HOLDERS_SECONDS) -> Holdings:
         """Ask the jobs of Roost and Ray's head who has what; all jobs that hang take `seconds` together."""
         deadline = Deadline.after(seconds)
         reserved: dict[str, list[HeldSlot]] = {}

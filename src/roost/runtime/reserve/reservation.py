@@ -11,7 +11,7 @@ from roost.config.values import share_problem
 from roost.errors import ConfigError, ManagerDied
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, pieces_of
-from roost.runtime.managers.base import CALL_SECONDS
+from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
 from roost.runtime.nodes.discover import live_nodes

@@ -29,6 +29,7 @@ from roost.placement.placement import Placement
 from roost.placement.plan import Plan, seat
 from roost.placement.strategies import PlacementStrategy
 from roost.redact import hide_in_words
+from roost.runtime.limits import RECORD_WRITE_SECONDS
 from roost.runtime.runs.record import (
     PLAN_FILE,
     RECORD_FILE,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_WRITE_SECONDS = 1.0
 _WRITE_SHARE = 0.02
 """While a run goes on, writing its record may take this share of its time, in addition to the seconds above."""
 
@@ -240,7 +240,7 @@ class Recorder:
         groups = sorted(self._groups.values(), key=lambda group: places.get(group.name, len(places)))
         self.record = replace(self.record, groups=tuple(groups), **changes)
         began = time.monotonic()
-        if may_wait and self._write_seconds > _WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
+        if may_wait and self._write_seconds > RECORD_WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
             return
         try:
             self._gather_plan()

@@ -15,15 +15,15 @@ import psutil
 
 from roost.errors import ClusterError
 from roost.machine.processes import list_processes
-from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.find_head import takes_token
+from roost.runtime.limits import RAYLET_ANSWER_SECONDS
 from roost.runtime.nodes.info import RayNode
 
 _NAMESPACES = ("mnt", "net", "pid", "user")
-_ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
 
 
-def group_alike(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
+def group_for_probe(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
     """Group nodes that are alike; one whose raylet is not seen here, or does not answer, is alone."""
     raylets = {item.flag("node_id"): item for item in list_processes() if item.name == "raylet"}
     groups: dict[Hashable, list[RayNode]] = {}
@@ -52,7 +52,7 @@ def group_alike(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
 def _answers(node: RayNode) -> bool:
     """Whether the raylet of a node answers; which answer it is does not matter."""
     try:
-        takes_token(f"{node.address}:{node.port}", "", _ANSWER_SECONDS)
+        takes_token(f"{node.address}:{node.port}", "", RAYLET_ANSWER_SECONDS)
     except ClusterError:
         return False
     return True
