@@ -146,7 +146,7 @@ class Cluster:
             )
             # A fork has the object of its parent, but not its connection.
             if current is not None and current._pid == os.getpid():
-                current._check_same(options)
+                current._check_same(current._context, options)
                 return current
             made = super().__new__(cls)
             made._begin(options)
@@ -166,8 +166,12 @@ class Cluster:
         deadline = Deadline.after(options.timeout)
         try:
             if is_worker():
-                self._context = self._control(JobContext.attach(deadline), options)
-                self._check_same(options)
+                attached = JobContext.attach(deadline)
+                manager = CollectiveManager.get_proxy(attached.job.namespace)
+                control = self._control(attached, manager, options)
+                # A mistake in the arguments must not end what the worker talks through.
+                self._check_same(control, options)
+                self._context = self._keep(control)
             else:
                 connection.check_can_connect()
                 # Undone last.
@@ -213,8 +217,6 @@ class Cluster:
             working_dir=options.working_dir,
         )
         self._undo.callback(lambda: connection.disconnect(made, max(CLOSE_DISCONNECT_SECONDS, self._seconds_left)))
-        # While the managers start.
-        connection.prepare_disconnect()
         return made
 
     def _start_job(self, made: Connection, options: ClusterOptions, deadline: Deadline) -> JobControl:
@@ -252,34 +254,34 @@ class Cluster:
     def _join(
         self, managers: Managers, made: Connection, owner: str | None, options: ClusterOptions, deadline: Deadline
     ) -> JobControl:
+        # While the managers start.
+        connection.prepare_disconnect()
         node_manager, worker_manager, collective_manager = managers
         context = JobContext.join(node_manager, worker_manager, made, owner, deadline)
-        return self._control(context, options, collective_manager)
+        return self._keep(self._control(context, collective_manager, options))
 
-    def _control(
-        self, context: JobContext, options: ClusterOptions, collective_manager: CollectiveManager | None = None
-    ) -> JobControl:
-        """Add what launching needs to a context, and say how all of it ends."""
-        manager = collective_manager or CollectiveManager.get_proxy(context.job.namespace)
-        control = JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
-        self._undo.callback(control.watch.stop)
+    def _control(self, context: JobContext, manager: CollectiveManager, options: ClusterOptions) -> JobControl:
+        return JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
+
+    def _keep(self, context: JobControl) -> JobControl:
+        """Say how everything ends that a context stands for."""
+        self._undo.callback(context.watch.stop)
         if context.connection is not None and context.owner is None:
-            self._undo.callback(control.logs.stop)
-        self._undo.callback(control.leave)
-        self._undo.callback(self._close_groups, control)
-        return control
+            self._undo.callback(context.logs.stop)
+        self._undo.callback(context.leave)
+        self._undo.callback(self._close_groups, context)
+        return context
 
-    def _check_same(self, options: ClusterOptions) -> None:
-        """Raise ConfigError if the arguments contradict this Cluster."""
-        context = self._context
+    def _check_same(self, context: JobControl, options: ClusterOptions) -> None:
+        """Raise ConfigError if the arguments contradict the job that this process has."""
         address = options.address if options.address not in ("auto", self._asked_address) else None
         record = options.record if context.owner is None else None
         asked_and_ours = {
-            "num_nodes": (options.num_nodes, self.num_nodes),
-            "the namespace": (options.namespace, self.namespace),
-            "the address": (address, self.address),
+            "num_nodes": (options.num_nodes, len(context.nodes)),
+            "the namespace": (options.namespace, context.job.namespace),
+            "the address": (address, context.job.cluster),
             "port_range": (options.port_range, context.port_range),
-            "run_dir": (options.run_dir and os.path.abspath(options.run_dir), self.run_dir),
+            "run_dir": (options.run_dir and os.path.abspath(options.run_dir), context.run_dir.path),
             "quiet": (options.quiet, context.console.quiet),
             "record": (record, self._keeps_record),
         }
