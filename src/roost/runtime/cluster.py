@@ -158,7 +158,7 @@ class Cluster:
         self._keeps_record = options.record is not False
         self._asked_address = options.address
         self._recorder = Recorder()
-        # What was done and must be undone, last first, whatever goes wrong on the way.
+        # How to undo each step, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
         self._handlers = contextlib.ExitStack()
         self._close_by = Deadline(0.0)
@@ -300,7 +300,7 @@ class Cluster:
 
     @property
     def context(self) -> JobControl:
-        """What launching, reserving and calling need to know about the job."""
+        """The job as launching, reserving and calling take it."""
         return self._context
 
     @property
@@ -320,7 +320,7 @@ class Cluster:
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """What is known about each node, in the order of their ranks."""
+        """The nodes, in the order of their ranks."""
         return self._context.nodes
 
     @property
@@ -361,12 +361,12 @@ class Cluster:
 
     @property
     def logs(self) -> LogForwarder:
-        """What fetches and shows the workers' logs."""
+        """The thread that fetches and shows the workers' logs."""
         return self._context.logs
 
     @property
     def recorder(self) -> Recorder:
-        """What keeps the record of the run."""
+        """The writer of the run's record."""
         return self._recorder
 
     @property
@@ -507,7 +507,7 @@ class Cluster:
         context.actors.clear()
         for close in reversed(list(context.open_groups.values())):
             try:
-                # What comes after the groups needs time, too.
+                # The steps after the groups need time, too.
                 close(self._seconds_left / 2)
             except ClusterError as error:
                 # Disconnecting ends the job on Ray, which ends its workers.

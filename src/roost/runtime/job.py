@@ -125,7 +125,7 @@ def _end(context: JobControl, launches: list[Future[Group]]) -> None:
     while not deadline.is_over:
         is_over = all(launch.done() for launch in launches)
         for close in reversed(list(context.open_groups.values())):
-            # What cannot be ended now ends with the Cluster.
+            # A group that cannot be ended now ends with the Cluster.
             with contextlib.suppress(RoostError):
                 close(max(POLL_SECONDS, deadline.left))
         if is_over:

@@ -47,7 +47,7 @@ _KNOCKS = 3
 
 
 class RemnantKind(StrEnum):
-    """What a job left behind."""
+    """The kinds of things that a job leaves behind."""
 
     PROCESS = "process"
     ACTOR = "actor"

@@ -197,10 +197,10 @@ def current_worker() -> Any:
 def own_methods(cls: type) -> dict[str, Any]:
     """Return the public methods that a class adds to `Worker` or overrides, by name: what a group can call."""
     bases = [vars(base) for base in cls.__mro__ if "_roost_is_base" in vars(base)]
-    # A class may reuse the name of a fact. It may override a method of Worker too, but only for itself to call.
+    # A class may reuse the name of a fact. It may also override a method of Worker, which only itself then calls.
     own = {name for base in bases for name, member in base.items() if not isinstance(member, fact)}
     names = [name for name in dir(cls) if not name.startswith("_") and name not in own]
-    # Not even read: one of the facts loads torch.
+    # A fact is not even read: reading one of them loads torch.
     members = {
         name: getattr(cls, name, None) for name in names if not isinstance(inspect.getattr_static(cls, name), fact)
     }

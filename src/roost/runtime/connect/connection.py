@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _OUTLIVE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _NOT_COPIED = (".git", ".venv", "venv", "runs", "__pycache__")
-"""What Ray leaves out of a copy of the job's folder, in addition to what .gitignore names."""
+"""Ray leaves these out of a copy of the job's folder, beside all that .gitignore names."""
 _STARTUP_REMARK = "worker processes have been started on node"
 _OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -53,7 +53,7 @@ class Connection:
     ray_job: str
     """Ray's id of this connection; a later one has another."""
     guard: Guard | None
-    """What ends Ray with this process, if this connection started it."""
+    """The process that ends Ray with this one, if this connection started it."""
 
     @property
     def started_ray(self) -> bool:

@@ -58,7 +58,7 @@ def main() -> None:
                 return
             if not said:
                 break
-            # One of them may end just now.
+            # A process may end while it is asked.
             with contextlib.suppress(psutil.Error):
                 raylets = [child for child in driver.children() if child.name() == "raylet"]
                 guarded = [child for raylet in raylets for child in raylet.children(recursive=True)]

@@ -192,7 +192,7 @@ def within(
     callers: Deadline = _caller.__dict__.get("deadline", NEVER)
     seconds = min(usual, max(LEAST_SECONDS, callers.left))
     deadline = Deadline.after(seconds)
-    # One that hangs is enough: the next of its kind would hang as well.
+    # While one call hangs, the next of its kind would hang as well.
     soon = deadline.within(STILL_HANGS_SECONDS)
     if what in _hanging and not _is_done(_hanging[what], soon, BLIP_SECONDS):
         raise _late(seconds, what)
@@ -250,19 +250,15 @@ def _is_done(future: Future[Any], deadline: Deadline, most_silent: float) -> boo
         head = Head.current
         if head is None:
             # A driver has a thread for that.
-            head = _head_of_worker()
+            import ray  # loaded by whoever made the call
+
+            head = _head_of_worker(ray.get_runtime_context().gcs_address)
             head.answers()
         if head.is_given_up or head.silent_seconds > most_silent:
             raise head.gone()
     return future.done()
 
 
-def _head_of_worker() -> Head:
-    import ray
-
-    return _head_at(ray.get_runtime_context().gcs_address)
-
-
 @functools.cache
-def _head_at(address: str) -> Head:
+def _head_of_worker(address: str) -> Head:
     return Head(address)

@@ -166,7 +166,7 @@ class Emitter:
     def _run(self) -> None:
         with contextlib.suppress(Exception):
             self._write_until_stopped()
-        # What comes now is not written.
+        # Events that come from now on are not written.
         self.is_on = False
 
     def _write_until_stopped(self) -> None:
@@ -182,7 +182,7 @@ class Emitter:
             if now >= next_clock:
                 next_clock = now + EVENTS_CLOCK_SECONDS
                 notes.append(line_of("clock", round(time.time(), 4), t=round(now - self._epoch, 4)))
-                # Those that have not changed are written again, for readers that begin at the end of a file.
+                # Values that have not changed are written again, for readers that begin at the end of a file.
                 self._gauged.clear()
             gauges = self._read_gauges(now) if now >= next_gauge or self._stopped else []
             if now >= next_gauge:

@@ -269,7 +269,7 @@ class WorkerGroup(Generic[Class]):
         self._members.restart(self.on(rank).ranks[0], force=force, timeout=timeout)
 
     def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
-        """End all workers of the group; in a process that attached, only let go of it.
+        """End all workers of the group; in a process that attached, only forget it.
 
         ClusterError names what could not be ended within `timeout` seconds; the group can then be closed again.
         """

@@ -63,7 +63,7 @@ class Members:
         self.name: str = record.name
         self.methods: dict[str, MethodKind] = {name: MethodKind(kind) for name, kind in record.methods}
         self._record = record
-        # By rank; those that are missing are looked up when they are needed.
+        # By rank; a missing one is looked up when it is needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
         self.size: int = len(record.identities)
         self.is_closed: bool = False
@@ -76,7 +76,7 @@ class Members:
         return self._record.identities[rank]
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        """Return the actors behind some ranks; those that are being restarted are waited for."""
+        """Return the actors behind some ranks, after waiting for ranks that are being restarted."""
         for rank in self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)):
             if rank not in self._handles:
                 raise self._dead(rank)
@@ -157,7 +157,7 @@ class Members:
         self.context.check_open()
 
     def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
-        """Let go of the group; its workers belong to the process that launched it."""
+        """Forget the group; its workers belong to the process that launched it."""
         self.is_closed = True
 
     def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:  # noqa: ARG002 - as for own
@@ -214,7 +214,8 @@ class Members:
         except ClusterError:
             return False
         is_same = record.launch == self._record.launch
-        return is_same and all(record.restarts_left[rank] for rank in ranks) and _is_living(record.owner)
+        is_planned = is_same and all(record.restarts_left[rank] for rank in ranks)
+        return is_planned and (record.owner is None or bool(living({record.owner})))
 
 
 class OwnMembers(Members):
@@ -271,7 +272,7 @@ class OwnMembers(Members):
         try:
             reached |= {str(phase): when for phase, when in self._start(self._specs).items()}
         except BaseException:
-            # What cannot be ended now ends with the Cluster.
+            # A worker that cannot be ended now ends with the Cluster.
             with contextlib.suppress(ClusterError):
                 self.close(max(LATE_SECONDS, deadline.left))
             raise
@@ -366,7 +367,10 @@ class OwnMembers(Members):
             return [f"its {plural(len(self._handles), 'worker')}, because Ray's head does not answer"]
         handles = {self.identity(rank).address: handle for rank, handle in self._handles.items()}
         if self.context.job.keeps_events:
-            _flush_events(handles.values(), min(FLUSH_SECONDS, deadline.left))
+            # Workers that are not in a call write their last events before they are ended.
+            with contextlib.suppress(Exception):
+                flushes: list[Any] = [handle._roost_flush.remote() for handle in handles.values()]
+                ray.wait(flushes, num_returns=len(flushes), timeout=min(FLUSH_SECONDS, deadline.left))
         left = sorted(end_actors(handles, deadline))
         soon = deadline.within(HANG_SECONDS)
         releases: dict[str, Callable[[], object]] = {"its port": lambda: self._port.release(soon)}
@@ -379,7 +383,7 @@ class OwnMembers(Members):
             try:
                 release()
             except ManagerDied:
-                # What it kept is gone with it.
+                # Its state is gone with it.
                 continue
             except RoostError as error:
                 left.append(f"{what} ({error.problems[0].message})")
@@ -477,16 +481,6 @@ class OwnMembers(Members):
                 finally:
                     self._restarts_left[rank] = left - 1 if self._has_node(rank) else 0
                     self._publish()
-
-
-def _flush_events(handles: Collection[ActorHandle[Any]], seconds: float) -> None:
-    """Let workers that are not in a call write their last events before they are ended."""
-    with contextlib.suppress(Exception):
-        ray.wait([handle._roost_flush.remote() for handle in handles], num_returns=len(handles), timeout=seconds)
-
-
-def _is_living(owner: str | None) -> bool:
-    return owner is None or bool(living({owner}))
 
 
 def _record(spec: WorkerSpec) -> WorkerRecord:

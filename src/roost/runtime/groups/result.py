@@ -40,7 +40,7 @@ Reply = Sequence[Ref]
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
 Value = TypeVar("Value")
-"""What the method returns in each worker."""
+"""The type that the method returns in each worker."""
 
 
 class OutcomeKind(StrEnum):
@@ -103,7 +103,7 @@ class CallResult(Passable, Generic[Value]):
 
     @property
     def _source(self) -> PassedCall:
-        """What another call that takes the result has to know about this one."""
+        """This call, as a call that takes its result as an argument has to know it."""
         replies = self._send(NEVER)
         return PassedCall(
             group=self._members.name,
@@ -353,7 +353,7 @@ class RankResult(Passable, Generic[Value]):
 
     @property
     def _source(self) -> PassedCall:
-        """What another call that takes the result has to know about the one that makes it."""
+        """The call that makes the result, as a call that takes it as an argument has to know it."""
         return self._result._source
 
     def wait(self, timeout: float | None = None) -> Any:

@@ -14,6 +14,7 @@ from roost.placement.environment import visible_variable, worker_environment, wo
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
+from roost.runtime.limits import LAUNCH_SECONDS
 from roost.runtime.managers.job_info import JOB_VARIABLE, JobInfo
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.process.environment import check_variables, join_environments, split_environment
@@ -31,7 +32,7 @@ class LaunchOptions:
     isolate_accelerator: bool = True
     env_vars: Mapping[str, str] = field(default_factory=dict)
     max_concurrency: int | None = None
-    timeout: float = 600.0
+    timeout: float = LAUNCH_SECONDS
     restarts: int = 0
     reserve: bool = True
     share: float | None = None

@@ -243,7 +243,7 @@ class Manager:
         from roost.runtime.nodes.ray_state import living  # only the actor needs it
 
         while True:
-            # Ray may be silent for a while: those that died meanwhile are found afterwards.
+            # Ray may be silent for a while: processes that died meanwhile are found afterwards.
             with contextlib.suppress(Exception):
                 # In this order, so that one that registers in between is not taken for missing.
                 before = known()

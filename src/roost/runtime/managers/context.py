@@ -52,7 +52,7 @@ class JobContext:
     pid: int = field(default_factory=os.getpid)
     is_closed: threading.Event = field(default_factory=threading.Event)
     at_close: list[Callable[[], None]] = field(default_factory=list)
-    """What to end with the context, last first: what this process talks through."""
+    """How to end what this process talks through, last first."""
 
     @classmethod
     def attach(cls, deadline: Deadline | None = None) -> JobContext:

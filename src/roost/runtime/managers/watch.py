@@ -140,7 +140,7 @@ class Watch:
         watched = list(self._workers.items())
         alive = living({address for _, (addresses, _) in watched for address in addresses})
         for key, (addresses, on_death) in watched:
-            # Not one that was removed during the check.
+            # Skip workers that were removed during the check.
             if addresses - alive and key in self._workers:
                 with contextlib.suppress(Exception):
                     on_death(set(addresses - alive))

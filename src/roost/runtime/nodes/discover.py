@@ -270,18 +270,18 @@ def _collect(
 
 
 class _Probing:
-    """Probes of nodes, all at the same time, and only one for nodes that are alike."""
+    """Probes of nodes, all at the same time, and only one for the nodes that share it."""
 
     def __init__(self) -> None:
         self.reports: dict[str, probes.NodeReport] = {}
         self._names: dict[str, str] = {}
         self._calls: dict[str, Any] = {}
-        self._alike: dict[str, list[RayNode]] = {}
+        self._sharing: dict[str, list[RayNode]] = {}
         self._problems: dict[str, Problem] = {}
 
     @property
     def sick(self) -> dict[str, Problem]:
-        """What is wrong with the nodes that have not reported."""
+        """The problem of each node that has not reported."""
         return self._problems | {ray_id: _late(self._names[ray_id]) for ray_id in self._calls}
 
     @property
@@ -294,20 +294,20 @@ class _Probing:
         """Start to probe nodes."""
         self._names |= {node.ray_id: str(node) for node in nodes}
         groups = group_for_probe(nodes)
-        self._alike |= {first.ray_id: others for first, *others in groups if others}
+        self._sharing |= {first.ray_id: others for first, *others in groups if others}
         self._call([group[0] for group in groups])
 
     def collect(self, deadline: Deadline) -> None:
         """Wait for the reports until the deadline."""
-        shared = [ray_id for ray_id in self._calls if ray_id in self._alike]
+        shared = [ray_id for ray_id in self._calls if ray_id in self._sharing]
         self._receive(shared, deadline.within(deadline.left / 2))
-        for ray_id, others in self._alike.items():
+        for ray_id, others in self._sharing.items():
             if ray_id in self.reports:
                 self.reports |= {node.ray_id: self.reports[ray_id] for node in others}
             else:
                 # It may be sick in a way of its own.
                 self._call(others)
-        self._alike.clear()
+        self._sharing.clear()
         self._receive(list(self._calls), deadline)
 
     def _call(self, nodes: Sequence[RayNode]) -> None:

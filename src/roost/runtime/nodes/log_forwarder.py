@@ -41,7 +41,7 @@ log: logging.Logger = logging.getLogger(__name__)
 _SHARE = 0.2
 """Fetching and showing may take this share of the time."""
 _ALL_SHARE = 0.02
-"""Looking at all logs may take this share of it; in between, only those that grew lately are looked at."""
+"""Looking at all logs may take this share of it; in between, the driver looks at the logs that grew lately."""
 _FETCH_BYTES = 4 * 2**20
 _SHOW_BYTES = 256 * 2**10
 """How much of one log is shown in one round; if more comes, the middle is left out."""
@@ -101,7 +101,7 @@ class _NodeFiles:
     call: Any = None
     asked: list[str] = field(default_factory=list)
     behind: set[str] = field(default_factory=set)
-    """Those of which the driver could not store everything yet, as on a full disk."""
+    """The files of which the driver could not store everything yet, as on a full disk."""
 
 
 @dataclass(slots=True)
@@ -134,14 +134,14 @@ class LogForwarder:
         self._looked = self._caught_up = self._look_at_all = 0.0
         self._sources: dict[str, _NodeFiles] = {}
         self._lost: dict[str, tuple[_NodeFiles, Deadline]] = {}
-        """Those whose reader has ended, and when to try again."""
+        """The nodes whose reader has ended, and when to try again."""
         # By file and not by name: the logs of a closed group are renamed when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
         self._lately: dict[tuple[int, int], _Shown] = {}
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        # What an earlier run left in the folder is not shown.
+        # The logs of an earlier run in the same folder are not shown.
         for path, found in self._find_files() if find_logs is not None else ():
             self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 

@@ -34,7 +34,7 @@ _REFUSED = ("NO_RESOURCES", "INFEASIBLE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a placement group should hold: bundles of one accelerator each, on these nodes."""
+    """A placement group to make: bundles of one accelerator each, on these nodes."""
 
     resource: str
     node_ranks: tuple[int, ...]

@@ -129,7 +129,7 @@ def read_roost_jobs() -> tuple[RoostJob, ...]:
 
 
 def name_of_job(ray_job: str) -> str:
-    """Return the name of a driver among those that can hold something and die."""
+    """Return the name under which a driver holds ports and accelerators."""
     return f"Ray job {ray_job}"
 
 

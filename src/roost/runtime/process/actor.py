@@ -294,14 +294,10 @@ def _carried(method: str = "") -> Iterator[None]:
         # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        raise carry(error, output.read_tail(output.own_place().path), _origin(method)) from None
-
-
-def _origin(method: str) -> Origin | None:
-    identity = current_identity()
-    if identity is None or not method:
-        return None
-    return Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
+        identity, origin = current_identity(), None
+        if identity is not None and method:
+            origin = Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
+        raise carry(error, output.read_tail(output.own_place().path), origin) from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
