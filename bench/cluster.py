@@ -88,6 +88,7 @@ def discovery(nodes: int) -> dict[str, float]:
     """Time discovery with no worker process on any node, with one on each, and with a slow vendor library."""
     import ray
 
+    from roost.deadline import Deadline
     from roost.runtime.nodes.discover import discover, live_nodes, on_nodes
     from roost.testing import LocalNode, local_cluster
 
@@ -98,10 +99,10 @@ def discovery(nodes: int) -> dict[str, float]:
         return time.perf_counter() - start
 
     def look() -> Sequence[object]:
-        return discover(live_nodes(), time.monotonic() + 120)[0]
+        return discover(live_nodes(), Deadline.after(120))[0]
 
     def nothing() -> Mapping[str, object]:
-        return on_nodes({node.ray_id: node.name for node in live_nodes()}, _do_nothing, deadline=time.monotonic() + 120)
+        return on_nodes({node.ray_id: node.name for node in live_nodes()}, _do_nothing, deadline=Deadline.after(120))
 
     found = {}
     # Nodes that are alike would share one probe, which machines of a real cluster do not.

@@ -134,6 +134,7 @@ class Field:
 
     def settle(self, state: str, but: int = 0) -> None:
         """Wait until at most `but` earlier workers remain; then leave each node with an idle process or none."""
+        from roost.deadline import Deadline
         from roost.runtime.nodes.discover import on_nodes
 
         deadline = time.monotonic() + 60
@@ -152,7 +153,7 @@ class Field:
         time.sleep(1)
         if state == IDLE:
             nodes = {node.ray_id: node.name for node in self.cluster.nodes}
-            on_nodes(nodes, nothing, deadline=time.monotonic() + SECONDS)
+            on_nodes(nodes, nothing, deadline=Deadline.after(SECONDS))
 
     def _processes(self) -> list[tuple[psutil.Process, str]]:
         found = []

@@ -39,10 +39,10 @@ LIBRARIES = (
 # What the workers of Roost import; none of it starts a thread. First what needs no Ray.
 _OWN_LIBRARIES = (
     *("roost.runtime.managers.ledgers." + name for name in ("collectives", "endpoints", "ports", "workers")),
-    *("roost.runtime.nodes." + name for name in ("accelerators", "alike", "order")),
+    *("roost.runtime.nodes." + name for name in ("accelerators", "shared_probe", "order")),
     *("roost.runtime.process." + name for name in ("environment", "output", "timers")),
     *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
-    *("roost.runtime.reserve.holdings", "roost.runtime.runs.recorder"),
+    "roost.runtime.runs.recorder",
 )
 PRELOADED = (
     *("ray", "ray._common.usage.usage_lib", "ray._common.pydantic_compat", "ray._private.arrow_serialization"),

@@ -1,6 +1,5 @@
 """The public names, each listed once, for `lazy_loader` and for type checkers."""
 
-from .comm.addresses import WorkerAddress as WorkerAddress
 from .comm.channels.channel import Channel as Channel
 from .comm.channels.channel import ChannelWorker as ChannelWorker
 from .comm.collectives import plan_routes as plan_routes
@@ -72,6 +71,7 @@ from .runtime.managers.node_manager import NodeManager as NodeManager
 from .runtime.managers.worker_manager import WorkerManager as WorkerManager
 from .runtime.nodes.info import AcceleratorInfo as AcceleratorInfo
 from .runtime.nodes.info import NodeInfo as NodeInfo
+from .runtime.process.addresses import WorkerAddress as WorkerAddress
 from .runtime.reserve.reservation import Reservation as Reservation
 
 __version__: str

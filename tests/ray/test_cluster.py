@@ -6,7 +6,9 @@ import inspect
 import logging
 import os
 import sys
+import threading
 from dataclasses import dataclass
+from types import FrameType
 
 import pytest
 import ray
@@ -14,12 +16,15 @@ from omegaconf import OmegaConf
 from ray.util import list_named_actors
 
 from roost import (
+    Channel,
     CheckFailed,
     Cluster,
     ClusterError,
     ConfigError,
     NodeManager,
+    NodePlacementStrategy,
     PlacementError,
+    Worker,
     make_plan,
     register_hardware,
 )
@@ -319,6 +324,46 @@ def test_a_worker_attaches_and_sees_the_same(shared_cluster):
     assert ray.get(worker.call_as_the_driver.remote(**same), timeout=60)
     assert ray.get(worker.close.remote(), timeout=60) == "roost", "a worker that lets go takes nothing away"
     assert NodeManager.get_proxy().get_nodes() == shared_cluster.nodes
+
+
+class Talker(Worker):
+    """A worker that puts something into a channel."""
+
+    def count_modules(self) -> int:
+        """Return how many modules of Roost run code at the first put."""
+        ran = set()
+
+        def note(frame: FrameType, event: str, _argument: object) -> None:
+            if event == "call" and (name := frame.f_globals.get("__name__", "")).startswith("roost."):
+                ran.add(name)
+
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            self.connect_channel("talk").put(1)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        assert "roost.comm.channels.channel" in ran
+        assert Cluster._current is None, "no Cluster is made for it"
+        return len(ran)
+
+    def put_after_a_mistake(self) -> str:
+        with pytest.raises(ConfigError, match="num_nodes is 4, not 99"):
+            Cluster(num_nodes=99)
+        self.connect_channel("talk").put(2)
+        same = Cluster()
+        self.connect_channel("talk").put(3)
+        return same.namespace
+
+
+def test_a_worker_that_talks_needs_no_cluster_and_a_mistake_does_not_silence_it(shared_cluster):
+    channel = Channel.create("talk")
+    with Talker.create_group().launch(shared_cluster, NodePlacementStrategy([1]), name="talker") as talker:
+        assert talker.count_modules().one(60) <= 40
+        assert talker.put_after_a_mistake().one(60) == shared_cluster.namespace
+    assert [channel.get(timeout=30) for _ in range(3)] == [1, 2, 3]
+    channel.close()
 
 
 @pytest.mark.usefixtures("small_local_cluster")

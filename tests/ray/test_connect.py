@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from roost import Cluster, ClusterError
-from roost.runtime.connect.knock import find_heads
+from roost.runtime.connect.find_head import find_heads
 from roost.runtime.connect.versions import has_token_authentication
 from roost.testing import LocalCluster
 from waiting import is_gone, wait_until

@@ -16,7 +16,7 @@ import psutil
 from ray.util import list_named_actors
 
 import warm
-from roost.runtime.managers.node_manager import JOB_VARIABLE
+from roost.runtime.managers.job_info import JOB_VARIABLE
 from roost.testing import LocalCluster, local_cluster
 from waiting import wait_until
 

@@ -291,7 +291,7 @@ OUTLIVING = """
 import time
 from roost import Cluster
 from roost.runtime.connect import connection
-connection._OUTLIVE_SECONDS = 3
+connection.OUTLIVE_SECONDS = 3
 with Cluster(num_nodes=1, quiet=True) as cluster:
     print("open", flush=True)
     time.sleep(600)

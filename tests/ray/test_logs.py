@@ -157,7 +157,7 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path, monkeypatch):
         wait_until(lambda: '"call":"say"' in _text(events / "actor" / "1.jsonl"), "its events are fetched")
         wait_until(lambda: '{"node":' in _text(events / "node-1.jsonl"), "the samples of its node are fetched")
         assert "from here" in log_of(cluster, 0).read_text()
-        monkeypatch.setattr("roost.runtime.nodes.log_forwarder._AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("roost.runtime.nodes.log_forwarder.LOGS_READER_SECONDS", 0.0)
         below = psutil.Process(local.keeper_pid).children(recursive=True)
         (reader,) = [process for process in below if "LogReader" in " ".join(process.cmdline())]
         reader.kill()

@@ -74,8 +74,8 @@ OUTSIDE = {
 }
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
-    "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "targets", "job", "status", "leftovers",
+    "limits", "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
+    "options", "cluster", "groups", "worker", "job_code", "job", "status", "leftovers",
 ]  # fmt: skip
 
 
@@ -189,13 +189,13 @@ TIME_OF_DAY = {
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
     "machine/disks.py": "the age of files",
-    "runtime/cluster.py": "when a job began, for people",
     "runtime/events/emitter.py": "the time of day that a process's events begin with, for people",
     "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
     "runtime/failures/carry.py": "when a worker failed, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
     "runtime/groups/members.py": "since when a worker has its state, for people",
-    "runtime/groups/source.py": "when a worker failed, for people",
+    "runtime/groups/passed_calls.py": "when a worker failed, for people",
+    "runtime/managers/job_info.py": "when a job began, for people",
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
     "runtime/runs/folder.py": "the age of files",
     "runtime/runs/recorder.py": "when something happened in a run, for people",

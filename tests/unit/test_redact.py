@@ -16,6 +16,7 @@ from roost.redact import HIDDEN, hide, hide_in_data, hide_in_text, hide_in_words
 from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
+from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.runs.folder import make_run_dir
 from roost.runtime.runs.record import read_record
 from roost.runtime.runs.recorder import Recorder
@@ -157,7 +158,7 @@ def test_the_record_of_a_run_has_no_secret_of_its_command_and_rerun_says_so(tmp_
     recorder = Recorder()
     topology = Topology.from_shorthand("1x1")
     made = make_run_dir(tmp_path / "run")
-    recorder.begin(made, user="me", address="10.0.0.2:6379", namespace="roost", nodes=[], topology=topology)
+    recorder.begin(JobInfo.of_this_process("10.0.0.2:6379", "roost", made, keeps_events=False), [], topology)
     recorder.end()
     assert read_record(tmp_path / "run").command == ("python", "train.py", "--wandb-key=***", "--password", "***")
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and "sekret" in path.read_text()]

@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.addresses import WorkerAddress
 from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.comm.process_groups import new_group
 from roost.comm.talk import Talk, addresses_of
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.errors import CallTimedOut, ConfigError
+from roost.runtime.process.addresses import WorkerAddress
 from roost.text import join_words
 
 if TYPE_CHECKING:
-    from roost.runtime.managers.context import JobContext
+    from roost.runtime.managers.control import JobControl
 
 COLLECTIVE_SECONDS = 600.0
 _POLL_SECONDS = 0.05
@@ -76,7 +76,7 @@ def members_of(groups: Groups) -> list[str]:
 
 
 def make_process_group(
-    context: JobContext,
+    context: JobControl,
     own: str,
     group_name: str,
     ranks: Sequence[int] | None,

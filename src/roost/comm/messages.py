@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.comm.addresses import WorkerAddress
 from roost.comm.limits import SETTLE_SECONDS
 from roost.comm.mailbox import ANY, Mailbox, Message, Receive
 from roost.comm.move.buffers import Buffer, as_buffer
@@ -24,6 +23,7 @@ from roost.comm.wire.endpoint import ENDED, Endpoint
 from roost.comm.wire.loop import Handle, all_of, check_timeout
 from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.runtime.process.addresses import WorkerAddress
 from roost.text import shorten
 
 log: logging.Logger = logging.getLogger(__name__)

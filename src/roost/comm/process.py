@@ -176,9 +176,9 @@ def job_context() -> JobContext | None:
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return None
-    from roost.runtime.cluster import Cluster
+    from roost.runtime.managers.context import JobContext  # likewise
 
-    return Cluster().context
+    return JobContext.attach()
 
 
 def _own_node_rank(context: JobContext) -> int:

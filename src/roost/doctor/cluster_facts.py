@@ -15,6 +15,7 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 
+from roost.deadline import Deadline
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Unknown
 from roost.doctor.gather import gather
 from roost.doctor.limits import ASK_SECONDS, PING_SECONDS
@@ -47,7 +48,7 @@ def collect_cluster(
     `waiting` is called with the nodes that have not answered yet. `lost` is called from another thread when the head is
     gone: Ray's own calls would hang for a minute and then end the process.
     """
-    deadline = time.monotonic() + seconds
+    deadline = Deadline.after(seconds)
     connection.check_can_connect()
     made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False, timeout=seconds)
     ended = threading.Event()
@@ -69,12 +70,12 @@ def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) ->
     lost(address)
 
 
-def _collect(address: str, run_dir: str | None, deadline: float, waiting: Callable[[str], None]) -> ClusterFacts:
+def _collect(address: str, run_dir: str | None, deadline: Deadline, waiting: Callable[[str], None]) -> ClusterFacts:
     nodes = discover.wait_for_nodes(1, deadline)
     before: _Jobs = gather({"jobs": _find_jobs}, ASK_SECONDS * 2)["jobs"]
     drivers = [(job.info.pid, job.info.since) for job in _known(before) if job.info is not None]
     names = {node.ray_id: str(node) for node in nodes}
-    left = max(1.0, deadline - time.monotonic())
+    left = max(1.0, deadline.left)
 
     def say(out: Sequence[str]) -> None:
         waiting(f"waiting for {len(out)} of {len(nodes)} nodes: {', '.join(names[item] for item in out[:4])}")
@@ -105,17 +106,17 @@ def _collect(address: str, run_dir: str | None, deadline: float, waiting: Callab
 
 
 def _ask(
-    node: RayNode, marker: str | None, drivers: Sequence[tuple[int, float]], deadline: float
+    node: RayNode, marker: str | None, drivers: Sequence[tuple[int, float]], deadline: Deadline
 ) -> tuple[NodeFacts, Clock | Unknown]:
     """Return the facts of one node, and its clock."""
     names = {node.ray_id: str(node)}
-    seconds = max(1.0, (deadline - time.monotonic()) * _NODE_PART)
+    seconds = max(1.0, deadline.left * _NODE_PART)
     asked = (str(node), node.address, dict(node.resources), marker, list(drivers), seconds)
     facts = discover.on_nodes(names, collect_node, *asked, deadline=deadline)[node.ray_id]
     return facts, _clock(names, node.ray_id, deadline)
 
 
-def _clock(names: dict[str, str], ray_id: str, deadline: float) -> Clock | Unknown:
+def _clock(names: dict[str, str], ray_id: str, deadline: Deadline) -> Clock | Unknown:
     """Return the quickest of some round trips: the clock was read during it, so half of it is the error."""
     best: Clock | None = None
     for _ in range(_CLOCK_ROUNDS):

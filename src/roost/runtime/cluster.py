@@ -12,15 +12,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import getpass
 import itertools
 import logging
 import os
-import socket
 import sys
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType, TracebackType
 from typing import Any
@@ -31,16 +26,27 @@ from ray.actor import ActorHandle
 from roost.config.job import ClusterConfig
 from roost.config.node_groups import NodeGroup
 from roost.config.topology import Topology
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, NameTaken
 from roost.placement.plan import Plan
-from roost.redact import hide_in_words
 from roost.runtime.connect import connection
+from roost.runtime.connect.calls import end_actors, is_worker
 from roost.runtime.connect.connection import Connection
 from roost.runtime.connect.stop import Stop
 from roost.runtime.events.driver import EVENTS_VARIABLE, start_driver_events
 from roost.runtime.events.emitter import emitter
 from roost.runtime.launch.allocate import allocate
-from roost.runtime.managers.context import JobContext
+from roost.runtime.limits import (
+    CLOSE_DISCONNECT_SECONDS,
+    CLOSE_STEP_SECONDS,
+    CLUSTER_CLOSE_SECONDS,
+    RESERVE_SECONDS,
+    TIMEOUT_SECONDS,
+)
+from roost.runtime.managers.collective_manager import CollectiveManager
+from roost.runtime.managers.context import JobContext, process_lock
+from roost.runtime.managers.control import JobControl
+from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.managers.namespaces import (
     Managers,
@@ -50,43 +56,23 @@ from roost.runtime.managers.namespaces import (
     start_managers,
     used_namespaces,
 )
-from roost.runtime.managers.node_manager import JobInfo, NodeManager
-from roost.runtime.managers.watch import Watch
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.log_forwarder import Elsewhere, LogForwarder
+from roost.runtime.nodes.log_forwarder import LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
-from roost.runtime.options import RESERVE_SECONDS, TIMEOUT_SECONDS, ClusterOptions
-from roost.runtime.reserve.reservation import Reservation, check_timeout, plan_accelerators
-from roost.runtime.reserve.reserver import reserve_accelerators
+from roost.runtime.options import ClusterOptions
+from roost.runtime.reserve.reservation import Reservation, check_timeout
+from roost.runtime.reserve.reserver import reserve_plan
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import own_run_dir
-from roost.runtime.runs.record import RunNode
 from roost.runtime.runs.recorder import Recorder
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 30.0
-_LEAST_SECONDS = 1.0
-_DISCONNECT_SECONDS = 10.0
 _MAX_TRIES = 100
-
-
-class _OnePerProcess(type):
-    """A process has one Cluster: asking for it again returns the existing one."""
-
-    _lock = threading.RLock()
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        with cls._lock:
-            current = Cluster._current
-            # A fork has the object of its parent, but not its connection.
-            if current is not None and current._pid == os.getpid():
-                current._check_same(ClusterOptions.check(*args, **kwargs))
-                return current
-            return super().__call__(*args, **kwargs)
 
 
 class _on_the_cluster:  # noqa: N801 - a decorator
@@ -108,7 +94,7 @@ class _on_the_cluster:  # noqa: N801 - a decorator
         return call
 
 
-class Cluster(metaclass=_OnePerProcess):
+class Cluster:
     """A job's presence on Ray: connection, nodes in order, node groups, managers.
 
     - `num_nodes`: how many nodes to wait for; if there are more, the first ones are used.
@@ -129,8 +115,8 @@ class Cluster(metaclass=_OnePerProcess):
 
     _current: Cluster | None = None
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         num_nodes: int | None = None,
         cluster_cfg: Mapping[str, Any] | ClusterConfig | None = None,
         *,
@@ -142,40 +128,56 @@ class Cluster(metaclass=_OnePerProcess):
         quiet: bool | None = None,
         record: bool | None = None,
         working_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        options = ClusterOptions.check(
-            num_nodes,
-            cluster_cfg,
-            address=address,
-            namespace=namespace,
-            timeout=timeout,
-            port_range=port_range,
-            run_dir=run_dir,
-            quiet=quiet,
-            record=record,
-            working_dir=working_dir,
-        )
+    ) -> Cluster:
+        """Return the Cluster that this process has, or open or attach to one: a process has one at a time."""
+        with process_lock:
+            current = Cluster._current
+            options = ClusterOptions.check(
+                num_nodes,
+                cluster_cfg,
+                address=address,
+                namespace=namespace,
+                timeout=timeout,
+                port_range=port_range,
+                run_dir=run_dir,
+                quiet=quiet,
+                record=record,
+                working_dir=working_dir,
+            )
+            # A fork has the object of its parent, but not its connection.
+            if current is not None and current._pid == os.getpid():
+                current._check_same(current._context, options)
+                return current
+            made = super().__new__(cls)
+            made._begin(options)
+            return made
+
+    def _begin(self, options: ClusterOptions) -> None:
+        """Open a job, or attach to one; what was done is undone if that fails."""
         self._pid = os.getpid()
         self._keeps_record = options.record is not False
         self._asked_address = options.address
-        self._allocated: dict[str, ActorHandle[Any]] = {}
         self._recorder = Recorder()
-        # What was done and must be undone, last first, whatever goes wrong on the way.
+        # How to undo each step, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
         self._handlers = contextlib.ExitStack()
-        self._close_by = 0.0
+        self._close_by = Deadline(0.0)
         self._stop = Stop(self._recorder.note_signal)
-        deadline = time.monotonic() + options.timeout
+        deadline = Deadline.after(options.timeout)
         try:
-            is_worker = connection.is_worker()
-            if not is_worker:
+            if is_worker():
+                attached = JobContext.attach(deadline)
+                manager = CollectiveManager.get_proxy(attached.job.namespace)
+                control = self._control(attached, manager, options)
+                # A mistake in the arguments must not end what the worker talks through.
+                self._check_same(control, options)
+                self._context = self._keep(control)
+            else:
                 connection.check_can_connect()
                 # Undone last.
                 self._handlers.enter_context(self._stop.on_sigterm())
-            join = self._attach if is_worker or options.attaches else self._open
-            self._context = join(options, deadline)
-            if is_worker:
-                self._check_same(options)
+                self._context = (self._attach if options.attaches else self._open)(options, deadline)
+            self._context.make_current()
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
@@ -183,7 +185,7 @@ class Cluster(metaclass=_OnePerProcess):
             self.close()
             raise
 
-    def _open(self, options: ClusterOptions, deadline: float) -> JobContext:
+    def _open(self, options: ClusterOptions, deadline: Deadline) -> JobControl:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
@@ -214,27 +216,19 @@ class Cluster(metaclass=_OnePerProcess):
             num_nodes=options.num_nodes or 1,
             working_dir=options.working_dir,
         )
-        self._undo.callback(lambda: connection.disconnect(made, max(_DISCONNECT_SECONDS, self._seconds_left)))
+        self._undo.callback(lambda: connection.disconnect(made, max(CLOSE_DISCONNECT_SECONDS, self._seconds_left)))
         return made
 
-    def _start_job(self, made: Connection, options: ClusterOptions, deadline: float) -> JobContext:
+    def _start_job(self, made: Connection, options: ClusterOptions, deadline: Deadline) -> JobControl:
         found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
         nodes, notice = discover.discover(found, deadline, options.groups, options.num_nodes)
         if notice:
             log.warning("%s", notice)
         topology = discover.make_topology(nodes, options.groups)
         discover.check_groups(nodes, options.groups, deadline)
-        job = JobInfo(
-            cluster=made.address,
-            namespace=made.namespace,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            user=_user(),
-            command=" ".join(hide_in_words(sys.argv))[:200],
-            since=time.time(),
-            run_dir=self._undo.enter_context(own_run_dir(options.run_dir)),
-            keeps_events=self._keeps_record and os.environ.get(EVENTS_VARIABLE) != "off",
-        )
+        run_dir = self._undo.enter_context(own_run_dir(options.run_dir))
+        keeps_events = self._keeps_record and os.environ.get(EVENTS_VARIABLE) != "off"
+        job = JobInfo.of_this_process(made.address, made.namespace, run_dir, keeps_events=keeps_events)
         if job.keeps_events:
             start_driver_events(job.run_dir)
             self._undo.callback(emitter.stop)
@@ -242,86 +236,52 @@ class Cluster(metaclass=_OnePerProcess):
         managers = start_managers(job, nodes, options.groups, options.port_range)
         self._undo.callback(self._end_managers, made, managers)
         if self._keeps_record:
-            self._recorder.begin(
-                job.run_dir,
-                user=job.user,
-                address=job.cluster,
-                namespace=job.namespace,
-                nodes=[_run_node(node) for node in nodes],
-                topology=topology,
-            )
-        context = self._join(managers, made, options, deadline, None)
+            self._recorder.begin(job, nodes, topology)
+        context = self._join(managers, made, None, options, deadline)
         context.watch.add_managers(managers)
         return context
 
-    def _attach(self, options: ClusterOptions, deadline: float) -> JobContext:
-        """Join a job that is running: that of this worker, whose process Ray connected, or the one asked for."""
-        made = actor = None
-        if connection.is_worker():
-            namespace = ray.get_runtime_context().namespace
-            actor = ray.get_runtime_context().get_actor_name()
-        else:
-            # Connect to a namespace without a job first, to see which jobs there are.
-            self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
-            namespace = find_job(options.namespace)
-            self._undo.close()
-            made = self._connect(options, namespace, may_start=False)
-        owner = actor or name_of_job(ray.get_runtime_context().get_job_id())
-        return self._join(find_managers(namespace), made, options, deadline, owner)
+    def _attach(self, options: ClusterOptions, deadline: Deadline) -> JobControl:
+        """Join the job that is running, or the one of several that is asked for."""
+        # Connect to a namespace without a job first, to see which jobs there are.
+        self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
+        namespace = find_job(options.namespace)
+        self._undo.close()
+        made = self._connect(options, namespace, may_start=False)
+        owner = name_of_job(ray.get_runtime_context().get_job_id())
+        return self._join(find_managers(namespace), made, owner, options, deadline)
 
     def _join(
-        self,
-        managers: Managers,
-        made: Connection | None,
-        options: ClusterOptions,
-        deadline: float,
-        owner: str | None,
-    ) -> JobContext:
-        """Take the shared state from the job's managers; only the driver of a new job has no `owner`."""
-        if made is not None:
-            # While the managers start.
-            connection.prepare_disconnect()
+        self, managers: Managers, made: Connection, owner: str | None, options: ClusterOptions, deadline: Deadline
+    ) -> JobControl:
+        # While the managers start.
+        connection.prepare_disconnect()
         node_manager, worker_manager, collective_manager = managers
-        view = node_manager.within(max(0.1, deadline - time.monotonic())).get_view()
-        console = Console(quiet=options.quiet)
-        watch = Watch(view.nodes, made)
-        self._undo.callback(watch.stop)
-        logs = LogForwarder(view.job.run_dir, console)
-        if made is not None and owner is None:
-            find_logs = functools.partial(_logs_elsewhere, worker_manager, view.nodes)
-            logs = LogForwarder(view.job.run_dir, console, find_logs, lambda: made.is_current and made.head.is_there)
-            self._undo.callback(logs.stop)
-        context = JobContext(
-            job=view.job,
-            nodes=view.nodes,
-            topology=discover.make_topology(view.nodes, view.groups),
-            port_range=view.port_range,
-            master_port=view.master_port,
-            node_manager=node_manager,
-            worker_manager=worker_manager,
-            collective_manager=collective_manager,
-            console=console,
-            recorder=self._recorder,
-            logs=logs,
-            watch=watch,
-            connection=made,
-            owner=owner,
-            stop=self._stop,
-        )
+        context = JobContext.join(node_manager, worker_manager, made, owner, deadline)
+        return self._keep(self._control(context, collective_manager, options))
+
+    def _control(self, context: JobContext, manager: CollectiveManager, options: ClusterOptions) -> JobControl:
+        return JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
+
+    def _keep(self, context: JobControl) -> JobControl:
+        """Say how everything ends that a context stands for."""
+        self._undo.callback(context.watch.stop)
+        if context.connection is not None and context.owner is None:
+            self._undo.callback(context.logs.stop)
+        self._undo.callback(context.leave)
         self._undo.callback(self._close_groups, context)
         return context
 
-    def _check_same(self, options: ClusterOptions) -> None:
-        """Raise ConfigError if the arguments contradict this Cluster."""
-        context = self._context
+    def _check_same(self, context: JobControl, options: ClusterOptions) -> None:
+        """Raise ConfigError if the arguments contradict the job that this process has."""
         address = options.address if options.address not in ("auto", self._asked_address) else None
         record = options.record if context.owner is None else None
         asked_and_ours = {
-            "num_nodes": (options.num_nodes, self.num_nodes),
-            "the namespace": (options.namespace, self.namespace),
-            "the address": (address, self.address),
+            "num_nodes": (options.num_nodes, len(context.nodes)),
+            "the namespace": (options.namespace, context.job.namespace),
+            "the address": (address, context.job.cluster),
             "port_range": (options.port_range, context.port_range),
-            "run_dir": (options.run_dir and os.path.abspath(options.run_dir), self.run_dir),
+            "run_dir": (options.run_dir and os.path.abspath(options.run_dir), context.run_dir.path),
             "quiet": (options.quiet, context.console.quiet),
             "record": (record, self._keeps_record),
         }
@@ -339,8 +299,8 @@ class Cluster(metaclass=_OnePerProcess):
             )
 
     @property
-    def context(self) -> JobContext:
-        """What launching, reserving and calling need to know about the job."""
+    def context(self) -> JobControl:
+        """The job as launching, reserving and calling take it."""
         return self._context
 
     @property
@@ -360,7 +320,7 @@ class Cluster(metaclass=_OnePerProcess):
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """What is known about each node, in the order of their ranks."""
+        """The nodes, in the order of their ranks."""
         return self._context.nodes
 
     @property
@@ -401,12 +361,12 @@ class Cluster(metaclass=_OnePerProcess):
 
     @property
     def logs(self) -> LogForwarder:
-        """What fetches and shows the workers' logs."""
+        """The thread that fetches and shows the workers' logs."""
         return self._context.logs
 
     @property
     def recorder(self) -> Recorder:
-        """What keeps the record of the run."""
+        """The writer of the run's record."""
         return self._recorder
 
     @property
@@ -435,7 +395,7 @@ class Cluster(metaclass=_OnePerProcess):
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
         """Return what is known about a node."""
-        return self.nodes[self._check_node(node_rank)]
+        return self._context.node(node_rank)
 
     def get_node_ip(self, node_rank: int) -> str:
         """Return the address of a node."""
@@ -446,7 +406,7 @@ class Cluster(metaclass=_OnePerProcess):
         self._context.check_open()
         if holder is None and self._context.connection is None:
             holder = ray.get_runtime_context().get_actor_name() or None
-        return self.node_manager.lease_ports(self._check_node(node_rank), count, holder)[0]
+        return self.node_manager.lease_ports(self._context.node(node_rank).rank, count, holder)[0]
 
     def release_ports(self, lease: PortLease) -> None:
         """Release a lease."""
@@ -469,14 +429,7 @@ class Cluster(metaclass=_OnePerProcess):
         `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
         sees all of its node. The environment is set before the module of `cls` is imported there.
         """
-        self._context.check_open()
-        if self._check_node(node_id) in self.dead_nodes:
-            raise ClusterError(f"{self.nodes[node_id]} is gone", hint="choose another node, or make a new Cluster")
-        handle = allocate(self._context, cls, worker_name, node_id, gpu_id, env_vars or {}, cls_args, cls_kwargs or {})
-        if not self._allocated:
-            self._undo.callback(self._end_allocated)
-        self._allocated[worker_name] = handle
-        return handle
+        return allocate(self._context, cls, worker_name, node_id, gpu_id, env_vars or {}, cls_args, cls_kwargs or {})
 
     def reserve(
         self, plan: Plan, *, shares: Mapping[str, float] | None = None, timeout: float = RESERVE_SECONDS
@@ -486,16 +439,7 @@ class Cluster(metaclass=_OnePerProcess):
         `shares` says what part of an accelerator a worker of each component uses; on one accelerator they add up to at
         most 1. Accelerators that other jobs hold are waited for until `timeout`.
         """
-        self._context.check_open()
-        check_timeout(timeout)
-        if not isinstance(plan, Plan):
-            raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
-        for component in plan.components:
-            plan.get_strategy(component.name).get_placement(self)
-        # Each group declares its share when it is launched.
-        pieces = dict.fromkeys(plan_accelerators(plan, shares or {}))
-        components = {component.name: component.placements for component in plan.components}
-        return reserve_accelerators(self._context, "plan", pieces, components, timeout=timeout)
+        return reserve_plan(self._context, plan, shares or {}, timeout=timeout)
 
     def on_stop(self, callback: Callable[[], object], *, seconds: float = 30.0) -> None:
         """Call a function when SIGTERM or Ctrl-C ends this driver, while all workers still run: for a checkpoint.
@@ -512,15 +456,15 @@ class Cluster(metaclass=_OnePerProcess):
         """End what this job started, and only that; then disconnect."""
         if self._pid == os.getpid():
             self._stop.run_hooks()
-        with _OnePerProcess._lock:
+        with process_lock:
             atexit.unregister(self._close_at_exit)
             if Cluster._current is self:
                 Cluster._current = None
-            context: JobContext | None = getattr(self, "_context", None)
+            context: JobControl | None = getattr(self, "_context", None)
             if context is not None:
                 context.is_closed.set()
             if self._pid == os.getpid():
-                self._close_by = time.monotonic() + _CLOSE_SECONDS
+                self._close_by = Deadline.after(CLUSTER_CLOSE_SECONDS)
                 self._recorder.note_close()
                 with self._handlers:
                     self._undo.close()
@@ -555,55 +499,22 @@ class Cluster(metaclass=_OnePerProcess):
     @property
     def _seconds_left(self) -> float:
         """How long a step of `close` may take: all of them share one deadline."""
-        return max(_LEAST_SECONDS, self._close_by - time.monotonic())
+        return max(CLOSE_STEP_SECONDS, self._close_by.left)
 
-    def _end_allocated(self) -> None:
-        ended = dict(self._allocated)
-        self._allocated.clear()
-        if self._context.is_reachable:
-            connection.end_actors(ended, self._seconds_left)
-
-    def _close_groups(self, context: JobContext) -> None:
+    def _close_groups(self, context: JobControl) -> None:
+        if context.actors and context.is_reachable:
+            end_actors(context.actors, Deadline.after(self._seconds_left))
+        context.actors.clear()
         for close in reversed(list(context.open_groups.values())):
             try:
-                # What comes after the groups needs time, too.
+                # The steps after the groups need time, too.
                 close(self._seconds_left / 2)
             except ClusterError as error:
-                # Disconnecting ends the job on Ray, and with it all that it had.
+                # Disconnecting ends the job on Ray, which ends its workers.
                 log.error("%s", error)
         context.open_groups.clear()
-        for end in reversed(context.at_close):
-            end()
 
     def _end_managers(self, made: Connection, managers: Managers) -> None:
-        if connection.is_alive(made):
+        if made.is_alive:
             # Callers of `close` rely on the names being free.
-            connection.end_actors({manager.NAME: manager.handle for manager in managers}, self._seconds_left)
-
-    def _check_node(self, node_rank: int) -> int:
-        if type(node_rank) is not int or not 0 <= node_rank < self.num_nodes:
-            has = "only 0" if self.num_nodes == 1 else f"0-{self.num_nodes - 1}"
-            raise ConfigError(f"there is no node {node_rank!r}: the cluster has {has}")
-        return node_rank
-
-
-def _logs_elsewhere(worker_manager: WorkerManager, nodes: Sequence[NodeInfo]) -> list[Elsewhere]:
-    """Return the logs of workers that are only on their own nodes."""
-    return [
-        Elsewhere(nodes[worker.node_rank].ray_id, worker.node_rank, worker.address, worker.log)
-        for worker in worker_manager.get_workers()
-        if worker.log
-    ]
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run as a user that it does not know.
-        return str(os.getuid())
-
-
-def _run_node(info: NodeInfo) -> RunNode:
-    models = Counter(item.model or str(item.type) for item in info.accelerators)
-    return RunNode(rank=info.rank, name=info.name, address=info.address, accelerators=tuple(models.items()))
+            end_actors({manager.NAME: manager.handle for manager in managers}, Deadline.after(self._seconds_left))

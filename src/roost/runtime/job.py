@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from roost.config.job import JobDraft
 from roost.config.run import read_run_config
+from roost.deadline import Deadline
+from roost.errors import RoostError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.groups.together import launch_together
+from roost.runtime.job_code import load_code
+from roost.runtime.limits import GROUP_CLOSE_SECONDS, POLL_SECONDS
+from roost.runtime.managers.control import JobControl
 from roost.runtime.options import RunOptions
 from roost.runtime.runs.recorder import JobSource
-from roost.runtime.targets import load_targets
+
+log: logging.Logger = logging.getLogger(__name__)
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,7 @@ def run_job(
     Everything is read and imported before anything starts, and everything started is stopped afterwards. `source` goes
     into the run's record; `check_plan` gets the plan before the launch and may refuse it by raising.
     """
-    targets = load_targets(read_run_config(draft))
+    targets = load_code(read_run_config(draft))
     config = draft.job.document.plain()
     with contextlib.ExitStack() as undo:
         cluster = undo.enter_context(
@@ -84,3 +93,41 @@ def run_job(
         for group in groups.values():
             undo.enter_context(group)
         return targets.entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
+
+
+def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:
+    """Make all launches at the same time; raise the exception of the first that fails, after all of them have ended.
+
+    So does Ctrl-C. The job must have no other open groups: all are closed then.
+    """
+    if not launches:
+        return {}
+    pool = ThreadPoolExecutor(len(launches), thread_name_prefix="roost-launch")
+    started = {name: pool.submit(launch) for name, launch in launches.items()}
+    try:
+        wait(started.values(), return_when=FIRST_EXCEPTION)
+        failed = {name: future for name, future in started.items() if future.done() and future.exception()}
+        first = next(iter(failed), None)
+        for name, future in failed.items():
+            if name != first:
+                log.error("%s failed as well: %s", name, future.exception())
+        return {name: future.result() for name, future in started.items() if first in (None, name)}
+    except BaseException:
+        _end(context, list(started.values()))
+        raise
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _end(context: JobControl, launches: list[Future[Group]]) -> None:
+    """Close every group, also those that are still being launched, which ends their launches."""
+    deadline = Deadline.after(GROUP_CLOSE_SECONDS)
+    while not deadline.is_over:
+        is_over = all(launch.done() for launch in launches)
+        for close in reversed(list(context.open_groups.values())):
+            # A group that cannot be ended now ends with the Cluster.
+            with contextlib.suppress(RoostError):
+                close(max(POLL_SECONDS, deadline.left))
+        if is_over:
+            return
+        wait(launches, timeout=POLL_SECONDS)

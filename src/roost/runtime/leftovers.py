@@ -23,13 +23,15 @@ from ray._raylet import PlacementGroupID  # no public call reaches a placement g
 from ray.util import list_named_actors, placement_group_table
 from ray.util.placement_group import PlacementGroup
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError
 from roost.machine.disks import old_folders
 from roost.machine.folders import socket_folder
 from roost.machine.ports import answers
 from roost.machine.processes import Process, account, end_processes, find_processes, list_processes, one_line
 from roost.runtime.connect.local_cluster import find_stale_files, one_at_a_time
-from roost.runtime.managers.node_manager import JOB_VARIABLE, driver_of
+from roost.runtime.limits import BUSY_HEAD_SECONDS, POLL_SECONDS, REMNANTS_SECONDS
+from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import GROUP_PREFIX, remove_groups
@@ -42,14 +44,10 @@ _KEEPER = "roost.testing.keeper"
 _HERE = "on this machine"
 _MOST_CHARACTERS = 80
 _KNOCKS = 3
-# Longer than the kernel waits before it asks a busy head a second time.
-_KNOCK_SECONDS = 3.0
-_GO_SECONDS = 15.0
-_POLL_SECONDS = 0.1
 
 
 class RemnantKind(StrEnum):
-    """What a job left behind."""
+    """The kinds of things that a job leaves behind."""
 
     PROCESS = "process"
     ACTOR = "actor"
@@ -110,15 +108,15 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
             nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
             still = on_ray.intersection(_find_on_ray(at, nodes, deadline, user))
             _end_on_ray(still, nodes, deadline, user)
-            until = min(deadline, time.monotonic() + _GO_SECONDS)
-            while still and time.monotonic() < until:
-                time.sleep(_POLL_SECONDS)
+            soon = deadline.within(REMNANTS_SECONDS)
+            while still and not soon.is_over:
+                time.sleep(POLL_SECONDS)
                 still &= set(_find_on_ray(at, nodes, deadline, user))
         left |= still
     return tuple(item for item in remnants if item in left)
 
 
-def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: float, user: str) -> Iterator[Remnant]:
+def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> Iterator[Remnant]:
     processes, _ = find_left_processes(nodes, address, deadline, user)
     for left in processes:
         command = one_line([left.command], _MOST_CHARACTERS)
@@ -159,7 +157,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: float, use
             )
 
 
-def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: float, user: str) -> None:
+def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> None:
     pids = {(item.where, int(item.name), item.id) for item in remnants if item.kind is RemnantKind.PROCESS}
     on_nodes = {node.ray_id: str(node) for node in nodes if f"on {node}" in {where for where, _, _ in pids}}
     if pids:
@@ -219,7 +217,7 @@ def _orphans(user: str) -> list[Process]:
     """Find processes of this machine that jobs started whose cluster is gone."""
     found = find_processes(JOB_VARIABLE, user, also=[_RAYLET_VARIABLE])
     heads = {item.environment[JOB_VARIABLE].partition("|")[0] for item in found}
-    gone = {head for head in heads if not any(answers(head, _KNOCK_SECONDS) for _ in range(_KNOCKS))}
+    gone = {head for head in heads if not any(answers(head, BUSY_HEAD_SECONDS) for _ in range(_KNOCKS))}
     return [
         item
         for item in found

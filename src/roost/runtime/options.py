@@ -14,10 +14,10 @@ from roost.config.node_groups import MAX_NODES, NodeGroup
 from roost.errors import ConfigError
 from roost.machine.ports import check_port_range
 from roost.placement.planner import PlacementKind
+from roost.runtime.limits import RESERVE_SECONDS as RESERVE_SECONDS
+from roost.runtime.limits import TIMEOUT_SECONDS
 from roost.text import shorten
 
-TIMEOUT_SECONDS = 180.0
-RESERVE_SECONDS = 60.0
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,23 +12,21 @@ from typing import Any
 from ray.util import list_named_actors
 
 from roost.config.topology import Topology
+from roost.deadline import Deadline
 from roost.errors import ClusterError, RoostError
 from roost.machine.processes import find_processes
 from roost.placement.plan import Piece
 from roost.runtime.connect import connection
+from roost.runtime.limits import HANG_SECONDS, STATUS_SECONDS
+from roost.runtime.managers.job_info import JOB_VARIABLE, JobInfo, driver_of
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
-from roost.runtime.managers.node_manager import JOB_VARIABLE, JobInfo, NodeManager, driver_of
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo, SickNode
 from roost.runtime.nodes.ray_state import read_roost_jobs
-from roost.runtime.reserve.holdings import Holdings, pieces_on
-from roost.runtime.reserve.occupancy import find_holdings
+from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
 from roost.text import join_words, plural
-
-_TIMEOUT_SECONDS = 60.0
-# For a manager: one that hangs must not hide the other jobs.
-_ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +128,14 @@ class LiveHardware:
         return sorted(self.holdings.by_piece)
 
 
-def get_nodes(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> LiveNodes:
+def get_nodes(address: str | None = None, timeout: float = STATUS_SECONDS) -> LiveNodes:
     """Return the nodes of a cluster, including those that cannot be probed."""
     with visit(address, timeout) as (_, deadline):
         nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
     return LiveNodes(nodes=nodes, sick=sick, topology=discover.make_topology(nodes) if nodes else None)
 
 
-def get_hardware(num_nodes: int | None, address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> LiveHardware:
+def get_hardware(num_nodes: int | None, address: str | None = None, timeout: float = STATUS_SECONDS) -> LiveHardware:
     """Return the hardware that a job with `num_nodes` would get; ClusterError if there are fewer nodes."""
     with visit(address, timeout) as (_, deadline):
         found = discover.wait_for_nodes(1, deadline)
@@ -153,7 +150,7 @@ def get_hardware(num_nodes: int | None, address: str | None = None, timeout: flo
     return LiveHardware(topology=discover.make_topology(nodes), nodes=nodes, holdings=holdings, note=note)
 
 
-def get_status(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) -> ClusterStatus:
+def get_status(address: str | None = None, timeout: float = STATUS_SECONDS) -> ClusterStatus:
     """Return the nodes, the jobs and the leftovers of a cluster."""
     with visit(address, timeout) as (found, deadline):
         nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
@@ -164,9 +161,9 @@ def get_status(address: str | None = None, timeout: float = _TIMEOUT_SECONDS) ->
 
 
 @contextlib.contextmanager
-def visit(address: str | None, timeout: float = _TIMEOUT_SECONDS) -> Iterator[tuple[str, float]]:
+def visit(address: str | None, timeout: float = STATUS_SECONDS) -> Iterator[tuple[str, Deadline]]:
     """Connect in an unused namespace that nothing is left in; yield the address, and the deadline for the nodes."""
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     connection.check_can_connect()
     made = connection.connect(address, f"roost-look-{os.getpid()}", may_start=False, timeout=timeout)
     try:
@@ -185,15 +182,15 @@ def _jobs() -> tuple[JobStatus, ...]:
     for namespace, alive in sorted(managers.items()):
         workers: Counter[str] = Counter()
         with contextlib.suppress(RoostError):
-            manager = WorkerManager.get_proxy(namespace).within(_ASK_SECONDS)
+            manager = WorkerManager.get_proxy(namespace).within(HANG_SECONDS)
             workers.update(str(worker.state) for worker in manager.get_workers())
         waits: dict[str, str] = {}
         with contextlib.suppress(RoostError):
-            waits = NodeManager.get_proxy(namespace).within(_ASK_SECONDS).get_waits()
+            waits = NodeManager.get_proxy(namespace).within(HANG_SECONDS).get_waits()
         jobs.append(
             JobStatus(
                 namespace=namespace,
-                job=get_job(namespace, _ASK_SECONDS),
+                job=get_job(namespace, HANG_SECONDS),
                 managers=tuple(name for name in MANAGER_NAMES if name in alive),
                 workers=tuple(sorted(workers.items())),
                 waits=tuple(waits.items()),
@@ -203,7 +200,7 @@ def _jobs() -> tuple[JobStatus, ...]:
 
 
 def find_left_processes(
-    nodes: tuple[NodeInfo, ...], address: str, deadline: float, user: str | None = None
+    nodes: tuple[NodeInfo, ...], address: str, deadline: Deadline, user: str | None = None
 ) -> tuple[tuple[Leftover, ...], tuple[JobStatus, ...]]:
     """Find processes, perhaps only those of one user, that jobs of this cluster left behind, and the jobs that run."""
     # Nodes on one machine share its processes.

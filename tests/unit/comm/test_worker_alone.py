@@ -15,8 +15,8 @@ import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.devices import DeviceLock, make_device_lock
-from roost.comm.worker import own_methods
 from roost.runtime.process.timers import measured_call
+from roost.runtime.worker import own_methods
 from roost.testing import as_worker
 
 
@@ -189,7 +189,7 @@ def test_torch_is_loaded_when_its_platform_is_asked_for_and_not_before(tmp_path)
         "class xpu:\n    is_available = staticmethod(lambda: True)\n"
     )
     code = (
-        "import sys\nfrom roost import Worker\nfrom roost.comm.worker import own_methods\n"
+        "import sys\nfrom roost import Worker\nfrom roost.runtime.worker import own_methods\n"
         "own_methods(Worker), Worker().device_lock\nassert 'torch' not in sys.modules\n"
         "assert Worker.torch_device_type == Worker().torch_device_type == 'xpu'\n"
         "import torch\nassert Worker.torch_platform is Worker().torch_platform is torch.xpu\n"

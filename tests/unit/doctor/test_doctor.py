@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from roost.cli.text.doctor import report_text
+from roost.deadline import Deadline
 from roost.doctor import child, machine_facts
 from roost.doctor.child import cannot_join, finding_of
 from roost.doctor.cluster_rules import (
@@ -641,7 +641,7 @@ def test_processes_are_found_by_a_variable_and_the_rest_of_their_environment_sta
 
 
 def test_the_variable_that_marks_a_job_is_the_one_that_workers_get():
-    from roost.runtime.managers.node_manager import JOB_VARIABLE
+    from roost.runtime.managers.job_info import JOB_VARIABLE
 
     assert machine_facts.JOB_VARIABLE == JOB_VARIABLE
 
@@ -685,12 +685,12 @@ def test_driver_and_nodes_are_checked_together_and_a_run_folder_that_hangs_holds
     monkeypatch.setattr(cluster_facts, "_find_jobs", tuple)
     monkeypatch.setattr(cluster_facts, "_gone", tuple)
     monkeypatch.setattr(cluster_facts.discover, "wait_for_nodes", lambda *_: [SimpleNamespace(ray_id="a")])
-    facts = cluster_facts._collect("a:1", str(tmp_path), time.monotonic() + 60, print)
+    facts = cluster_facts._collect("a:1", str(tmp_path), Deadline.after(60), print)
     assert (facts.nodes, facts.driver, facts.run_folder) == ((node(1),), machine(), str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(cluster_facts, "ASK_SECONDS", 0.01)
     monkeypatch.setattr(cluster_facts, "_put_marker", lambda _: released.wait(60))
-    facts = cluster_facts._collect("a:1", str(tmp_path), time.monotonic() + 60, print)
+    facts = cluster_facts._collect("a:1", str(tmp_path), Deadline.after(60), print)
     assert (facts.nodes, facts.run_folder) == ((node(1),), Unknown(why="no answer in 0.01 s"))
     released.set()
 

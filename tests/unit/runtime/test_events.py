@@ -241,7 +241,7 @@ def test_a_full_buffer_drops_and_counts(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_drops_and_counts_and_the_rest_is_written_later(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(file_module, "EVENTS_RETRY_SECONDS", 0.0)
     file = EventFile(tmp_path, NAME, '{"process":"actor:0"}')
     assert file.write(['{"call":"a"}'])
     real = os.write
@@ -262,7 +262,7 @@ def test_a_full_disk_drops_and_counts_and_the_rest_is_written_later(tmp_path, mo
 
 
 def test_lines_lost_to_a_full_disk_are_counted_in_the_file(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(file_module, "EVENTS_RETRY_SECONDS", 0.0)
     real, is_full = os.write, True
 
     def write(descriptor, data):
@@ -282,8 +282,8 @@ def test_lines_lost_to_a_full_disk_are_counted_in_the_file(tmp_path, made, monke
 
 
 def test_a_removed_run_folder_is_not_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_module, "_LOOK_SECONDS", -1.0)
-    monkeypatch.setattr(file_module, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(file_module, "EVENTS_FILE_SECONDS", -1.0)
+    monkeypatch.setattr(file_module, "EVENTS_RETRY_SECONDS", 0.0)
     base = tmp_path / "run"
     base.mkdir()
     file = EventFile(base, NAME, FIRST)

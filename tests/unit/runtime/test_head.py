@@ -8,6 +8,7 @@ import time
 import pytest
 
 from roost import ClusterError
+from roost.deadline import Deadline
 from roost.runtime.connect import head
 from roost.runtime.connect.head import Head, until, within
 
@@ -26,9 +27,14 @@ def test_a_call_that_hangs_ends_with_its_own_deadline_or_with_the_callers(hang):
     began = time.monotonic()
     with pytest.raises(ClusterError, match="Ray did not do one thing in 1 s"):
         within(1, hang.wait, "do one thing")
-    with until(began), pytest.raises(ClusterError, match=r"Ray did not do another in 0\.5 s"):
+    with until(Deadline(began)), pytest.raises(ClusterError, match=r"Ray did not do another in 0\.5 s"):
         within(60, hang.wait, "do another")
-    with until(began + 600), until(began), until(began + 60), pytest.raises(ClusterError, match="do a third"):
+    with (
+        until(Deadline(began + 600)),
+        until(Deadline(began)),
+        until(Deadline(began + 60)),
+        pytest.raises(ClusterError, match="do a third"),
+    ):
         within(60, hang.wait, "do a third")
     assert time.monotonic() - began < 30
     hang.set()

@@ -10,9 +10,12 @@ import time
 import pytest
 
 from roost import (
+    AcceleratorInfo,
+    AcceleratorType,
     ConfigError,
     DeclaredHardware,
     NodeInfo,
+    PackedPlacementStrategy,
     PlacementError,
     Plan,
     Topology,
@@ -20,19 +23,37 @@ from roost import (
     WorkerFailed,
     make_plan,
 )
+from roost.placement.plan import Piece
 from roost.runtime.failures.carry import carry
 from roost.runtime.failures.failure import Failure, FailureKind, make_error
+from roost.runtime.launch.plan import LaunchOptions, LaunchPlan, differences, plan_launch
 from roost.runtime.launch.progress import LaunchBoard, Phase, show_launch
-from roost.runtime.launch.worker_spec import WorkerSpec, make_worker_specs, place_group
-from roost.runtime.process.actor import Report
+from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
+from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.runs.console import Console
-from roost.runtime.runs.folder import check_group_name, log_file, make_run_dir, own_run_dir, put_aside
+from roost.runtime.runs.folder import RunDir, check_group_name, log_file, make_run_dir, own_run_dir, put_aside
 from roost.runtime.runs.index import find_run
 from roost.text import printable
 
 JOB = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3"}}}
+
+
+OUR_JOB = JobInfo(
+    cluster="10.0.0.1:6379",
+    namespace="roost",
+    host="n0",
+    pid=4711,
+    user="ana",
+    command="train.py",
+    since=1797000000.0,
+    run_dir=RunDir(path="/run", token="t", id="run"),  # noqa: S106 - the name of a marker
+)
+
+
+def gpu(index: int) -> AcceleratorInfo:
+    return AcceleratorInfo(type=AcceleratorType.NVIDIA, device=str(index))
 
 
 def node(rank: int, **changes: object) -> NodeInfo:
@@ -66,20 +87,22 @@ def report(**changes: object) -> Report:
     return Report(**(values | changes))
 
 
+NODES = [node(rank, accelerators=(gpu(0), gpu(1))) for rank in range(2)]
+
+
+def plan(topology: Topology, nodes: list[NodeInfo], name: str = "actor", **options: object) -> LaunchPlan:
+    return plan_launch(name, LaunchOptions(**options), topology, nodes, OUR_JOB)
+
+
 def specs(**env_vars: str) -> list[WorkerSpec]:
-    topology = Topology.from_shorthand("2x2")
-    placements = place_group(topology, None, isolate_accelerator=True)
-    return make_specs("actor", topology, [node(0), node(1)], placements, env_vars)
-
-
-def make_specs(name, topology, nodes, placements, env_vars):
-    return make_worker_specs(name, topology, nodes, placements, job_id="j", env_vars=env_vars, slots={}, share=None)
+    return list(plan(Topology.from_shorthand("2x2"), NODES, env_vars=env_vars).specs)
 
 
 def test_a_workers_environment_is_the_plans_plus_what_the_caller_adds():
-    plan = make_plan(JOB, Topology.from_shorthand("2x2"))
+    planned = make_plan(JOB, Topology.from_shorthand("2x2"))
     for rank, spec in enumerate(specs(MINE="1")):
-        assert spec.variables == plan.environment("actor", rank) | {"MINE": "1", "ROOST_JOB": "j/actor"}
+        own = {"MINE": "1", "ROOST_JOB": f"{OUR_JOB.id}/actor"}
+        assert spec.variables == planned.environment("actor", rank) | own
 
 
 def test_the_caller_can_set_another_address_for_rank_0():
@@ -87,8 +110,9 @@ def test_the_caller_can_set_another_address_for_rank_0():
 
 
 def test_without_accelerators_there_is_a_worker_on_each_node():
-    placements = place_group(Topology.from_shorthand("3x0"), None, isolate_accelerator=True)
-    assert [(placement.rank, placement.cluster_node_rank) for placement in placements] == [(0, 0), (1, 1), (2, 2)]
+    made = plan(Topology.from_shorthand("3x0"), [node(0), node(1), node(2)])
+    assert [(spec.identity.rank, spec.node_rank) for spec in made.specs] == [(0, 0), (1, 1), (2, 2)]
+    assert made.shares == {}
 
 
 def test_search_paths_are_joined_and_early_variables_are_kept_apart():
@@ -113,7 +137,7 @@ def test_search_paths_are_joined_and_early_variables_are_kept_apart():
     ],
 )
 def test_what_a_worker_reports_is_compared_with_the_plan(changes, message):
-    found = specs()[0].differences(report(**changes), [node(0), node(1)])
+    found = differences(specs()[0], report(**changes), [node(0), node(1)])
     assert len(found) == (0 if message is None else 1)
     assert message is None or message in found[0]
 
@@ -128,11 +152,11 @@ def test_a_worker_gets_the_declared_hardware_of_its_placement():
             "component_placement": {"env": {"node_group": "arms", "placement": "0-1:0-3"}},
         }
     }
-    plan = make_plan(job, Topology.from_shorthand("2x0"))
+    planned = make_plan(job, Topology.from_shorthand("2x0"))
     pieces = tuple(DeclaredHardware.make("Arm", 1, {"address": arm["address"]}) for arm in arms)
     nodes = [node(0), node(1, hardware=(DeclaredHardware.make("Camera", 1), *pieces))]
-    made = make_specs("env", plan.topology, nodes, plan.component("env").placements, {})
-    assert [spec.identity.hardware[0].settings["address"] for spec in made] == [
+    made = plan(planned.topology, nodes, "env", strategy=planned.get_strategy("env"))
+    assert [spec.identity.hardware[0].settings["address"] for spec in made.specs] == [
         "10.1.0.0",
         "10.1.0.0",
         "10.1.0.1",
@@ -140,10 +164,53 @@ def test_a_worker_gets_the_declared_hardware_of_its_placement():
     ]
 
 
+def test_a_launch_reserves_each_accelerator_once_with_what_its_workers_use_of_it():
+    topology = Topology.from_shorthand("2x2")
+    both = plan(topology, NODES, strategy=PackedPlacementStrategy(1, 2))
+    assert [(spec.ray_id, spec.accelerators, spec.resource) for spec in both.specs] == [
+        ("ray-0", (1,), "GPU"),
+        ("ray-1", (0,), "GPU"),
+    ]
+    assert both.shares == {Piece(0, "accelerator", 1): None, Piece(1, "accelerator", 0): None}
+    # Two workers on each accelerator.
+    job = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-1:0-3"}}}
+    shared = make_plan(job, topology).get_strategy("actor")
+    crowd = plan(topology, NODES, strategy=shared, share=0.25)
+    assert [(spec.node_rank, spec.accelerators, spec.share) for spec in crowd.specs] == [
+        (0, (0,), 0.25),
+        (0, (0,), 0.25),
+        (0, (1,), 0.25),
+        (0, (1,), 0.25),
+    ]
+    assert crowd.shares == {Piece(0, "accelerator", 0): 0.5, Piece(0, "accelerator", 1): 0.5}
+    assert plan(topology, NODES, strategy=shared, reserve=False).shares == {}
+    assert crowd.master_node == 0
+    assert pickle.loads(pickle.dumps(crowd.specs)) == crowd.specs  # noqa: S301 - a process gets its spec whole
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"timeout": 0}, "timeout is 0"),
+        ({"restarts": -1}, "restarts is -1"),
+        ({"reserve": 1}, "reserve is 1"),
+        ({"share": 0.5, "reserve": False}, "reserve is False"),
+        ({"share": 2.0}, "share is 2.0"),
+        ({"strategy": "packed"}, "placement_strategy is 'packed'"),
+        ({"env_vars": {"RANK": "1"}}, "RANK"),
+        ({"env_vars": {"CUDA_VISIBLE_DEVICES": "1"}}, "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_before_ray_is_asked(options, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(Topology.from_shorthand("2x2"), NODES, **options)
+
+
 def test_a_plan_reproduces_its_placements_on_the_hardware_it_was_made_for():
-    plan = make_plan(JOB, Topology.from_shorthand("2x2"))
-    strategy = Plan.from_json(plan.to_json()).get_strategy("actor")
-    assert strategy.get_placement(Topology.from_shorthand("2x2")) == list(plan.component("actor").placements)
+    planned = make_plan(JOB, Topology.from_shorthand("2x2"))
+    strategy = Plan.from_json(planned.to_json()).get_strategy("actor")
+    assert strategy.get_placement(Topology.from_shorthand("2x2")) == list(planned.component("actor").placements)
     with pytest.raises(
         PlacementError, match=r"planned on node 0 with the accelerators 0 and 1, and that node offers 0"
     ):
@@ -151,7 +218,7 @@ def test_a_plan_reproduces_its_placements_on_the_hardware_it_was_made_for():
     with pytest.raises(PlacementError, match=r"node 1 .* does not exist"):
         strategy.get_placement(Topology.from_shorthand("1x2"))
     with pytest.raises(PlacementError, match="no component 'rollout'"):
-        plan.get_strategy("rollout")
+        planned.get_strategy("rollout")
     with pytest.raises(PlacementError, match="was planned with isolated accelerators"):
         strategy.get_placement(Topology.from_shorthand("2x2"), isolate_accelerator=False)
     group = {"label": "g", "node_ranks": "0-1"}

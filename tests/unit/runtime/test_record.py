@@ -27,9 +27,12 @@ from roost import (
     Topology,
     make_plan,
 )
+from roost.config.hardware import AcceleratorType
 from roost.machine.folders import socket_folder, state_folder
 from roost.placement.from_groups import Placed, gather_plan
 from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
+from roost.runtime.managers.job_info import JobInfo
+from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
 from roost.runtime.runs import index as index_module
 from roost.runtime.runs import recorder as recorder_module
 from roost.runtime.runs.diff import diff_records
@@ -55,7 +58,22 @@ from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versio
 
 TOPOLOGY = Topology.from_shorthand("2x4:H100")
 BEGAN = "2026-03-01T10:00:00.000+01:00"
-NODE = RunNode(rank=0, name="train-0", address="10.0.0.2", accelerators=(("H100", 1),))
+NODE = NodeInfo(
+    rank=0,
+    ray_id="a",
+    address="10.0.0.2",
+    name="train-0",
+    hostname="train-0",
+    is_head=True,
+    cpus=8,
+    memory=1,
+    interpreter="/usr/bin/python",
+    python="3.11",
+    ray="2.47.0",
+    network="net",
+    ephemeral_ports=(32768, 60999),
+    accelerators=(AcceleratorInfo(type=AcceleratorType.NVIDIA, device="0", model="H100"),),
+)
 RECORD = RunRecord(
     id="first",
     began=BEGAN,
@@ -107,7 +125,8 @@ def own(monkeypatch, tmp_path_factory) -> Iterator[Path]:
 def begin(run_dir: RunDir) -> Recorder:
     """Begin a record as a driver does."""
     recorder = Recorder()
-    recorder.begin(run_dir, user="me", address="10.0.0.2:6379", namespace="roost", nodes=[NODE], topology=TOPOLOGY)
+    job = JobInfo.of_this_process("10.0.0.2:6379", "roost", run_dir, keeps_events=False)
+    recorder.begin(job, [NODE], TOPOLOGY)
     return recorder
 
 
@@ -374,7 +393,7 @@ def test_a_record_that_cannot_be_written_gives_one_warning(tmp_path, caplog):
 
 def test_the_record_of_very_many_groups_is_complete_at_the_end(tmp_path, monkeypatch):
     recorder = begin(make_run_dir(tmp_path / "run"))
-    monkeypatch.setattr(recorder_module, "_WRITE_SECONDS", -1.0)
+    monkeypatch.setattr(recorder_module, "RECORD_WRITE_SECONDS", -1.0)
     for number in range(3):
         launch(recorder, f"group{number}")
     recorder.note_restart("group0:1", "it crashed", 0.25, None)
@@ -500,7 +519,7 @@ def test_a_folder_on_a_dead_file_server_delays_neither_a_job_nor_the_list(own, t
         return look(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(index_module, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(index_module, "RUN_LOCK_SECONDS", 0.2)
     (own / "far").symlink_to("/nowhere/far")
     assert read_record(finished_run(tmp_path / "near")).id == "near"
     near, far = list_runs()

@@ -68,16 +68,16 @@ def test_a_slot_is_released_with_its_last_user():
     assert ledger.take("plan", wanted, [slot(0), slot(1)]) == ([], [Group(Id("too much"))])
     assert ledger.ask("actor", {piece(1): 0.8}) == ([slot(1)], [])
     assert ledger.take("actor", {piece(1): 0.8}, []) == ([], [])
-    assert ledger.let_go("plan") == [], "a placement group stays while one of its slots is used"
-    assert ledger.let_go("actor") == [Group(Id("g"))]
+    assert ledger.release("plan") == [], "a placement group stays while one of its slots is used"
+    assert ledger.release("actor") == [Group(Id("g"))]
     assert ledger.held == []
-    assert ledger.let_go("actor") == []
+    assert ledger.release("actor") == []
 
 
 def test_slots_lost_between_asking_and_taking_are_reported_and_nothing_is_taken():
     ledger = SlotLedger()
     ledger.take("one", {piece(0): None}, [slot(0, "a")])
-    ledger.let_go("one")
+    ledger.release("one")
     ledger.add_drafts("two", None, [Group(Id("b"))])
     gone = ledger.take("two", {piece(0): None, piece(1): None}, [slot(1, "b")])
     assert gone == ([piece(0)], [Group(Id("b"))])
@@ -88,10 +88,10 @@ def test_drafts_of_a_user_that_gave_up_or_died_are_removed():
     ledger = SlotLedger()
     ledger.add_drafts("one", None, [Group(Id("a")), Group(Id("b"))])
     ledger.discard_drafts("one", [Group(Id("a"))])
-    assert ledger.let_go("one") == [Group(Id("b"))]
+    assert ledger.release("one") == [Group(Id("b"))]
     ledger.add_drafts("two", "actor:0", [Group(Id("c"))])
     assert ledger.owners == {"actor:0"}
-    assert ledger.let_go_of_owner("actor:0") == [Group(Id("c"))]
+    assert ledger.release_owner("actor:0") == [Group(Id("c"))]
     assert ledger.owners == set()
 
 
@@ -101,7 +101,7 @@ def test_slots_of_an_owner_are_released_when_it_dies():
     ledger.add_drafts("actor:0:child", "actor:0", [Group(Id("b"))])
     ledger.take("actor:0:child", {piece(0): None, piece(1): None}, [slot(1, "b")])
     assert ledger.owners == {"actor:0"}
-    assert ledger.let_go_of_owner("actor:0") == [Group(Id("b"))]
+    assert ledger.release_owner("actor:0") == [Group(Id("b"))]
     assert [held.slot.piece for held in ledger.held] == [piece(0)]
 
 
@@ -123,7 +123,7 @@ def test_shares_add_up_to_at_most_one():
     for ask in (ledger.ask, lambda user, shares: ledger.take(user, shares, [])):
         with pytest.raises(PlacementError, match=r"node 0 add up to 1.1: actor 0.8, rollout 0.2 and more 0.1"):
             ask("more#4", {piece(0): 0.1})
-    ledger.let_go("rollout#2")
+    ledger.release("rollout#2")
     assert ledger.take("actor#4", {piece(0): 0.1}, []) == ([], [])
     with pytest.raises(PlacementError, match=r"add up to 1.1: actor 0.8, actor 0.1 and actor 0.2"):
         ledger.ask("actor#5", {piece(0): 0.2})

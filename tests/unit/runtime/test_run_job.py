@@ -16,9 +16,9 @@ from roost.cli.user_traceback import user_frames, user_report
 from roost.config.job import read_job_draft
 from roost.runtime.failures.failure import attach_failures
 from roost.runtime.job import run_job
+from roost.runtime.job_code import load
 from roost.runtime.options import ClusterOptions, RunOptions
 from roost.runtime.runs.record import RunJob
-from roost.runtime.targets import load
 
 JOB = Path(__file__).resolve().parents[3] / "examples" / "two_components"
 

@@ -12,7 +12,7 @@ import pytest
 CODE = """
 import os, signal, sys, time
 from roost.runtime.connect import stop
-stop._GRACE_SECONDS = LIMIT
+stop.STOP_GRACE_SECONDS = LIMIT
 found = stop.Stop(lambda name: print(name, flush=True))
 BEFORE
 with found.on_sigterm():

@@ -38,11 +38,11 @@ def check(
     with notes.catching():
         plan = plan_job(given, flags).plan
     if run is not None:
-        from roost.runtime.targets import load_targets  # loads Ray, which checking a placement does without
+        from roost.runtime.job_code import load_code  # loads Ray, which checking a placement does without
 
         import_from_here()
         with notes.catching():
-            load_targets(run)
+            load_code(run)
     notes.raise_if_any()
     if plan is None:
         raise typer.Abort

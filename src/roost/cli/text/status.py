@@ -13,7 +13,7 @@ from roost.cli.text.layout import aligned
 from roost.config.ranks import format_ranks
 from roost.placement.plan import Piece
 from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo, SickNode
-from roost.runtime.reserve.holdings import Holdings, pieces_on
+from roost.runtime.reserve.occupancy import Holdings, pieces_on
 from roost.text import join_words, plural, printable
 
 if TYPE_CHECKING:

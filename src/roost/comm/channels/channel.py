@@ -35,7 +35,7 @@ from roost.comm.channels.queues import Item, Want
 from roost.comm.channels.routes import LocalRoute, RemoteRoute, Route
 from roost.comm.process import job_context, process_talk
 from roost.comm.wire.loop import Handle, check_timeout
-from roost.comm.worker import Worker, own_methods
+from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
 from roost.runtime.events.emitter import emitter
@@ -235,6 +235,7 @@ class Channel:
         from roost.placement.strategies import NodePlacementStrategy
         from roost.runtime.cluster import Cluster
         from roost.runtime.groups.group import LAUNCH_SECONDS, GroupDraft
+        from roost.runtime.worker import own_methods
 
         arguments = settings.maxsize, settings.max_bytes, settings.distributed
         draft = GroupDraft(ChannelWorker, own_methods(ChannelWorker), arguments, {}, is_top=True)

@@ -57,7 +57,7 @@ def get_channels(address: str | None = None, timeout: float = 60.0) -> tuple[Cha
             (namespace, group, [_ask(namespace, identity.address) for identity in group.identities])
             for namespace, group in found
         ]
-        until = min(deadline, time.monotonic() + _ASK_SECONDS)
+        until = min(deadline.at, time.monotonic() + _ASK_SECONDS)
         return tuple(
             ChannelStatus(
                 namespace=namespace,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
-from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.find_head import takes_token
 from roost.runtime.connect.versions import has_token_authentication
 
 _MODE = "RAY_AUTH_MODE"
@@ -24,7 +24,7 @@ _set_here: dict[str, tuple[str | None, str]] = {}
 
 
 def refresh_authentication() -> None:
-    """Let Ray read `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` anew.
+    """Let Ray read `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` again.
 
     Ray reads them once, when it is loaded, and has no public way to read them again; a test or a script usually
     loads Ray before it starts or finds the cluster. Without a connection nothing else hangs on what is read here.

@@ -7,21 +7,17 @@ import contextlib
 import functools
 import importlib
 import logging
-import math
 import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 from ray.job_config import JobConfig
-from ray.util import list_named_actors
 
 from roost.errors import ClusterError, ConfigError, NodesMissing
 from roost.machine.processes import account
@@ -31,32 +27,19 @@ from roost.runtime.connect.authentication import (
     use_own_token,
     use_token_of,
 )
+from roost.runtime.connect.calls import USER_KEY, check_not_fork
+from roost.runtime.connect.find_head import find_heads, has_own_raylet, is_on_loopback
 from roost.runtime.connect.guard import Guard
-from roost.runtime.connect.head import (
-    ASK_SECONDS,
-    Head,
-    check_not_lost,
-    check_nothing_waits,
-    unless_lost,
-    waiting,
-    within,
-)
-from roost.runtime.connect.knock import find_heads, has_own_raylet, is_on_loopback
+from roost.runtime.connect.head import Head, check_nothing_waits, within
 from roost.runtime.connect.local_cluster import read_local_cluster
 from roost.runtime.connect.versions import check_ray_version
+from roost.runtime.limits import ASK_SECONDS, DISCONNECT_SECONDS, OUTLIVE_SECONDS
 
-USER_KEY = "roost_user"
-"""Under this key Ray knows the account that runs a driver of Roost, also after its end."""
 log: logging.Logger = logging.getLogger(__name__)
 
-DISCONNECT_SECONDS = 20.0
 _OUTLIVE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-_OUTLIVE_SECONDS = 10**6
-_ANSWER_SECONDS = 10.0
-_SOON_SECONDS = 1.0
-"""How long to wait in Ray itself, which is a little quicker than in another thread."""
 _NOT_COPIED = (".git", ".venv", "venv", "runs", "__pycache__")
-"""What Ray leaves out of a copy of the job's folder, in addition to what .gitignore names."""
+"""Ray leaves these out of a copy of the job's folder, beside all that .gitignore names."""
 _STARTUP_REMARK = "worker processes have been started on node"
 _OTHER_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -70,7 +53,7 @@ class Connection:
     ray_job: str
     """Ray's id of this connection; a later one has another."""
     guard: Guard | None
-    """What ends Ray with this process, if this connection started it."""
+    """The process that ends Ray with this one, if this connection started it."""
 
     @property
     def started_ray(self) -> bool:
@@ -93,39 +76,10 @@ class Connection:
         context = ray.get_runtime_context() if ray.is_initialized() else None
         return context is not None and (context.get_job_id(), context.gcs_address) == (self.ray_job, self.address)
 
-
-_is_fork = False
-
-
-def is_fork() -> bool:
-    """Whether this process is a fork of one that was connected to Ray: Ray's calls would wait for ever here."""
-    return _is_fork
-
-
-def check_not_fork() -> None:
-    """Raise ClusterError in a fork."""
-    if _is_fork:
-        raise ClusterError(
-            "this process is a fork of one that is connected to Ray, and cannot use its connection",
-            hint="use the Cluster and its groups where they were made; "
-            'start other processes before that, or with multiprocessing.get_context("spawn")',
-        )
-
-
-def _note_fork() -> None:
-    global _is_fork
-    _is_fork = _is_fork or ray.is_initialized()
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
-
-def is_worker() -> bool:
-    """Whether this process runs a Ray task or actor."""
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return context.get_actor_id() is not None or context.get_task_id() is not None
+    @property
+    def is_alive(self) -> bool:
+        """Whether this process still has it and Ray answers at the other end, after a blip if need be."""
+        return self.is_current and self.head.wait()
 
 
 def check_can_connect() -> None:
@@ -145,7 +99,7 @@ def connect(
     namespace: str,
     *,
     may_start: bool,
-    timeout: float = _ANSWER_SECONDS,
+    timeout: float = ASK_SECONDS,
     num_nodes: int = 1,
     working_dir: str | None = None,
 ) -> Connection:
@@ -155,7 +109,7 @@ def connect(
     does not answer in `timeout` seconds, or 10 if that is less. Ray copies `working_dir` to every node.
     """
     check_nothing_waits()
-    timeout = min(timeout, _ANSWER_SECONDS)
+    timeout = min(timeout, ASK_SECONDS)
     restore_environment()
     _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
@@ -234,59 +188,6 @@ def disconnect(made: Connection, timeout: float = DISCONNECT_SECONDS) -> None:
     finally:
         if made.guard is not None:
             made.guard.stop()
-
-
-def is_alive(made: Connection) -> bool:
-    """Whether the connection is still this process's, and Ray answers at the other end, if need be after a blip."""
-    return made.is_current and made.head.wait()
-
-
-def end_actors(actors: Mapping[str, ActorHandle[Any]], timeout: float) -> set[str]:
-    """End actors of this namespace, by name; return the names of those that are still there after `timeout`."""
-    deadline = time.monotonic() + timeout
-
-    def kill() -> None:
-        for actor in actors.values():
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
-
-    with contextlib.suppress(ClusterError):
-        within(timeout, kill, "end its actors")
-    return wait_for_names_to_go(set(actors), max(0.1, deadline - time.monotonic()))
-
-
-def list_actors(*, all_namespaces: bool = False) -> Any:
-    """Return what Ray's `list_named_actors` does, in time."""
-    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
-
-
-def wait_for_names_to_go(names: set[str], timeout: float) -> set[str]:
-    """Wait until no actor of this namespace has one of these names; return those that are left after `timeout`."""
-    deadline = time.monotonic() + timeout
-    left = set(names)
-
-    # If Ray is gone, there is nothing to wait for.
-    with contextlib.suppress(Exception):
-        while left and (seconds := deadline - time.monotonic()) > 0:
-            left.intersection_update(within(seconds, list_named_actors, "list its actors"))
-            time.sleep(0.02 if left else 0)
-    return left
-
-
-def get(calls: Any, timeout: float | None = None) -> Any:
-    """Do what `ray.get` does, and raise ClusterError when the head is given up: Ray's own wait may not return then."""
-    if Head.current is None:
-        return ray.get(calls, timeout=timeout)
-    check_not_lost()
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    try:
-        with waiting():
-            return ray.get(calls, timeout=_SOON_SECONDS if timeout is None else min(timeout, _SOON_SECONDS))
-    except GetTimeoutError:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise
-    return unless_lost(lambda: ray.get(calls, timeout=None if left == math.inf else left))
 
 
 def _leave() -> None:
@@ -394,7 +295,7 @@ def _outliving_its_head() -> Iterator[None]:
     ends with this process.
     """
     is_set = _OUTLIVE in os.environ
-    os.environ.setdefault(_OUTLIVE, str(_OUTLIVE_SECONDS))
+    os.environ.setdefault(_OUTLIVE, str(OUTLIVE_SECONDS))
     try:
         yield
     finally:

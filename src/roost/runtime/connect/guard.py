@@ -14,10 +14,10 @@ import sys
 
 import psutil
 
+from roost.runtime.limits import GUARD_END_SECONDS, GUARD_POLL_SECONDS
+
 _STARTED = b"+"
 _LET_GO = b"."
-_POLL_SECONDS = 0.5
-_END_SECONDS = 10.0
 
 
 class Guard:
@@ -43,7 +43,7 @@ class Guard:
     def stop(self) -> None:
         """End the guard: this process has ended Ray in order."""
         with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-            self._process.communicate(_LET_GO, timeout=_END_SECONDS)
+            self._process.communicate(_LET_GO, timeout=GUARD_END_SECONDS)
 
 
 def main() -> None:
@@ -52,13 +52,13 @@ def main() -> None:
     guarded: list[psutil.Process] = []
     # A process that the driver forked may hold the other end of the pipe for longer than the driver lives.
     while os.getppid() == driver.pid:
-        if select.select([0], [], [], _POLL_SECONDS)[0]:
+        if select.select([0], [], [], GUARD_POLL_SECONDS)[0]:
             said = os.read(0, 1)
             if said == _LET_GO:
                 return
             if not said:
                 break
-            # One of them may end just now.
+            # A process may end while it is asked.
             with contextlib.suppress(psutil.Error):
                 raylets = [child for child in driver.children() if child.name() == "raylet"]
                 guarded = [child for raylet in raylets for child in raylet.children(recursive=True)]

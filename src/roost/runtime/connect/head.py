@@ -16,23 +16,19 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from typing import Any, ClassVar, TypeVar
 
+from roost.deadline import NEVER, Deadline
 from roost.errors import ClusterError
 from roost.machine.ports import answers, refuses
-
-BLIP_SECONDS = 5.0
-"""A head that is silent for longer counts as gone, until it answers again."""
-LOST_SECONDS = 20.0
-"""A head that is silent for longer is given up: what waits for a worker would never return."""
-ASK_SECONDS = 10.0
-"""How long the head may take to answer a question."""
-_POLL_SECONDS = 0.1
-_EVERY_SECONDS = 0.5
-_KNOCK_SECONDS = 0.2
-_LEAST_SECONDS = 0.5
-"""What a call gets in any case."""
-_END_SECONDS = 5.0
-_STILL_SECONDS = 1.0
-"""How long it is waited for a call that has not returned in time before."""
+from roost.runtime.limits import (
+    BLIP_SECONDS,
+    HANGING_CALLS_SECONDS,
+    HEAD_EVERY_SECONDS,
+    KNOCK_SECONDS,
+    LEAST_SECONDS,
+    LOST_SECONDS,
+    POLL_SECONDS,
+    STILL_HANGS_SECONDS,
+)
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -87,7 +83,7 @@ class Head:
         while not self.is_given_up and not self.answers():
             if self.silent_seconds > BLIP_SECONDS:
                 return False
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         return not self.is_given_up
 
     def use(self) -> None:
@@ -112,15 +108,15 @@ class Head:
 
     def _watch(self, on_lost: Callable[[], object]) -> None:
         while not self.is_given_up:
-            if self._stopped.wait(_EVERY_SECONDS):
+            if self._stopped.wait(HEAD_EVERY_SECONDS):
                 return
             self._knock()
             # The head soon declares the node dead: all that this process started ends then.
-            self._has_raylet = not refuses(self._raylet, _KNOCK_SECONDS)
+            self._has_raylet = not refuses(self._raylet, KNOCK_SECONDS)
             self.is_given_up = self.silent_seconds > LOST_SECONDS or not self._has_raylet
         log.error("%s: this process disconnects from Ray", self.gone().problems[0].message)
         # First every thread notices it: while one waits in Ray, Ray may not disconnect.
-        time.sleep(2 * _EVERY_SECONDS)
+        time.sleep(2 * HEAD_EVERY_SECONDS)
         on_lost()
 
     def _knock(self) -> None:
@@ -155,7 +151,7 @@ def check_nothing_waits() -> None:
     if Head.current is None or not Head.current.is_given_up:
         return
     # Most end with the connection.
-    wait(list(_running), timeout=_END_SECONDS)
+    wait(list(_running), timeout=HANGING_CALLS_SECONDS)
     if calls := ", ".join(sorted(set(_running.copy().values()))):
         raise ClusterError(
             f"this process still waits for Ray at {Head.current.address}, which it has lost, to {calls}",
@@ -174,9 +170,9 @@ def waiting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def until(deadline: float) -> Iterator[None]:
+def until(deadline: Deadline) -> Iterator[None]:
     """Let calls of Ray's inside, in this thread, end by a deadline of the caller's, however long each may take."""
-    before = _caller.__dict__.get("deadline", math.inf)
+    before: Deadline = _caller.__dict__.get("deadline", NEVER)
     _caller.__dict__["deadline"] = min(before, deadline)
     try:
         yield
@@ -193,10 +189,11 @@ def within(
     """
     check_not_lost()
     usual = seconds
-    seconds = min(usual, max(_LEAST_SECONDS, _caller.__dict__.get("deadline", math.inf) - time.monotonic()))
-    deadline = time.monotonic() + seconds
-    # One that hangs is enough: the next of its kind would hang as well.
-    soon = min(deadline, time.monotonic() + _STILL_SECONDS)
+    callers: Deadline = _caller.__dict__.get("deadline", NEVER)
+    seconds = min(usual, max(LEAST_SECONDS, callers.left))
+    deadline = Deadline.after(seconds)
+    # While one call hangs, the next of its kind would hang as well.
+    soon = deadline.within(STILL_HANGS_SECONDS)
     if what in _hanging and not _is_done(_hanging[what], soon, BLIP_SECONDS):
         raise _late(seconds, what)
     future = _start(call, what)
@@ -215,7 +212,7 @@ def within(
 def unless_lost(call: Callable[[], Value]) -> Value:
     """Make a call of Ray's that waits for workers; ClusterError when the head is given up, and the call goes on."""
     future = _start(call, "return from a wait")
-    _is_done(future, math.inf, math.inf)
+    _is_done(future, NEVER, math.inf)
     return future.result()
 
 
@@ -244,28 +241,24 @@ def _late(seconds: float, what: str) -> ClusterError:
     )
 
 
-def _is_done(future: Future[Any], deadline: float, most_silent: float) -> bool:
+def _is_done(future: Future[Any], deadline: Deadline, most_silent: float) -> bool:
     """Wait until the deadline; ClusterError if the head is silent for so many seconds, or given up."""
-    while not future.done() and (left := deadline - time.monotonic()) > 0:
-        wait([future], min(_EVERY_SECONDS, left))
+    while not future.done() and (left := deadline.left):
+        wait([future], min(HEAD_EVERY_SECONDS, left))
         if future.done():
             break
         head = Head.current
         if head is None:
             # A driver has a thread for that.
-            head = _head_of_worker()
+            import ray  # loaded by whoever made the call
+
+            head = _head_of_worker(ray.get_runtime_context().gcs_address)
             head.answers()
         if head.is_given_up or head.silent_seconds > most_silent:
             raise head.gone()
     return future.done()
 
 
-def _head_of_worker() -> Head:
-    import ray
-
-    return _head_at(ray.get_runtime_context().gcs_address)
-
-
 @functools.cache
-def _head_at(address: str) -> Head:
+def _head_of_worker(address: str) -> Head:
     return Head(address)

@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from roost.runtime.connect.head import check_not_lost
+from roost.runtime.limits import STOP_GRACE_SECONDS
 
 log: logging.Logger = logging.getLogger(__name__)
-
-_GRACE_SECONDS = 60.0
-"""How long a driver may take to end after SIGTERM, in addition to what its hooks may take."""
 
 
 _EXIT_CODE = 128 + signal.SIGTERM
@@ -84,7 +82,7 @@ class Stop:
             return
         self._is_asked = True
         self._note_signal(signal.Signals(number).name)
-        seconds = _GRACE_SECONDS + sum(seconds for _, seconds in self._hooks)
+        seconds = STOP_GRACE_SECONDS + sum(seconds for _, seconds in self._hooks)
         end = threading.Timer(seconds, os.kill, (self._pid, number))
         end.daemon = True
         # While the interpreter ends, Python starts no thread.

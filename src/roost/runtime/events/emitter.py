@@ -20,18 +20,20 @@ from typing import Any
 from roost.runtime.events.file import EventFile
 from roost.runtime.events.format import header, line_of, mebibytes
 from roost.runtime.events.pending import Call, Pending, Running
+from roost.runtime.limits import (
+    EVENTS_ASLEEP_SECONDS,
+    EVENTS_CLOCK_SECONDS,
+    EVENTS_CLOSE_SECONDS,
+    EVENTS_EVERY_SECONDS,
+    EVENTS_GAUGE_SECONDS,
+    EVENTS_USAGE_SECONDS,
+)
 
 MOST_WAITING = 10_000
 """How many calls, and how many other events, wait at most to be written."""
-EVERY_SECONDS = 0.2
-_ASLEEP_SECONDS = 2.0
-_USAGE_SECONDS = 2.0
-_CLOCK_SECONDS = 60.0
 _QUIET_TICKS = 5
-_CLOSE_SECONDS = 1.0
 _LEAST_WAIT = 1e-3
 """Shorter waits are not worth a line."""
-_GAUGE_SECONDS = 0.5
 _GAUGES_PER_SECOND = 4
 
 Gauge = tuple[str, str, dict[str, Any]]
@@ -98,7 +100,7 @@ class Emitter:
         self._wake.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_CLOSE_SECONDS)
+            thread.join(EVENTS_CLOSE_SECONDS)
 
     def flush(self, seconds: float) -> None:
         """Write what waits now, and return when that is done or after some seconds."""
@@ -164,27 +166,27 @@ class Emitter:
     def _run(self) -> None:
         with contextlib.suppress(Exception):
             self._write_until_stopped()
-        # What comes now is not written.
+        # Events that come from now on are not written.
         self.is_on = False
 
     def _write_until_stopped(self) -> None:
         usage = _OwnUsage()
         began = time.perf_counter()
-        next_usage, next_clock, next_tick, next_gauge, quiet = began, began + _CLOCK_SECONDS, began, began, 0
+        next_usage, next_clock, next_tick, next_gauge, quiet = began, began + EVENTS_CLOCK_SECONDS, began, began, 0
         while True:
             now = time.perf_counter()
             notes = []
             if now >= next_usage:
-                next_usage = now + _USAGE_SECONDS
+                next_usage = now + EVENTS_USAGE_SECONDS
                 notes.append(usage.line(now - self._epoch))
             if now >= next_clock:
-                next_clock = now + _CLOCK_SECONDS
+                next_clock = now + EVENTS_CLOCK_SECONDS
                 notes.append(line_of("clock", round(time.time(), 4), t=round(now - self._epoch, 4)))
-                # Those that have not changed are written again, for readers that begin at the end of a file.
+                # Values that have not changed are written again, for readers that begin at the end of a file.
                 self._gauged.clear()
             gauges = self._read_gauges(now) if now >= next_gauge or self._stopped else []
             if now >= next_gauge:
-                next_gauge = now + max(_GAUGE_SECONDS, len(gauges) / _GAUGES_PER_SECOND)
+                next_gauge = now + max(EVENTS_GAUGE_SECONDS, len(gauges) / _GAUGES_PER_SECOND)
             notes += gauges
             is_last, is_asked = self._stopped, not self._flushed.is_set()
             is_quiet = self._write(now, notes, takes_all=is_last or is_asked, is_last=is_last)
@@ -193,19 +195,19 @@ class Emitter:
             if is_last:
                 return
             if self._on_tick is not None and now >= next_tick:
-                next_tick = now + _ASLEEP_SECONDS
+                next_tick = now + EVENTS_ASLEEP_SECONDS
                 self._on_tick()
             quiet = quiet + 1 if is_quiet and not gauges else 0
             if quiet < _QUIET_TICKS:
                 self._wake.clear()
                 if self._flushed.is_set() and not self._stopped:
-                    self._wake.wait(EVERY_SECONDS)
+                    self._wake.wait(EVENTS_EVERY_SECONDS)
                 continue
             self._wake.clear()
             self._is_asleep = True
             has_news = self._calls or self._metrics or self._notes or not self._flushed.is_set()
             if not has_news and not self._stopped:
-                self._wake.wait(_ASLEEP_SECONDS)
+                self._wake.wait(EVENTS_ASLEEP_SECONDS)
             self._is_asleep = False
 
     def _read_gauges(self, now: float) -> list[str]:
@@ -241,7 +243,7 @@ class Emitter:
         pending.thinned = 0
         if self._missing:
             notes.append(line_of("dropped", self._missing, t=round(now - self._epoch, 4)))
-        lines = pending.lines(now, calls, running=running, metrics=metrics, notes=notes, age=EVERY_SECONDS / 2)
+        lines = pending.lines(now, calls, running=running, metrics=metrics, notes=notes, age=EVENTS_EVERY_SECONDS / 2)
         if takes_all:
             lines += pending.rest()
         if is_last:

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roost.machine.folders import make_folders, open_regular
+from roost.runtime.limits import EVENTS_FILE_SECONDS, EVENTS_RETRY_SECONDS
 
-_RETRY_SECONDS = 5.0
-_LOOK_SECONDS = 5.0
 _START = b'{"process":"'
 
 
@@ -44,7 +43,7 @@ class EventFile:
             self._put(file, "".join(f"{line}\n" for line in lines))
         except (OSError, ValueError):
             # A full disk, a folder that was removed or cannot be written, a file server that is gone.
-            self._try_again = now + _RETRY_SECONDS
+            self._try_again = now + EVENTS_RETRY_SECONDS
             self.close()
             return False
         return True
@@ -60,7 +59,7 @@ class EventFile:
 
     def _check_still_there(self, now: float) -> None:
         if self._file is not None and now > self._look_again:
-            self._look_again = now + _LOOK_SECONDS
+            self._look_again = now + EVENTS_FILE_SECONDS
             try:
                 is_same = os.stat(self._path).st_ino == os.fstat(self._file).st_ino
             except FileNotFoundError:

@@ -14,8 +14,7 @@ from roost.machine.folders import make_folders, open_regular
 from roost.machine.usage import NodeProbe
 from roost.runtime.events.file import EventFile
 from roost.runtime.events.format import EVENTS_FOLDER, header, line_of, mebibytes, node_file
-
-_EVERY_SECONDS = 1.0
+from roost.runtime.limits import SAMPLES_EVERY_SECONDS
 
 
 class Sampler:
@@ -57,7 +56,7 @@ class Sampler:
         probe = NodeProbe()
         with contextlib.suppress(Exception):
             while True:
-                time.sleep(_EVERY_SECONDS)
+                time.sleep(SAMPLES_EVERY_SECONDS)
                 usage = probe.sample()
                 devices = [[item.load, mebibytes(item.memory), mebibytes(item.memory_total)] for item in usage.devices]
                 line = line_of(

@@ -11,43 +11,34 @@ import contextlib
 import functools
 import inspect
 import logging
-import math
 import operator
-import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 import ray
 from ray.actor import ActorHandle
 
-from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
-from roost.placement.environment import visible_variable
 from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
-from roost.runtime.connect.connection import check_not_fork, is_fork
-from roost.runtime.groups.members import CLOSE_SECONDS, Members, OwnMembers, Recipe
+from roost.runtime.connect.calls import check_not_fork, is_fork
+from roost.runtime.groups.members import Members, OwnMembers
 from roost.runtime.groups.result import CallResult, Value
 from roost.runtime.groups.stream import ItemStream
-from roost.runtime.launch.worker_spec import make_worker_specs, place_group
-from roost.runtime.managers.ledgers.workers import GroupRecord
-from roost.runtime.options import RESERVE_SECONDS
+from roost.runtime.launch.plan import LaunchOptions, plan_launch
+from roost.runtime.limits import GROUP_CLOSE_SECONDS
+from roost.runtime.limits import LAUNCH_SECONDS as LAUNCH_SECONDS
 from roost.runtime.process.actor import make_actor_class, method_kind
-from roost.runtime.process.environment import check_variables
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
-from roost.runtime.reserve.reservation import accelerators_of, check_share
-from roost.runtime.reserve.reserver import reserve_accelerators
 from roost.runtime.runs.folder import check_group_name
 from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
-LAUNCH_SECONDS = 600.0
 Class = TypeVar("Class")
 """The class of the workers."""
 Parameters = ParamSpec("Parameters")
@@ -113,64 +104,29 @@ class GroupDraft(Generic[Class]):
             raise ConfigError(f"launch takes a Cluster, not a {kind}", hint="for example launch(Cluster(num_nodes=2))")
         context = cluster.context
         context.check_open()
-        _check_options(max_concurrency, timeout, restarts, reserve, share)
-        full_name = _full_name(name, self._cls, is_top=self._is_top)
-        placements = place_group(context.topology, placement_strategy, isolate_accelerator=isolate_accelerator)
-        variables = dict(env_vars or {})
-        check_variables(variables, taken={*WORKER_VARIABLES, *(str(visible_variable(item)) for item in placements)})
-        recipe = Recipe(
-            remote=ray.remote(make_actor_class(self._cls.__name__, self._methods)),
-            constructor=ship(
-                ((self._cls, *self._args), self._kwargs),
-                lambda: f"{self._cls.__name__} or an argument of create_group",
-            ),
-            options={} if max_concurrency is None else {"max_concurrency": max_concurrency},
+        options = LaunchOptions(
+            strategy=placement_strategy,
+            isolate_accelerator=isolate_accelerator,
+            env_vars=env_vars or {},
+            max_concurrency=max_concurrency,
             timeout=timeout,
             restarts=restarts,
+            reserve=reserve,
+            share=share,
         )
+        cls_name, full_name = self._cls.__name__, _full_name(name, self._cls, is_top=self._is_top)
+        plan = plan_launch(full_name, options, context.topology, context.nodes, context.job)
+        remote: Any = ray.remote(make_actor_class(cls_name, self._methods))
+        own = (self._cls, *self._args), self._kwargs
+        constructor = ship(own, lambda: f"{cls_name} or an argument of create_group")
         for method in self._methods:
             if hasattr(WorkerGroup, method):
-                label = f"{self._cls.__name__}.{method}"
+                label = f"{cls_name}.{method}"
                 log.warning("%s is called with group.call(%r): group.%s is the group's own", label, method, method)
-        with (
-            context.recorder.launching(full_name, self._cls, placement_strategy, placements) as note,
-            contextlib.ExitStack() as undo,
-        ):
+        members = OwnMembers(context, plan, self._methods, remote, constructor)
+        with context.recorder.launching(full_name, self._cls, placement_strategy, plan.placements) as note:
             began = time.monotonic()
-            reached: dict[str, float] = {}
-            reservation = None
-            if reserve:
-                # Before anything is started there.
-                workers = Counter(piece for placement in placements for piece in accelerators_of(placement))
-                shares = {piece: None if share is None else share * count for piece, count in workers.items()}
-                limit, groups = min(timeout, RESERVE_SECONDS), {full_name: placements}
-                reservation = reserve_accelerators(context, full_name, shares, groups, timeout=limit)
-                undo.callback(reservation.close)
-                reached["reserved"] = time.monotonic()
-            slots = {slot.piece: slot for slot in reservation.slots} if reservation else {}
-            specs = make_worker_specs(
-                full_name,
-                context.topology,
-                context.nodes,
-                placements,
-                job_id=context.job.id,
-                env_vars=variables,
-                slots=slots,
-                share=share,
-            )
-            record = GroupRecord(
-                name=full_name,
-                identities=tuple(spec.identity for spec in specs),
-                methods=tuple((method, str(kind)) for method, kind in self._methods.items()),
-                launch=secrets.token_hex(8),
-                owner=context.owner,
-                restarts_left=(restarts,) * len(specs),
-            )
-            members = OwnMembers(context, record, specs, recipe, reservation)
-            # If they cannot be started, they release it.
-            undo.pop_all()
-            reached |= members.launch()
-            note({phase: when - began for phase, when in reached.items()})
+            note({phase: when - began for phase, when in members.launch().items()})
         return WorkerGroup(members, range(members.size))
 
     def __repr__(self) -> str:
@@ -312,8 +268,8 @@ class WorkerGroup(Generic[Class]):
         self._members.check_open()
         self._members.restart(self.on(rank).ranks[0], force=force, timeout=timeout)
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """End all workers of the group; in a process that attached, only let go of it.
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
+        """End all workers of the group; in a process that attached, only forget it.
 
         ClusterError names what could not be ended within `timeout` seconds; the group can then be closed again.
         """
@@ -371,22 +327,6 @@ def _full_name(name: str | None, cls: type, *, is_top: bool) -> str:
         return check_group_name(cls.__name__ if name is None else name)
     # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
     return parent.address if name is None else f"{parent.address}:{check_group_name(name)}"
-
-
-def _check_options(
-    max_concurrency: int | None, timeout: float, restarts: int, reserve: bool, share: float | None
-) -> None:
-    if max_concurrency is not None and (type(max_concurrency) is not int or max_concurrency < 1):
-        raise ConfigError(f"max_concurrency is {max_concurrency!r}: it is a whole number, at least 1")
-    if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
-        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-    if type(restarts) is not int or restarts < 0:
-        raise ConfigError(f"restarts is {restarts!r}: it is a whole number, at least 0")
-    if not isinstance(reserve, bool):
-        raise ConfigError(f"reserve is {reserve!r}: it is True or False")
-    if share is not None and not reserve:
-        raise ConfigError("share says how reserved accelerators are shared, but reserve is False")
-    check_share(share, "share")
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

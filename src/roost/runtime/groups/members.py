@@ -4,63 +4,66 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, WorkerDied
-from roost.runtime.connect.connection import end_actors
-from roost.runtime.connect.head import BLIP_SECONDS, within
+from roost.runtime.connect.calls import end_actors
+from roost.runtime.connect.head import within
 from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.failure import Failure
+from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
 from roost.runtime.groups.result import CallResult, sources_of
-from roost.runtime.groups.source import Source, failures_of, lost_value
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.launch import Launch
+from roost.runtime.launch.plan import LaunchPlan
 from roost.runtime.launch.progress import Phase, show_launch
-from roost.runtime.launch.worker_spec import WorkerSpec
-from roost.runtime.managers.base import HANG_SECONDS
-from roost.runtime.managers.context import JobContext
+from roost.runtime.limits import (
+    BLIP_SECONDS,
+    CAUSE_SECONDS,
+    DEATH_NEWS_SECONDS,
+    FLUSH_SECONDS,
+    GROUP_CLOSE_SECONDS,
+    HANG_SECONDS,
+    KEPT_CALL_SECONDS,
+    LATE_SECONDS,
+    POLL_SECONDS,
+    RESERVE_SECONDS,
+)
+from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import Sent
+from roost.runtime.process.spec import WorkerSpec
 from roost.runtime.reserve.reservation import Reservation
+from roost.runtime.reserve.reserver import reserve_accelerators
 from roost.runtime.runs.folder import put_aside
 from roost.text import join_words, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 15.0
-_LATE_SECONDS = 0.5
-"""How long a launch may wait for a manager after its deadline: one that takes longer hangs."""
-_CAUSE_SECONDS = 2.0
-_FLUSH_SECONDS = 0.3
-"""How long the end of a group may wait for the last events of its workers; those that are in a call do not answer."""
-_LOOK_SECONDS = 0.1
-_NEWS_SECONDS = 1.0
-"""How long Ray may take to learn that a worker died."""
-_RESTART_SECONDS = 600.0
-"""How long a call is kept for a rank that is to be restarted; others may be restarted before it."""
-
 
 class Members:
     """The workers of a group, by rank."""
 
-    def __init__(self, context: JobContext, record: GroupRecord) -> None:
+    def __init__(self, context: JobControl, record: GroupRecord) -> None:
         self.context = context
         self.name: str = record.name
         self.methods: dict[str, MethodKind] = {name: MethodKind(kind) for name, kind in record.methods}
         self._record = record
-        # By rank; those that are missing are looked up when they are needed.
+        # By rank; a missing one is looked up when it is needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
         self.size: int = len(record.identities)
         self.is_closed: bool = False
@@ -73,21 +76,21 @@ class Members:
         return self._record.identities[rank]
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
-        """Return the actors behind some ranks; those that are being restarted are waited for."""
-        for rank in self.restarting(ranks, time.monotonic() + _RESTART_SECONDS):
+        """Return the actors behind some ranks, after waiting for ranks that are being restarted."""
+        for rank in self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)):
             if rank not in self._handles:
                 raise self._dead(rank)
         return [self._handles[rank] for rank in ranks]
 
-    def restarting(self, ranks: Sequence[int], deadline: float = 0.0) -> set[int]:
-        """Wait until none of some ranks is being restarted, at most until a deadline; return those that still are."""
+    def restarting(self, ranks: Sequence[int], deadline: Deadline | None = None) -> set[int]:
+        """Return which of some ranks are being restarted; with a deadline, wait until none is or it is over."""
         while True:
             self.check_open()
             lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
             late = self._find_again(lost) if lost else set()
-            if not late or time.monotonic() >= deadline:
+            if not late or deadline is None or deadline.is_over:
                 return late
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def alive(self) -> list[int]:
         """Return the ranks whose workers are alive now; ClusterError if Ray does not say."""
@@ -134,7 +137,7 @@ class Members:
                 if not self._kept:
                     return
 
-    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[Source] = ()) -> Failure:
+    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[PassedCall] = ()) -> Failure:
         """Turn what Ray raised for a call into the failure of its worker, or of one that makes its arguments."""
         for failure in (found for source in sources for found in failures_of(self.context, source)):
             return self.passed_on(failure, method)
@@ -153,8 +156,8 @@ class Members:
             raise ClusterError(f"the group {self.name!r} is closed", hint="launch it again")
         self.context.check_open()
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
-        """Let go of the group; its workers belong to the process that launched it."""
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:  # noqa: ARG002 - for the process that launched it
+        """Forget the group; its workers belong to the process that launched it."""
         self.is_closed = True
 
     def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:  # noqa: ARG002 - as for own
@@ -211,44 +214,39 @@ class Members:
         except ClusterError:
             return False
         is_same = record.launch == self._record.launch
-        return is_same and all(record.restarts_left[rank] for rank in ranks) and _is_living(record.owner)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How the workers of a group are started, the first time and again."""
-
-    remote: Any
-    """The actor class."""
-    constructor: Any
-    """The user's class and its arguments, packed."""
-    options: Mapping[str, Any]
-    timeout: float
-    restarts: int
+        is_planned = is_same and all(record.restarts_left[rank] for rank in ranks)
+        return is_planned and (record.owner is None or bool(living({record.owner})))
 
 
 class OwnMembers(Members):
     """The workers of a group that this process launched: it can restart them, and ends them."""
 
     def __init__(
-        self,
-        context: JobContext,
-        record: GroupRecord,
-        specs: Sequence[WorkerSpec],
-        recipe: Recipe,
-        reservation: Reservation | None,
+        self, context: JobControl, plan: LaunchPlan, methods: Mapping[str, MethodKind], remote: Any, constructor: Any
     ) -> None:
+        """Take the actor class, and the user's class with its arguments, packed."""
+        restarts = plan.options.restarts
+        record = GroupRecord(
+            name=plan.name,
+            identities=tuple(spec.identity for spec in plan.specs),
+            methods=tuple((method, str(kind)) for method, kind in methods.items()),
+            launch=secrets.token_hex(8),
+            owner=context.owner,
+            restarts_left=(restarts,) * len(plan.specs),
+        )
         super().__init__(context, record)
-        self._specs = tuple(specs)
-        self._recipe = recipe
-        self._reservation = reservation
+        self._plan = plan
+        self._specs = plan.specs
+        self._remote = remote
+        self._constructor = constructor
+        self._reservation: Reservation | None = None
         self._lock = threading.RLock()
-        self._restarts_left = dict.fromkeys(range(len(specs)), recipe.restarts)
+        self._restarts_left = dict.fromkeys(range(len(plan.specs)), restarts)
         self._restarting: int | None = None
         self._pids: dict[str, int] = {}
         self._noted_deaths: set[str] = set()
         self._stopped = threading.Event()
-        self._port = GroupPort(context.node_manager, specs[0].node.rank, context.owner)
+        self._port = GroupPort(context.node_manager, plan.master_node, context.owner)
         self._reviver: threading.Thread | None = None
         self._is_ended = False
         self._is_kept = False
@@ -257,20 +255,31 @@ class OwnMembers(Members):
     def _is_current(self) -> bool:
         return True
 
-    def launch(self) -> Mapping[str, float]:
-        """Start all workers, and return when the last of them reached each phase; if it fails, end them."""
-        deadline = time.monotonic() + self._recipe.timeout
+    def launch(self) -> dict[str, float]:
+        """Reserve the accelerators and start all workers; return when the last of them reached each phase.
+
+        If it fails, end what was started and release what was reserved.
+        """
+        options, reached = self._plan.options, dict[str, float]()
+        if options.reserve:
+            # Before anything is started there.
+            limit, components = min(options.timeout, RESERVE_SECONDS), {self.name: self._plan.placements}
+            self._reservation = reserve_accelerators(
+                self.context, self.name, self._plan.shares, components, timeout=limit
+            )
+            reached["reserved"] = time.monotonic()
+        deadline = Deadline.after(options.timeout)
         try:
-            reached = self._start(self._specs)
+            reached |= {str(phase): when for phase, when in self._start(self._specs).items()}
         except BaseException:
-            # What cannot be ended now ends with the Cluster.
+            # A worker that cannot be ended now ends with the Cluster.
             with contextlib.suppress(ClusterError):
-                self.close(max(_LATE_SECONDS, deadline - time.monotonic()))
+                self.close(max(LATE_SECONDS, deadline.left))
             raise
         emitter.note("launched", self.name, plural(self.size, "worker"))
-        if self._recipe.restarts or self.context.job.keeps_events:
+        if options.restarts or self.context.job.keeps_events:
             self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._note_deaths)
-        return {str(phase): when for phase, when in reached.items()}
+        return reached
 
     def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:
         """Start a rank whose worker is dead again, in its place; `force` ends one that is alive."""
@@ -280,9 +289,10 @@ class OwnMembers(Members):
             is_alive = rank in self.alive() if force else self._stays_alive(rank)
             if is_alive and not force:
                 raise ConfigError(f"{spec.address} is alive", hint="restart(rank, force=True) ends it first")
-            if spec.node.ray_id not in {node.ray_id for node in live_nodes()}:
+            if spec.ray_id not in {node.ray_id for node in live_nodes()}:
                 raise ClusterError(
-                    f"{spec.address} cannot be restarted: {spec.node} is gone", hint="close the group and plan again"
+                    f"{spec.address} cannot be restarted: {spec.identity.node} is gone",
+                    hint="close the group and plan again",
                 )
             began, reason = time.monotonic(), "restart(force=True) ended it"
             failure: BaseException | None = None
@@ -291,7 +301,7 @@ class OwnMembers(Members):
                 if not is_alive:
                     reason = self._cause_of_death(rank)
                 # Ray keeps the name of an actor that died until it is killed.
-                self._end({spec.address: self._handles[rank]}, time.monotonic() + CLOSE_SECONDS)
+                end_actors({spec.address: self._handles[rank]}, Deadline.after(GROUP_CLOSE_SECONDS))
                 self._start([spec], {spec.address: self._pids[spec.address]}, timeout)
             except BaseException as error:
                 failure = error
@@ -304,33 +314,33 @@ class OwnMembers(Members):
 
     def _stays_alive(self, rank: int) -> bool:
         """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
-        deadline = time.monotonic() + _NEWS_SECONDS
+        deadline = Deadline.after(DEATH_NEWS_SECONDS)
         while is_alive := rank in self.alive():
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return is_alive
 
     def _cause_of_death(self, rank: int) -> str:
         """Say what is known about the death of a rank: Ray refuses a call to it with the reason."""
         try:
-            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=_CAUSE_SECONDS)
+            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=CAUSE_SECONDS)
         except Exception as error:
             return self.context.describe(self.identity(rank), error).what
         return "not known"
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+    def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
         """End every worker, and release what the group held.
 
         ClusterError names what could not be ended in time; the group can then be closed again.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         self._stopped.set()
         self.context.watch.remove_workers(self)
         reviver = self._reviver
         if reviver is not None and reviver is not threading.current_thread():
-            reviver.join(timeout)
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            reviver.join(deadline.left)
+        if not self._lock.acquire(timeout=deadline.left):
             raise ClusterError(f"{self.name!r} could not be closed: one of its workers is being restarted")
         try:
             if self._is_ended:
@@ -351,24 +361,29 @@ class OwnMembers(Members):
         finally:
             self._lock.release()
 
-    def _release(self, deadline: float) -> list[str]:
+    def _release(self, deadline: Deadline) -> list[str]:
         """End the workers and release what they had; return what is left, and why."""
         if not self.context.is_reachable:
             return [f"its {plural(len(self._handles), 'worker')}, because Ray's head does not answer"]
         handles = {self.identity(rank).address: handle for rank, handle in self._handles.items()}
         if self.context.job.keeps_events:
-            _flush_events(handles.values(), min(_FLUSH_SECONDS, deadline - time.monotonic()))
-        left = sorted(self._end(handles, deadline))
-        releases: dict[str, Callable[[float], object]] = {"its port": self._port.release}
+            # Workers that are not in a call write their last events before they are ended.
+            with contextlib.suppress(Exception):
+                flushes: list[Any] = [handle._roost_flush.remote() for handle in handles.values()]
+                ray.wait(flushes, num_returns=len(flushes), timeout=min(FLUSH_SECONDS, deadline.left))
+        left = sorted(end_actors(handles, deadline))
+        soon = deadline.within(HANG_SECONDS)
+        releases: dict[str, Callable[[], object]] = {"its port": lambda: self._port.release(soon)}
         if self._reservation is not None:
-            releases["its accelerators"] = self._reservation.close
+            reservation = self._reservation
+            releases["its accelerators"] = lambda: reservation.close(max(0.1, soon.left))
         if self._is_kept:
-            releases["its name"] = lambda seconds: self.context.worker_manager.within(seconds).remove_group(self.name)
+            releases["its name"] = lambda: self.context.worker_manager.until(soon).remove_group(self.name)
         for what, release in releases.items():
             try:
-                release(min(HANG_SECONDS, max(0.1, deadline - time.monotonic())))
+                release()
             except ManagerDied:
-                # What it kept is gone with it.
+                # Its state is gone with it.
                 continue
             except RoostError as error:
                 left.append(f"{what} ({error.problems[0].message})")
@@ -381,13 +396,23 @@ class OwnMembers(Members):
         timeout: float | None = None,
     ) -> Mapping[Phase, float]:
         """Start these workers, and return when the last of them reached each phase; a restart has predecessors."""
-        context, recipe = self.context, self._recipe
-        seconds = recipe.timeout if timeout is None else timeout
-        launch = Launch(context, specs, self._port, self._stopped, seconds=seconds, predecessors=predecessors or {})
-        nodes = len({spec.node.rank for spec in specs})
+        context, options = self.context, self._plan.options
+        slots = self._reservation.slots if self._reservation is not None else ()
+        launch = Launch(
+            context,
+            specs,
+            {(slot.piece.node_rank, slot.piece.local_rank): slot for slot in slots},
+            self._port,
+            self._stopped,
+            self._constructor,
+            seconds=options.timeout if timeout is None else timeout,
+            predecessors=predecessors or {},
+        )
+        nodes = len({spec.node_rank for spec in specs})
         try:
             with show_launch(context.console, self.name, launch.board, nodes) as view:
-                launch.request(recipe.remote, recipe.constructor, recipe.options)
+                concurrency = options.max_concurrency
+                launch.request(self._remote, {} if concurrency is None else {"max_concurrency": concurrency})
                 # Calls to a restarted worker wait in its process until it is constructed.
                 self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
                 context.worker_manager.register_actors([_record(spec) for spec in specs])
@@ -397,21 +422,17 @@ class OwnMembers(Members):
                     context.keep_group(self.name, self.close)
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
                     self._port.propose(launch.deadline)
-                reports = launch.run(recipe.constructor, view)
+                reports = launch.run(view)
             self._pids |= {address: report.pid for address, report in reports.items()}
-            context.worker_manager.until(max(launch.deadline, time.monotonic() + _LATE_SECONDS)).add_group(
+            context.worker_manager.until(max(launch.deadline, Deadline.after(LATE_SECONDS))).add_group(
                 self._record,
                 {address: self._pids[address] for address in reports},
                 {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
             )
         except BaseException:
-            self._end(launch.handles, time.monotonic() + CLOSE_SECONDS)
+            end_actors(launch.handles, Deadline.after(GROUP_CLOSE_SECONDS))
             raise
         return launch.board.reached
-
-    def _end(self, handles: Mapping[str, ActorHandle[Any]], deadline: float) -> set[str]:
-        """End these actors; return the names of those that are still there at the deadline."""
-        return end_actors(handles, max(0.1, deadline - time.monotonic()))
 
     def _publish(self) -> None:
         """Tell other processes how often each rank will still be restarted."""
@@ -425,14 +446,14 @@ class OwnMembers(Members):
         }
 
     def _has_node(self, rank: int) -> bool:
-        return self._specs[rank].node.rank not in self.context.watch.dead_nodes
+        return self._specs[rank].node_rank not in self.context.watch.dead_nodes
 
     def _note_deaths(self, dead: set[str]) -> None:
         """Write an event for each worker that died since the last time, and restart those that have restarts left."""
         for address in sorted(dead - self._noted_deaths):
             self._noted_deaths.add(address)
             emitter.note("died", address)
-        if self._recipe.restarts:
+        if self._plan.options.restarts:
             self._revive_soon(dead)
 
     def _revive_soon(self, dead: set[str]) -> None:
@@ -462,23 +483,12 @@ class OwnMembers(Members):
                     self._publish()
 
 
-def _flush_events(handles: Collection[ActorHandle[Any]], seconds: float) -> None:
-    """Let workers that are not in a call write their last events before they are ended."""
-    with contextlib.suppress(Exception):
-        ray.wait([handle._roost_flush.remote() for handle in handles], num_returns=len(handles), timeout=seconds)
-
-
-def _is_living(owner: str | None) -> bool:
-    return owner is None or bool(living({owner}))
-
-
 def _record(spec: WorkerSpec) -> WorkerRecord:
-    placement = spec.identity.placement
     return WorkerRecord(
         address=spec.address,
-        node_rank=placement.cluster_node_rank,
-        rank=placement.rank,
+        node_rank=spec.node_rank,
+        rank=spec.identity.rank,
         group=spec.identity.group_name,
-        accelerators=placement.local_hardware_ranks if placement.hardware_type == "accelerator" else (),
+        accelerators=spec.accelerators,
         since=time.time(),
     )

@@ -7,7 +7,6 @@ import contextlib
 import math
 import operator
 import statistics
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
@@ -19,32 +18,29 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from roost.config.ranks import format_ranks
+from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ConfigError
-from roost.runtime.connect.connection import get
+from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import make_error
-from roost.runtime.groups.source import Source, failures_of, late_sources, look_at, timings_of
+from roost.runtime.groups.passed_calls import PassedCall, failures_of, late_sources, look_at, timings_of
+from roost.runtime.limits import GRACE_SECONDS, SLICE_SECONDS, TRANSFER_SECONDS
 from roost.runtime.process.packing import Passable, Sent
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
     from roost.runtime.groups.members import Members
-    from roost.runtime.managers.context import JobContext
+    from roost.runtime.managers.control import JobControl
 
 Ref = ray.ObjectRef[Any]
 Reply = Sequence[Ref]
 """References to the value that a worker returns and to what it timed."""
 
-_GRACE_SECONDS = 1.0
-_TRANSFER_SECONDS = 60.0
-"""How long to wait after the first failure for others of the same call: together they show what happened."""
-
-_SLICE_SECONDS = 1.0
 
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
 Value = TypeVar("Value")
-"""What the method returns in each worker."""
+"""The type that the method returns in each worker."""
 
 
 class OutcomeKind(StrEnum):
@@ -85,7 +81,7 @@ class CallResult(Passable, Generic[Value]):
         method: str,
         ranks: Sequence[int],
         calls: Sequence[Reply | Future[Reply]],
-        sources: Sequence[Sequence[Source]],
+        sources: Sequence[Sequence[PassedCall]],
     ) -> None:
         """Take the call to each rank, and by rank what makes its arguments.
 
@@ -103,13 +99,13 @@ class CallResult(Passable, Generic[Value]):
     @property
     def refs(self) -> list[Ref]:
         """Ray's references to the values, in rank order, for code that uses Ray itself."""
-        return [value for value, _ in self._send(math.inf)]
+        return [value for value, _ in self._send(NEVER)]
 
     @property
-    def _source(self) -> Source:
-        """What another call that takes the result has to know about this one."""
-        replies = self._send(math.inf)
-        return Source(
+    def _source(self) -> PassedCall:
+        """This call, as a call that takes its result as an argument has to know it."""
+        replies = self._send(NEVER)
+        return PassedCall(
             group=self._members.name,
             method=self._method,
             workers=tuple(map(self._members.identity, self._ranks)),
@@ -139,22 +135,22 @@ class CallResult(Passable, Generic[Value]):
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
         try:
-            return self._wait(deadline_in(seconds))
+            return self._wait(Deadline.after(seconds))
         except GetTimeoutError:
             late = self._late()
         if not late:
             # All have answered, and large values may still be on their way from other nodes.
             with contextlib.suppress(GetTimeoutError):
-                return self._wait(deadline_in(_TRANSFER_SECONDS))
+                return self._wait(Deadline.after(TRANSFER_SECONDS))
         raise self._timed_out(seconds, late or self._ranks)
 
-    def _wait(self, deadline: float) -> list[Value]:
+    def _wait(self, deadline: Deadline) -> list[Value]:
         """Return the values; GetTimeoutError at the deadline."""
         try:
             refs = [value for value, _ in self._send(deadline)]
             with waiting(self._waits_for), self._members.context.stop:
                 # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
-                found = get([*refs, *timings_of(self._sources)], seconds_until(deadline))
+                found = get([*refs, *timings_of(self._sources)], deadline.timeout)
         except GetTimeoutError:
             raise
         except RayError:
@@ -199,14 +195,14 @@ class CallResult(Passable, Generic[Value]):
         pending = list(self._ranks)
         # Waited for as well: Ray starts this call only after all of them, even if one has failed.
         sources = dict.fromkeys(timings_of(self._sources))
-        deadline = deadline_in(seconds)
+        deadline = Deadline.after(seconds)
         while pending:
             try:
                 ranks = {value: rank for rank, (value, _) in zip(self._ranks, self._send(deadline), strict=True)}
                 wanted = [*sources, *(ref for ref, rank in ranks.items() if rank in pending)]
                 ready = wait_for_one(self._members.context, wanted, deadline)
                 with self._members.context.stop:
-                    value = get(ready, seconds_until(deadline))
+                    value = get(ready, deadline.timeout)
             except GetTimeoutError:
                 raise self._timed_out(seconds, pending) from None
             except RayError:
@@ -216,7 +212,7 @@ class CallResult(Passable, Generic[Value]):
                 continue
             pending.remove(ranks[ready])
             yield ranks[ready], value
-            deadline = deadline_in(seconds)
+            deadline = Deadline.after(seconds)
 
     def done(self) -> bool:
         """Whether every worker has finished, successfully or not."""
@@ -252,7 +248,7 @@ class CallResult(Passable, Generic[Value]):
             )
         self._begin(None)
         by_tag: dict[str, dict[int, float]] = {}
-        replies = zip(self._ranks, self._send(math.inf), strict=True) if self._has_durations else ()
+        replies = zip(self._ranks, self._send(NEVER), strict=True) if self._has_durations else ()
         for rank, (_, timing) in replies:
             # Also of the workers that succeeded where another failed.
             with contextlib.suppress(RayError), self._members.context.stop:
@@ -277,7 +273,7 @@ class CallResult(Passable, Generic[Value]):
 
     def _late(self, seconds: float | None = 0.0) -> list[int]:
         """Wait at most some seconds, and return the ranks that have not answered."""
-        deadline = deadline_in(seconds)
+        deadline = Deadline.after(seconds)
         with contextlib.suppress(GetTimeoutError):
             self._send(deadline)
         timings = {rank: timing for rank, (_, timing) in self._sent().items()}
@@ -289,10 +285,10 @@ class CallResult(Passable, Generic[Value]):
         calls = zip(self._ranks, self._calls, strict=True)
         return {rank: call for rank, call in calls if not isinstance(call, Future)}
 
-    def _send(self, deadline: float) -> list[Reply]:
+    def _send(self, deadline: Deadline) -> list[Reply]:
         """Wait until the call was sent to the ranks that are being restarted; GetTimeoutError at the deadline."""
         unsent = [call for call in self._calls if isinstance(call, Future)]
-        late = wait_for_futures(unsent, seconds_until(deadline)).not_done if unsent else ()
+        late = wait_for_futures(unsent, deadline.timeout).not_done if unsent else ()
         self._calls = [call.result() if isinstance(call, Future) and call.done() else call for call in self._calls]
         if late:
             raise GetTimeoutError
@@ -304,9 +300,9 @@ class CallResult(Passable, Generic[Value]):
             hint = f"it waits for its arguments, from {waits_for}; {hint}"
         return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint)
 
-    def _failed(self, deadline: float = math.inf) -> Exception:
+    def _failed(self, deadline: Deadline = NEVER) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
-        grace = min(_GRACE_SECONDS, max(0.0, deadline - time.monotonic()))
+        grace = min(GRACE_SECONDS, deadline.left)
         late = self._late(grace)
         failed = {source: list(failures_of(self._members.context, source)) for source in self._sources}
         failures = [self._members.passed_on(item, self._method) for found in failed.values() for item in found]
@@ -325,7 +321,7 @@ class CallResult(Passable, Generic[Value]):
     async def _wait_async(self) -> list[Value]:
         self._begin(None)
         if len(self._sent()) < len(self._ranks):
-            await asyncio.to_thread(self._send, math.inf)
+            await asyncio.to_thread(self._send, NEVER)
         refs = self.refs
         answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *timings_of(self._sources)]]
         for answer in answers:
@@ -336,7 +332,7 @@ class CallResult(Passable, Generic[Value]):
             while pending and not any(answer.done() and answer.exception() for answer in answers):
                 # After the head was given up, none of them ends.
                 self._begin(None)
-                _, pending = await asyncio.wait(pending, timeout=_SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+                _, pending = await asyncio.wait(pending, timeout=SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
         if any(answer.done() and answer.exception() for answer in answers):
             raise await asyncio.to_thread(self._failed)
         return [answer.result() for answer in answers[: len(refs)]]
@@ -356,8 +352,8 @@ class RankResult(Passable, Generic[Value]):
         return self._result.refs
 
     @property
-    def _source(self) -> Source:
-        """What another call that takes the result has to know about the one that makes it."""
+    def _source(self) -> PassedCall:
+        """The call that makes the result, as a call that takes it as an argument has to know it."""
         return self._result._source
 
     def wait(self, timeout: float | None = None) -> Any:
@@ -380,26 +376,16 @@ class RankResult(Passable, Generic[Value]):
         return f"<RankResult of {self._result._method!r} in {self._source.workers[0].address}>"
 
 
-def sources_of(sent: Sequence[Sent]) -> list[list[Source]]:
+def sources_of(sent: Sequence[Sent]) -> list[list[PassedCall]]:
     """Return the calls whose results are among what is sent to each rank."""
     results = dict.fromkeys(result for item in sent for result in item.results)
-    known: dict[Passable, Source] = {
+    known: dict[Passable, PassedCall] = {
         result: result._source for result in results if isinstance(result, CallResult | RankResult)
     }
     return [[known[result] for result in item.results] for item in sent]
 
 
-def deadline_in(seconds: float | None) -> float:
-    """Return the deadline of `time.monotonic` in so many seconds; None is never."""
-    return math.inf if seconds is None else time.monotonic() + seconds
-
-
-def seconds_until(deadline: float) -> float | None:
-    """Return the seconds that are left; None is without limit."""
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-
-def wait_for(context: JobContext, refs: Sequence[Ref], count: int, deadline: float) -> list[Ref]:
+def wait_for(context: JobControl, refs: Sequence[Ref], count: int, deadline: Deadline) -> list[Ref]:
     """Wait until so many of some calls have ended; return those that have.
 
     In slices: in another thread than the main one, Ray's wait does not return after the head was given up. What the
@@ -408,15 +394,15 @@ def wait_for(context: JobContext, refs: Sequence[Ref], count: int, deadline: flo
     ready: list[Ref] = []
     while refs:
         context.check_open()
-        seconds = min(_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))
+        seconds = min(SLICE_SECONDS, deadline.left)
         with context.stop:
             ready, _ = ray.wait(list(refs), num_returns=count, timeout=seconds, fetch_local=False)
-        if len(ready) >= count or time.monotonic() >= deadline:
+        if len(ready) >= count or deadline.is_over:
             break
     return ready
 
 
-def wait_for_one(context: JobContext, refs: Sequence[Ref], deadline: float) -> Ref:
+def wait_for_one(context: JobControl, refs: Sequence[Ref], deadline: Deadline) -> Ref:
     """Return the first of some calls that ends; GetTimeoutError at the deadline."""
     ready = wait_for(context, refs, 1, deadline)
     if not ready:

@@ -11,13 +11,12 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut
-from roost.runtime.connect.connection import get
+from roost.runtime.connect.calls import get
 from roost.runtime.failures.failure import make_error
 from roost.runtime.groups.result import (
     check_seconds,
-    deadline_in,
-    seconds_until,
     sources_of,
     timed_out,
     wait_for_one,
@@ -79,7 +78,7 @@ class ItemStream:
 
     def _take(self, seconds: float | None) -> tuple[int, Any] | None:
         """Wait for the next item and return it with its rank, or None at the end of the stream."""
-        context, deadline = self._members.context, deadline_in(seconds)
+        context, deadline = self._members.context, Deadline.after(seconds)
         if self._to_send is not None:
             if late := self._members.restarting(self._ranks, deadline):
                 raise self._timed_out(seconds, late)
@@ -90,7 +89,7 @@ class ItemStream:
                 ready = wait_for_one(context, list(self._running), deadline)
                 rank = self._running[ready]
                 with context.stop:
-                    found = get(ready, seconds_until(deadline))
+                    found = get(ready, deadline.timeout)
             except GetTimeoutError:
                 raise self._timed_out(seconds, self._running.values()) from None
             except RayError as error:

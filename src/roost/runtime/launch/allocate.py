@@ -10,20 +10,20 @@ from ray.actor import ActorHandle
 
 from roost.config.hardware import visible_devices
 from roost.config.topology import Topology
-from roost.errors import ConfigError, NameTaken
+from roost.errors import ClusterError, ConfigError, NameTaken
+from roost.runtime.connect.calls import on_node
 from roost.runtime.launch.launch import start_actor
-from roost.runtime.launch.worker_spec import on_node
-from roost.runtime.managers.context import JobContext
+from roost.runtime.managers.control import JobControl
+from roost.runtime.managers.job_info import JOB_VARIABLE
 from roost.runtime.managers.ledgers.workers import WorkerRecord
 from roost.runtime.managers.namespaces import MANAGER_NAMES
-from roost.runtime.managers.node_manager import JOB_VARIABLE
 from roost.runtime.process.environment import check_variables, join_environments, split_environment
 from roost.runtime.process.packing import pack
 from roost.runtime.process.plain_actor import make_plain_actor_class
 
 
 def allocate(
-    context: JobContext,
+    context: JobControl,
     cls: type,
     worker_name: str,
     node_rank: int,
@@ -33,6 +33,10 @@ def allocate(
     keywords: Mapping[str, Any],
 ) -> ActorHandle[Any]:
     """Start the actor on the node, and nowhere else; NameTaken if the name is in use."""
+    context.check_open()
+    node = context.node(node_rank)
+    if node_rank in context.watch.dead_nodes:
+        raise ClusterError(f"{node} is gone", hint="choose another node, or make a new Cluster")
     devices = choose_devices(context.topology, node_rank, gpu_id)
     check_variables(env_vars)
     if not isinstance(cls, type):
@@ -41,16 +45,15 @@ def allocate(
         raise ConfigError(f"worker_name is {worker_name!r}: it is the actor's name, unique in the job")
     if worker_name in MANAGER_NAMES:
         raise NameTaken(f"{worker_name!r} is the name of a manager of the job")
-    node = context.nodes[node_rank]
     marks = {JOB_VARIABLE: f"{context.job.id}/{worker_name}"}
     late, early = split_environment(join_environments([devices, env_vars, marks], dict(node.search_paths)))
-    handle = start_actor(
+    context.actors[worker_name] = handle = start_actor(
         ray.remote(make_plain_actor_class(cls)),
         worker_name,
         context.job.namespace,
         pack(((cls, *arguments), dict(keywords))),
         late,
-        scheduling_strategy=on_node(node),
+        scheduling_strategy=on_node(node.ray_id),
         runtime_env={"env_vars": early} if early else None,
     )
     accelerators = () if gpu_id is None else (gpu_id,)

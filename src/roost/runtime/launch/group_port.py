@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roost.deadline import Deadline
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.process.identity import Master
@@ -19,7 +20,7 @@ class GroupPort:
         self._holder = holder
         self._leases: list[PortLease] = []
 
-    def propose(self, deadline: float) -> None:
+    def propose(self, deadline: Deadline) -> None:
         """Lease candidates."""
         self._leases = self._node_manager.until(deadline).propose_ports(self._node_rank, _CANDIDATES, self._holder)
 
@@ -28,7 +29,7 @@ class GroupPort:
         """The ports for rank 0 to try."""
         return tuple(lease.port for lease in self._leases)
 
-    def choose(self, free_port: int | None, deadline: float) -> Master:
+    def choose(self, free_port: int | None, deadline: Deadline) -> Master:
         """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
         manager = self._node_manager.until(deadline)
         # If that fails, all are still to be released.
@@ -43,8 +44,8 @@ class GroupPort:
         """Where rank 0 listens, once the port is chosen."""
         return Master(address=self._leases[0].address, port=self._leases[0].port)
 
-    def release(self, timeout: float) -> None:
+    def release(self, deadline: Deadline) -> None:
         """Release everything."""
         if self._leases:
-            self._node_manager.within(timeout).release_ports(self._leases)
+            self._node_manager.until(deadline).release_ports(self._leases)
             self._leases = []

@@ -11,24 +11,25 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
-from roost.runtime.connect.connection import get
-from roost.runtime.connect.head import ASK_SECONDS, waiting, within
+from roost.runtime.connect.calls import get, on_node
+from roost.runtime.connect.head import waiting, within
 from roost.runtime.failures.failure import make_error
 from roost.runtime.launch.group_port import GroupPort
+from roost.runtime.launch.plan import differences
 from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
-from roost.runtime.launch.worker_spec import WorkerSpec
-from roost.runtime.managers.context import JobContext
+from roost.runtime.limits import ASK_SECONDS, GRACE_SECONDS, LAUNCH_TICK_SECONDS, LOST_LOOK_SECONDS
+from roost.runtime.managers.control import JobControl
+from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.log_forwarder import Elsewhere
-from roost.runtime.process.actor import Report, Setup
+from roost.runtime.nodes.placement_groups import schedule_in, take_share
 from roost.runtime.process.identity import Master
 from roost.runtime.process.output import read_stack
+from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.reserve.reservation import describe_loss
 from roost.text import join_words
 
-_TICK_SECONDS = 0.2
-_GRACE_SECONDS = 1.0
-_LOOK_EVERY_SECONDS = 1.0
 _OVERDUE = 0.8
 """The part of the timeout after which a worker that is not ready is asked where it is."""
 
@@ -51,6 +52,18 @@ def start_actor(
     return handle
 
 
+def place_actor(spec: WorkerSpec, slots: Sequence[Slot]) -> dict[str, Any]:
+    """Return the options by which Ray puts an actor in its place: the bundle of its first slot, or its node."""
+    wanted = {"env_vars": spec.early_variables, "py_executable": spec.interpreter}
+    runtime_env = {name: value for name, value in wanted.items() if value}
+    options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
+    if not slots:
+        return {**options, "scheduling_strategy": on_node(spec.ray_id)}
+    if spec.share is not None:
+        options |= take_share(spec.resource, spec.share)
+    return {**options, "scheduling_strategy": schedule_in(slots[0].group, slots[0].bundle)}
+
+
 class Launch:
     """One launch of some workers, from the request to all of them being ready.
 
@@ -59,137 +72,132 @@ class Launch:
 
     def __init__(
         self,
-        context: JobContext,
+        context: JobControl,
         specs: Sequence[WorkerSpec],
+        slots: Mapping[tuple[int, int], Slot],
         port: GroupPort,
         stopped: threading.Event,
+        constructor: Any,
         *,
         seconds: float,
         predecessors: Mapping[str, int],
     ) -> None:
-        """Take `stopped`, which is set when the group is closed in the meantime, and the processes to replace."""
+        """Take what is reserved, by node and local rank, and the processes that the workers replace.
+
+        `stopped` is set when the group is closed meanwhile; `constructor` has the user's class and its arguments.
+        """
         self._context = context
         self._specs = {spec.address: spec for spec in specs}
+        self._slots = {
+            spec.address: [slots[spec.node_rank, local] for local in spec.accelerators] if slots else []
+            for spec in specs
+        }
         self._port = port
         self._stopped = stopped
+        self._constructor = constructor
         self._predecessors = predecessors
         self._master: Master | None = port.master if predecessors else None
-        self._began = self._looked_at = time.monotonic()
-        self.deadline: float = self._began + seconds
-        """When all must be ready, by `time.monotonic`."""
+        self._seconds = seconds
+        self.deadline: Deadline = Deadline.after(seconds)
+        """When all must be ready."""
+        self._look_again = Deadline.after(LOST_LOOK_SECONDS)
         self.handles: dict[str, ActorHandle[Any]] = {}
         """The actors started so far."""
         self._reports: dict[str, Report] = {}
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
-        self.board: LaunchBoard = LaunchBoard(list(self._specs), self._began)
+        self.board: LaunchBoard = LaunchBoard(list(self._specs), time.monotonic())
 
-    def request(self, remote: Any, constructor: Any, options: Mapping[str, Any]) -> None:
+    def request(self, remote: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""
         namespace = self._context.job.namespace
         for address, spec in self._specs.items():
             # Other processes may call a restarted worker before this one does.
-            restart = self._to_construct(spec, constructor) if self._predecessors else ()
-            seconds = self.deadline - time.monotonic()
+            restart = self._to_construct(spec) if self._predecessors else ()
+            place = place_actor(spec, self._slots[address])
             self.handles[address] = start_actor(
-                remote, address, namespace, *restart, seconds=seconds, **spec.actor_options, **options
+                remote, address, namespace, *restart, seconds=self.deadline.left, **place, **options
             )
 
-    def run(self, constructor: Any, view: LaunchView) -> Mapping[str, Report]:
+    def run(self, view: LaunchView) -> Mapping[str, Report]:
         """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
         for address, spec in self._specs.items():
-            begin: Any = self.handles[address]._roost_begin.remote(self._setup(spec))
+            ports = self._port.candidates if spec.identity.rank == 0 and not self._predecessors else ()
+            begin: Any = self.handles[address]._roost_begin.remote(spec, self._predecessors.get(address), ports)
             self._pending[begin] = address
         while self._pending:
             self._context.check_open()
             with waiting():
                 ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
                 if not ready:
-                    ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=_TICK_SECONDS)
+                    ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=LAUNCH_TICK_SECONDS)
             for call in ready:
-                self._advance(call, constructor)
+                self._advance(call)
             view.update()
             self._name_overdue(view)
-            if self._pending:
+            if self._pending and self._look_again.is_over:
                 self._check_reservation()
-            if self._pending and time.monotonic() >= self.deadline:
+            if self._pending and self.deadline.is_over:
                 raise self._timed_out()
             if self._pending and self._stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
         return self._reports
 
-    def _setup(self, spec: WorkerSpec) -> Setup:
-        is_listener = spec.identity.rank == 0 and not self._predecessors
-        return Setup(
-            identity=spec.identity,
-            variables=spec.variables,
-            run_dir=self._context.run_dir,
-            predecessor=self._predecessors.get(spec.address),
-            watched_variable=spec.watched_variable,
-            keeps_events=self._context.job.keeps_events,
-            ports_to_try=self._port.candidates if is_listener else (),
-        )
-
-    def _to_construct(self, spec: WorkerSpec, constructor: Any) -> tuple[Any, ...]:
+    def _to_construct(self, spec: WorkerSpec) -> tuple[Any, ...]:
         """Return what a worker constructs its object with."""
         # Before the deadline, so that the stack is in the log when the error is made.
-        overdue = max(0.05, (self.deadline - time.monotonic()) * _OVERDUE)
-        return self._setup(spec), self._master, constructor, overdue
+        overdue = max(0.05, self.deadline.left * _OVERDUE)
+        return spec, self._predecessors.get(spec.address), self._master, self._constructor, overdue
 
-    def _advance(self, call: Any, constructor: Any) -> None:
+    def _advance(self, call: Any) -> None:
         """Take one worker from the end of a phase to the next."""
         address = self._pending.pop(call)
+        spec = self._specs[address]
         try:
             report: Report = get(call)
         except RayError as error:
-            self._check_reservation(now=True)
+            self._check_reservation()
             raise self._failed(error, address) from None
         now = time.monotonic()
         self._reports[address] = report
-        if self.board.phase(address) is Phase.CONSTRUCTING:
-            # Checked a second time, because the user's code may have changed what it sees.
-            self._check(address, report)
+        is_constructed = self.board.phase(address) is Phase.CONSTRUCTING
+        if not is_constructed:
+            self.board.advance(address, Phase.UP, now)
+            if not report.log.is_shared:
+                self._context.logs.fetch(Elsewhere(report.ray_id, spec.node_rank, address, report.log.path))
+        # Checked a second time after its constructor, because the user's code may have changed what it sees.
+        if found := differences(spec, report, self._context.nodes):
+            hint = f"its log is {report.log.path}"
+            raise WrongPlace([Problem(message=f"{address} is not as planned: {text}", hint=hint) for text in found])
+        if is_constructed:
             self.board.advance(address, Phase.READY, now)
             return
-        self.board.advance(address, Phase.UP, now)
-        if not report.log.is_shared:
-            node_rank = self._specs[address].identity.placement.cluster_node_rank
-            self._context.logs.fetch(Elsewhere(report.ray_id, node_rank, address, report.log.path))
-        self._check(address, report)
         self.board.advance(address, Phase.CHECKED, now)
-        if self._master is None and self._specs[address].identity.rank == 0:
+        if self._master is None and spec.identity.rank == 0:
             self._master = self._port.choose(report.free_port, self.deadline)
         self._checked.append(address)
         # They construct their objects as soon as rank 0's port is known.
         while self._master is not None and self._checked:
             checked = self._checked.pop(0)
-            construction = self._to_construct(self._specs[checked], constructor)
-            construct: Any = self.handles[checked]._roost_construct.remote(*construction)
+            construct: Any = self.handles[checked]._roost_construct.remote(*self._to_construct(self._specs[checked]))
             self._pending[construct] = checked
             self.board.advance(checked, Phase.CONSTRUCTING, time.monotonic())
 
-    def _check_reservation(self, *, now: bool = False) -> None:
+    def _check_reservation(self) -> None:
         """Raise if a slot is lost, for which Ray would wait forever."""
-        if now or time.monotonic() - self._looked_at >= _LOOK_EVERY_SECONDS:
-            self._looked_at = time.monotonic()
-            lost = describe_loss(self._context, (slot for spec in self._specs.values() for slot in spec.slots))
-            if lost is not None:
-                late = join_words(self.board.late)
-                raise ReservationLost(f"{late} cannot be started: {lost}", hint="launch it again")
-
-    def _check(self, address: str, report: Report) -> None:
-        found = self._specs[address].differences(report, self._context.nodes)
-        if found:
-            hint = f"its log is {report.log.path}"
-            raise WrongPlace([Problem(message=f"{address} is not as planned: {text}", hint=hint) for text in found])
+        self._look_again = Deadline.after(LOST_LOOK_SECONDS)
+        lost = describe_loss(self._context, (slot for slots in self._slots.values() for slot in slots))
+        if lost is not None:
+            late = join_words(self.board.late)
+            raise ReservationLost(f"{late} cannot be started: {lost}", hint="launch it again")
 
     def _failed(self, error: BaseException, address: str) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
         failures = [self._context.describe(self._specs[address].identity, error)]
         calls = list(self._pending)
         with waiting():
-            ended, _ = ray.wait(calls, num_returns=len(calls), timeout=_GRACE_SECONDS) if calls else ([], [])
+            ended, _ = ray.wait(calls, num_returns=len(calls), timeout=GRACE_SECONDS) if calls else ([], [])
         for call in ended:
             other = self._pending.pop(call)
             try:
@@ -202,7 +210,7 @@ class Launch:
 
     def _name_overdue(self, view: LaunchView) -> None:
         """Name each worker that has used up most of the timeout, once, with its stack."""
-        if time.monotonic() < self._began + (self.deadline - self._began) * (_OVERDUE + 0.05):
+        if self.deadline.left > self._seconds * (1 - _OVERDUE - 0.05):
             return
         for address in [address for address in self.board.late if address not in self._named_overdue]:
             self._named_overdue.add(address)
@@ -211,7 +219,7 @@ class Launch:
     def _where(self, address: str) -> str:
         seconds = time.monotonic() - self.board.since(address)
         phase = self.board.phase(address)
-        text = f"{address} on {self._specs[address].node}: {phase} for {seconds:.1f} s"
+        text = f"{address} on {self._specs[address].identity.node}: {phase} for {seconds:.1f} s"
         if phase is Phase.REQUESTED:
             return f"{text}: its process is not up yet, or does not answer"
         self._context.logs.catch_up()
@@ -223,8 +231,7 @@ class Launch:
         late = self.board.late
         shown = [f"  {self._where(address)}" for address in late[:8]]
         more = [f"  and {len(late) - 8} more"] if len(late) > 8 else []
-        seconds = self.deadline - self._began
-        first = f"{len(late)} of {len(self._specs)} workers were not ready after {seconds:g} s:"
+        first = f"{len(late)} of {len(self._specs)} workers were not ready after {self._seconds:g} s:"
         return LaunchTimedOut(
             "\n".join([first, *shown, *more]),
             hint="give launch a longer timeout, or see what they wait for; everything that was started is stopped",

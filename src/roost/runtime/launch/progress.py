@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
+from roost.runtime.limits import LAUNCH_LINE_SECONDS
 from roost.runtime.runs.console import Console
 from roost.text import plural
-
-_LINE_EVERY_SECONDS = 5.0
 
 
 class Phase(StrEnum):
@@ -84,7 +83,7 @@ class LaunchView:
         if self._bar is not None:
             ready = self._board.counts[Phase.READY]
             self._bar.update(self._task, completed=ready, summary=self._board.summary())
-        elif time.monotonic() - self._shown >= _LINE_EVERY_SECONDS:
+        elif time.monotonic() - self._shown >= LAUNCH_LINE_SECONDS:
             self._shown = time.monotonic()
             self.say(f"{self._board.summary()} after {self._shown - self.began:.0f} s")
 

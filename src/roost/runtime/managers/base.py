@@ -26,24 +26,23 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ManagerDied, RoostError
 from roost.machine.processes import die_with_parent
-from roost.runtime.connect.connection import check_not_fork, get
-from roost.runtime.connect.head import ASK_SECONDS, Head, check_not_lost, within
+from roost.runtime.connect.calls import check_not_fork, get, on_node
+from roost.runtime.connect.head import Head, check_not_lost, within
+from roost.runtime.limits import (
+    ASK_SECONDS,
+    CALL_SECONDS,
+    COPIES_SECONDS,
+    DEATHS_EVERY_SECONDS,
+    MANAGER_RETRY_SECONDS,
+    RESTORE_SECONDS,
+)
 from roost.runtime.managers.ledgers.workers import RollCall
-from roost.runtime.nodes.ray_state import living
 
-CALL_SECONDS = 60.0
-HANG_SECONDS = 5.0
-"""A manager answers at once: where something has to be undone, one that takes longer counts as hanging."""
-_WATCH_SECONDS = 0.5
 _MAX_RESTARTS = 100
-_RETRY_SECONDS = 0.05
-_RESTORE_SECONDS = 10.0
-_AGAIN_SECONDS = 2.0
-"""How long a manager that is back waits for the copies that it had kept for others."""
 # A copy that took a millisecond to make is followed by the next one after ten: a large state costs little.
 _SAVE_PAUSE = 10
 _READERS = ("get_", "count_", "ask_")
@@ -93,7 +92,7 @@ class Manager:
             num_cpus=0,
             max_concurrency=10_000,
             max_restarts=_MAX_RESTARTS,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            scheduling_strategy=on_node(node),
         ).remote(*arguments)
         return cls(handle, namespace)
 
@@ -117,9 +116,9 @@ class Manager:
                 hint="the job has ended, or its manager died: `roost status` shows the jobs that are running",
             ) from None
 
-    def until(self, deadline: float) -> Self:
-        """Return the same proxy, whose calls end at a deadline of `time.monotonic`."""
-        return self.within(max(0.1, deadline - time.monotonic()))
+    def until(self, deadline: Deadline) -> Self:
+        """Return the same proxy, whose calls end at a deadline, if that is earlier than they would end anyway."""
+        return self.within(max(0.1, min(self._seconds, deadline.left)))
 
     def within(self, seconds: float) -> Self:
         """Return the same proxy with another deadline for its calls."""
@@ -137,10 +136,10 @@ class Manager:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         check_not_fork()
-        deadline = time.monotonic() + self._seconds
+        deadline = Deadline.after(self._seconds)
         while True:
             check_not_lost()
-            left = max(0.0, deadline - time.monotonic())
+            left = deadline.left
             try:
                 return get(getattr(self.handle, method).remote(*args, **kwargs), left)
             except AttributeError:
@@ -155,7 +154,7 @@ class Manager:
                 # It is being restarted, and will have forgotten a call that had begun.
                 if not left:
                     raise self.died(error) from None
-                time.sleep(min(_RETRY_SECONDS, left))
+                time.sleep(min(MANAGER_RETRY_SECONDS, left))
             except RayActorError as error:
                 raise self.died(error) from None
             except GetTimeoutError:
@@ -210,7 +209,7 @@ class Manager:
                 # A keeper that is gone too has nothing to give: Ray restarted both, and the job starts from nothing.
                 with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                     keeper = ray.get_actor(self.KEEPER)
-                    state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), _RESTORE_SECONDS)
+                    state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), RESTORE_SECONDS)
                     if state is not None:
                         vars(self).update(pickle.loads(state))  # noqa: S301 - from a manager of this job
                         self._restored()
@@ -219,7 +218,7 @@ class Manager:
                     with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                         # In a variable: on older Ray a method does not keep its actor's handle alive.
                         ward = ray.get_actor(name)
-                        await asyncio.wait_for(ward.save_again.remote(), _AGAIN_SECONDS)
+                        await asyncio.wait_for(ward.save_again.remote(), COPIES_SECONDS)
 
     def _save_soon(self) -> None:
         self._is_changed = True
@@ -237,12 +236,14 @@ class Manager:
             with contextlib.suppress(ValueError, RayActorError, TimeoutError):
                 # Kept, since looking it up asks the head; Ray restarts it under the same handle.
                 self._keeper = self._keeper or ray.get_actor(self.KEEPER)
-                await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), _RESTORE_SECONDS)
+                await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), RESTORE_SECONDS)
 
     async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
         """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
+        from roost.runtime.nodes.ray_state import living  # only the actor needs it
+
         while True:
-            # Ray may be silent for a while: those that died meanwhile are found afterwards.
+            # Ray may be silent for a while: processes that died meanwhile are found afterwards.
             with contextlib.suppress(Exception):
                 # In this order, so that one that registers in between is not taken for missing.
                 before = known()
@@ -250,7 +251,7 @@ class Manager:
                 if missing:
                     bury(missing)
                     self._save_soon()
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(DEATHS_EVERY_SECONDS)
 
 
 def _begin(self: Manager, *arguments: Any) -> None:

@@ -1,61 +1,121 @@
-"""`JobContext`: what reserving, launching and calling need to know about the job around them."""
+"""`JobContext`: a job as one of its processes sees it, which is all that a worker needs to talk to the others.
+
+A worker's first message makes one, so this module imports little; `control.py` adds what launching and calling need.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import atexit
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from ray.exceptions import ActorUnavailableError
+import ray
 
-from roost.config.topology import Topology
-from roost.errors import ClusterError
-from roost.runtime.connect.connection import Connection, check_not_fork, is_alive, is_fork
-from roost.runtime.connect.stop import Stop
-from roost.runtime.failures.failure import Failure, FailureKind, describe_death, failure_of
-from roost.runtime.managers.collective_manager import CollectiveManager
-from roost.runtime.managers.node_manager import JobInfo, NodeManager
-from roost.runtime.managers.watch import Watch
+from roost.config.node_groups import NodeGroup
+from roost.deadline import Deadline
+from roost.errors import ClusterError, ConfigError
+from roost.runtime.connect.calls import check_not_fork, is_fork, is_worker
+from roost.runtime.limits import CALL_SECONDS
+from roost.runtime.managers.job_info import JobInfo
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
-from roost.runtime.nodes.discover import has_ended, live_nodes
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.log_forwarder import LogForwarder
-from roost.runtime.nodes.ray_state import living
-from roost.runtime.process.identity import WorkerIdentity
-from roost.runtime.process.output import STARTED_AGAIN, read_tail
-from roost.runtime.runs.console import Console
-from roost.runtime.runs.folder import RunDir, log_file
-from roost.runtime.runs.recorder import Recorder
+from roost.runtime.runs.folder import RunDir
+
+if TYPE_CHECKING:
+    from roost.runtime.connect.connection import Connection
+
+process_lock = threading.RLock()
+"""Held while this process joins its job or leaves it: a process has one job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
     """A job as one of its processes sees it."""
 
+    _current: ClassVar[JobContext | None] = None
+
     job: JobInfo
     nodes: tuple[NodeInfo, ...]
-    topology: Topology
+    groups: tuple[NodeGroup, ...]
     port_range: tuple[int, int] | None
     master_port: int
     node_manager: NodeManager
     worker_manager: WorkerManager
-    collective_manager: CollectiveManager
-    console: Console
-    recorder: Recorder
-    logs: LogForwarder
-    watch: Watch
     connection: Connection | None
     """The connection to Ray that this process made; None in a worker, which Ray connected."""
     owner: str | None
     """The name of this process, if it can end before the job does: a worker, or a driver that attached."""
-    stop: Stop
-    """Whether this process was asked to stop."""
+    pid: int = field(default_factory=os.getpid)
     is_closed: threading.Event = field(default_factory=threading.Event)
-    open_groups: dict[str, Callable[[float], None]] = field(default_factory=dict)
-    """How to close each group that this process launched and has not closed, within some seconds."""
     at_close: list[Callable[[], None]] = field(default_factory=list)
-    """What else to end with the Cluster, after the groups."""
+    """How to end what this process talks through, last first."""
+
+    @classmethod
+    def attach(cls, deadline: Deadline | None = None) -> JobContext:
+        """Return this process's part in its job: that of its Cluster, or that of the worker that it is.
+
+        No Cluster is made for it. ClusterError in a process that belongs to no job.
+        """
+        with process_lock:
+            current = JobContext._current
+            if current is not None and current.pid == os.getpid():
+                return current
+            check_not_fork()
+            if not is_worker():
+                raise ClusterError("this process has no Cluster", hint="make one: Cluster()")
+            context = ray.get_runtime_context()
+            owner = context.get_actor_name()
+            if not owner:
+                from roost.runtime.nodes.ray_state import name_of_job  # for a task of Ray's, which has no name
+
+                owner = name_of_job(context.get_job_id())
+            managers = NodeManager.get_proxy(context.namespace), WorkerManager.get_proxy(context.namespace)
+            joined = JobContext.join(*managers, None, owner, deadline or Deadline.after(CALL_SECONDS))
+            joined.make_current()
+            atexit.register(joined.leave)
+            return joined
+
+    @classmethod
+    def join(
+        cls,
+        node_manager: NodeManager,
+        worker_manager: WorkerManager,
+        connection: Connection | None,
+        owner: str | None,
+        deadline: Deadline,
+    ) -> Self:
+        """Ask a job's managers for its nodes; only the driver of a new job has no `owner`."""
+        view = node_manager.within(max(0.1, deadline.left)).get_view()
+        return cls(
+            job=view.job,
+            nodes=view.nodes,
+            groups=view.groups,
+            port_range=view.port_range,
+            master_port=view.master_port,
+            node_manager=node_manager,
+            worker_manager=worker_manager,
+            connection=connection,
+            owner=owner,
+        )
+
+    def make_current(self) -> None:
+        """Let `attach` return this one."""
+        JobContext._current = self
+
+    def leave(self) -> None:
+        """End what this process talks through; nothing is asked of Ray."""
+        with process_lock:
+            atexit.unregister(self.leave)
+            if JobContext._current is self:
+                JobContext._current = None
+            self.is_closed.set()
+            # A fork has the sockets of its parent.
+            while self.at_close and self.pid == os.getpid():
+                self.at_close.pop()()
 
     @property
     def run_dir(self) -> RunDir:
@@ -70,7 +130,7 @@ class JobContext:
     @property
     def is_reachable(self) -> bool:
         """Whether Ray answers at the other end, if need be after a blip; if not, Ray's calls would block."""
-        return self.is_connected and (self.connection is None or is_alive(self.connection))
+        return self.is_connected and (self.connection is None or self.connection.is_alive)
 
     def check_open(self) -> None:
         """Raise ClusterError if the Cluster was closed or lost its head, or if this process is a fork of its own."""
@@ -83,40 +143,12 @@ class JobContext:
     def check_reachable(self, doing: str) -> None:
         """Raise ClusterError if this process cannot reach Ray."""
         self.check_open()
-        if self.connection is not None and not is_alive(self.connection):
+        if self.connection is not None and not self.connection.is_alive:
             raise self.connection.head.gone(doing)
 
-    def keep_group(self, name: str, close: Callable[[float], None]) -> None:
-        """Close a group when the Cluster is closed, at the latest."""
-        self.open_groups[name] = close
-        self.logs.start()
-
-    def forget_group(self, name: str, close: Callable[[float], None]) -> None:
-        """Stop keeping a group that is closed."""
-        if self.open_groups.get(name) == close:
-            del self.open_groups[name]
-
-    def log_path(self, address: str) -> str:
-        """Return the path of a worker's log in the run's folder."""
-        return str(log_file(self.run_dir.logs, address))
-
-    def describe(self, identity: WorkerIdentity, error: BaseException) -> Failure:
-        """Turn what Ray raised for a call into the worker's failure, with its node's state and the end of its log."""
-        path = self.log_path(identity.address)
-        found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=path)
-        if isinstance(error, ActorUnavailableError):
-            with contextlib.suppress(Exception):
-                if living({identity.address}):
-                    return replace(found, kind=FailureKind.EXCEPTION)
-        if found.kind is not FailureKind.DEATH:
-            # Another worker may have raised it, whose result is an argument of this call.
-            return replace(found, log_path=self.log_path(found.address))
-        self.logs.catch_up()
-        tail = read_tail(path)
-        # What an earlier process of this rank printed says nothing about the end of this one.
-        what = describe_death(error, tail.rpartition(STARTED_AGAIN)[2])
-        with contextlib.suppress(Exception):
-            node = self.nodes[identity.placement.cluster_node_rank]
-            if node.ray_id not in {item.ray_id for item in live_nodes()}:
-                what = "its node is gone" if has_ended(node.ray_id) else "its node does not answer, it may still run"
-        return replace(found, what=what, log_tail=tail)
+    def node(self, rank: int) -> NodeInfo:
+        """Return a node by its rank; ConfigError if there is none."""
+        if type(rank) is not int or not 0 <= rank < len(self.nodes):
+            has = "only 0" if len(self.nodes) == 1 else f"0-{len(self.nodes) - 1}"
+            raise ConfigError(f"there is no node {rank!r}: the cluster has {has}")
+        return self.nodes[rank]

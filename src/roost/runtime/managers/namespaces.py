@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from roost.config.node_groups import NodeGroup
 from roost.errors import ClusterError, NameTaken, RoostError
-from roost.runtime.connect.connection import list_actors
-from roost.runtime.managers.base import CALL_SECONDS
+from roost.runtime.connect.calls import list_actors
+from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.collective_manager import CollectiveManager
-from roost.runtime.managers.node_manager import JobInfo, NodeManager
+from roost.runtime.managers.job_info import JobInfo
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes.info import NodeInfo
 from roost.text import join_words, printable

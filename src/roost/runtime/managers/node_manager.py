@@ -5,76 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
-
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.config.node_groups import NodeGroup
-from roost.config.topology import Topology
 from roost.errors import ClusterError, ConfigError, RoostError
 from roost.machine.ports import lease_range, taken_ports
-from roost.placement.plan import Piece
+from roost.runtime.connect.calls import on_node
+from roost.runtime.limits import PORT_TRY_SECONDS
 from roost.runtime.managers.base import Manager, served
+from roost.runtime.managers.job_info import JobInfo, JobView
 from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger
-from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot, SlotLedger, name_of
 from roost.runtime.managers.ledgers.workers import RollCall
-from roost.runtime.nodes.discover import make_topology, remote_function
 from roost.runtime.nodes.info import NodeInfo
-from roost.runtime.nodes.placement_groups import Ask, make_group, remove_groups
-from roost.runtime.nodes.ray_state import living
 from roost.runtime.process.plain_actor import WORKER_MANAGER
-from roost.runtime.runs.folder import RunDir
 
-JOB_VARIABLE = "ROOST_JOB"
-"""Marks what the workers of a job start: by it, processes that outlive their job are found."""
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
 
-_TRY_SECONDS = 30.0
+    from roost.config.topology import Topology
+    from roost.placement.plan import Piece
+    from roost.runtime.managers.ledgers.reservations import HeldSlot, Slot
+    from roost.runtime.nodes.placement_groups import Ask
+
 _MAX_PORTS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobInfo:
-    """Who runs a job: enough to tell jobs on a shared cluster apart."""
-
-    cluster: str
-    """Ray's address."""
-    namespace: str
-    host: str
-    pid: int
-    user: str
-    command: str
-    since: float
-    run_dir: RunDir
-    """The folder of this run, on the driver's machine."""
-    keeps_events: bool = False
-    """Whether its processes write events into that folder."""
-
-    @property
-    def id(self) -> str:
-        """Unique among all jobs, including earlier ones in the same namespace."""
-        return f"{self.cluster}|{self.namespace}:{self.host}:{self.pid}:{self.since:.0f}"
-
-
-def driver_of(mark: str) -> int | None:
-    """Return the process id of the driver of the job in a value of ROOST_JOB.
-
-    >>> driver_of("127.3.4.1:6379|roost:head:4711:1797000000/actor:3")
-    4711
-    """
-    pid = mark.partition("|")[2].partition("/")[0].rsplit(":", 2)[-2:][0]
-    return int(pid) if pid.isdigit() else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobView:
-    """All that a process needs to attach to a job, in one answer."""
-
-    nodes: tuple[NodeInfo, ...]
-    groups: tuple[NodeGroup, ...]
-    job: JobInfo
-    master_port: int
-    port_range: tuple[int, int] | None
 
 
 class NodeManager(Manager):
@@ -88,6 +41,8 @@ class NodeManager(Manager):
     def _begin(
         self, nodes: tuple[NodeInfo, ...], groups: tuple[NodeGroup, ...], job: JobInfo, ports: tuple[int, int] | None
     ) -> None:
+        from roost.runtime.managers.ledgers.reservations import SlotLedger  # only the actor needs it
+
         self._nodes = nodes
         self._groups = groups
         self._job = job
@@ -137,6 +92,8 @@ class NodeManager(Manager):
 
     def get_topology(self) -> Topology:
         """Return the planner's view of nodes and groups."""
+        from roost.runtime.nodes.discover import make_topology  # a worker that only talks asks for no topology
+
         return make_topology(self.get_nodes(), self.get_node_groups())
 
     def get_master_ip(self) -> str:
@@ -196,6 +153,8 @@ class NodeManager(Manager):
         self, user: str, owner: str | None, asks: Sequence[Ask], by_label: bool
     ) -> list[PlacementGroup]:
         """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
+        from roost.runtime.nodes.placement_groups import make_group  # only the actor needs it
+
         await self._watch_holder(owner)
         made: list[PlacementGroup] = []
         for ask in asks:
@@ -208,24 +167,24 @@ class NodeManager(Manager):
     async def discard_groups(self, user: str, groups: Sequence[PlacementGroup]) -> None:
         """Remove placement groups that were not what the user wants."""
         self._slots.discard_drafts(user, groups)
-        await asyncio.to_thread(remove_groups, groups)
+        await self._remove(groups)
 
     @served
     async def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
         """Use accelerators, some of them newly reserved; return those that are gone, in which case nothing is done."""
         gone, surplus = self._slots.take(user, shares, new)
-        await asyncio.to_thread(remove_groups, surplus)
+        await self._remove(surplus)
         return gone
 
     @served
-    async def let_go_slots(self, user: str) -> None:
+    async def release_slots(self, user: str) -> None:
         """End a user's hold; accelerators that no user of the job needs any more are released."""
-        await asyncio.to_thread(remove_groups, self._slots.let_go(user))
+        await self._remove(self._slots.release(user))
 
     @served
     async def drop_slots(self, pieces: Sequence[Piece]) -> None:
         """Forget accelerators that the job has lost."""
-        await asyncio.to_thread(remove_groups, self._slots.drop(pieces))
+        await self._remove(self._slots.drop(pieces))
 
     @served
     async def get_slots(self) -> list[HeldSlot]:
@@ -242,12 +201,16 @@ class NodeManager(Manager):
     @served
     async def get_waits(self) -> dict[str, str]:
         """Return what is waited for, by the name of who waits."""
+        from roost.runtime.managers.ledgers.reservations import name_of  # only the actor needs it
+
         return {name_of(user): what for user, what in self._waits.items()}
 
     async def _watch_holder(self, holder: str | None) -> None:
         """Make sure the holder is alive before it holds something, so that its death is noticed."""
         if holder is None:
             return
+        from roost.runtime.nodes.ray_state import living  # only the actor needs it
+
         if not self._roll.has_seen(holder):
             self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
         self._watch_holders()
@@ -273,7 +236,9 @@ class NodeManager(Manager):
 
     async def _try(self, node: NodeInfo) -> None:
         """Serve all requests for ports of this node: propose, try all of them there in one task, repeat."""
-        strategy = NodeAffinitySchedulingStrategy(node_id=node.ray_id, soft=False)
+        from roost.runtime.nodes.discover import remote_function  # only the actor needs it
+
+        strategy = on_node(node.ray_id)
         task = remote_function(taken_ports).options(scheduling_strategy=strategy)
         try:
             while waiting := self._waiting[node.rank]:
@@ -281,7 +246,7 @@ class NodeManager(Manager):
                 try:
                     await self._try_once(node, waiting, task)
                 except Exception as error:
-                    why = f"no answer in {_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
+                    why = f"no answer in {PORT_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
                     for wanted in waiting:
                         self._fail(node, wanted, ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
@@ -298,7 +263,7 @@ class NodeManager(Manager):
         if not proposed:
             return
         trial = task.remote([(block.start, block.count) for wanted in proposed for block in wanted.blocks])
-        taken = set(await asyncio.wait_for(trial, _TRY_SECONDS))
+        taken = set(await asyncio.wait_for(trial, PORT_TRY_SECONDS))
         for wanted in proposed:
             for block in [block for block in wanted.blocks if taken.intersection(block.ports)]:
                 self._ledger.refuse(node.network, block, taken.intersection(block.ports))
@@ -314,10 +279,18 @@ class NodeManager(Manager):
         if not wanted.done.done():
             wanted.done.set_exception(error)
 
+    async def _remove(self, groups: Iterable[PlacementGroup]) -> None:
+        from roost.runtime.nodes.placement_groups import remove_groups  # only the actor needs it
+
+        # In a thread, because Ray's call waits for its head.
+        await asyncio.to_thread(remove_groups, groups)
+
     def _bury(self, missing: set[str]) -> None:
+        from roost.runtime.nodes.placement_groups import remove_groups  # only the actor needs it
+
         for name in missing:
             self._ledger.release_holder(name)
-            remove_groups(self._slots.let_go_of_owner(name))
+            remove_groups(self._slots.release_owner(name))
 
 
 def _lease(node: NodeInfo, block: Block) -> PortLease:

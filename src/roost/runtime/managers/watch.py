@@ -13,16 +13,13 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
 from roost.runtime.connect.connection import Connection
+from roost.runtime.limits import DEATHS_EVERY_SECONDS, WATCH_KNOCK_SECONDS, WATCH_STOP_SECONDS
 from roost.runtime.managers.base import Manager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import is_restarting, living
 
 log: logging.Logger = logging.getLogger(__name__)
-
-_EVERY_SECONDS = 0.5
-_STOP_SECONDS = 2.0
-_KNOCK_SECONDS = 0.5
 
 
 class Watch:
@@ -66,7 +63,7 @@ class Watch:
         """End the thread, and wait until it has ended."""
         self._stopped.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=_STOP_SECONDS)
+            self._thread.join(timeout=WATCH_STOP_SECONDS)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -74,7 +71,7 @@ class Watch:
             self._thread.start()
 
     def _run(self) -> None:
-        while not self._stopped.wait(_EVERY_SECONDS):
+        while not self._stopped.wait(DEATHS_EVERY_SECONDS):
             made = self._connection
             if made is not None:
                 # Without a connection Ray's calls would start a new Ray, and without a head they would block.
@@ -128,7 +125,7 @@ class Watch:
         began = time.monotonic()
         for rank, node in (self._silent | new).items():
             # A machine that is off does not even refuse, and must not hold up the watch.
-            has_ended = time.monotonic() - began < _KNOCK_SECONDS and discover.has_ended(node.ray_id)
+            has_ended = time.monotonic() - began < WATCH_KNOCK_SECONDS and discover.has_ended(node.ray_id)
             self._dead[rank] = node
             # The others have their turn first.
             self._silent.pop(rank, None)
@@ -143,7 +140,7 @@ class Watch:
         watched = list(self._workers.items())
         alive = living({address for _, (addresses, _) in watched for address in addresses})
         for key, (addresses, on_death) in watched:
-            # Not one that was removed during the check.
+            # Skip workers that were removed during the check.
             if addresses - alive and key in self._workers:
                 with contextlib.suppress(Exception):
                     on_death(set(addresses - alive))

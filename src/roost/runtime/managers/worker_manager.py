@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import ray
 
+from roost.deadline import Deadline
 from roost.errors import WorkerDied
 from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.ledgers.endpoints import EndpointLedger
@@ -40,7 +41,7 @@ class WorkerManager(Manager):
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # The manager may take calls in another order than they were made in.
-        deadline = time.monotonic() + self._seconds
+        deadline = Deadline.after(self._seconds)
         calls = list(self._on_the_way)
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=self._seconds)
@@ -118,15 +119,15 @@ class WorkerManager(Manager):
 
         `but_not` is an instance that is gone. WorkerDied if the worker is dead and will not be restarted.
         """
-        deadline = time.monotonic() + seconds
+        deadline = Deadline.after(seconds)
         while True:
             found = self._endpoints.find(address, but_not)
             if found is None and self._ledger.will_not_come(address):
                 raise WorkerDied(f"{address} is dead", hint="`roost logs` shows the end of its log")
-            if found is not None or time.monotonic() >= deadline:
+            if found is not None or deadline.is_over:
                 return found
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), deadline - time.monotonic())
+                await asyncio.wait_for(self._changed.wait(), deadline.left)
 
     def _note_change(self) -> None:
         self._changed.set()

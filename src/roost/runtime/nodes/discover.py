@@ -11,31 +11,27 @@ from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.config.kinds import hardware_kind, make_piece
 from roost.config.node_groups import DeclaredHardware, NodeGroup
 from roost.config.topology import Accelerator, Node, Topology
+from roost.deadline import Deadline
 from roost.errors import CheckFailed, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
 from roost.machine.ports import refuses
-from roost.runtime.connect.connection import get
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.calls import get, on_node
+from roost.runtime.connect.head import within
+from roost.runtime.limits import ASK_SECONDS, KNOCK_SECONDS, POLL_SECONDS, SAY_EVERY_SECONDS, SPARE_NODES_SECONDS
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
-from roost.runtime.nodes.alike import group_alike
 from roost.runtime.nodes.info import NodeInfo, RayNode, SickNode, name_node
 from roost.runtime.nodes.order import NODE_RANK_VARIABLE, address_key, rank_nodes
+from roost.runtime.nodes.shared_probe import group_for_probe
 from roost.runtime.process.environment import SEARCH_PATHS
 from roost.text import error_text, join_words, plural, printable
 
 Answer = TypeVar("Answer")
 
 log: logging.Logger = logging.getLogger(__name__)
-
-_POLL_SECONDS = 0.1
-_SAY_EVERY_SECONDS = 10.0
-_PATIENCE_SECONDS = 15.0
-_KNOCK_SECONDS = 0.2
 
 
 def live_nodes() -> list[RayNode]:
@@ -66,12 +62,12 @@ def has_ended(ray_id: str) -> bool:
     """
     for entry in _node_table():
         if entry["NodeID"] == ray_id:
-            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", _KNOCK_SECONDS)
+            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", KNOCK_SECONDS)
     return True
 
 
-def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
-    """Wait until `count` nodes are alive; NodesMissing at the deadline (of `time.monotonic`) names those that are."""
+def wait_for_nodes(count: int, deadline: Deadline) -> list[RayNode]:
+    """Wait until `count` nodes are alive; NodesMissing at the deadline names those that are."""
     began = time.monotonic()
     say_at = began + 2
     seen: dict[str, RayNode] = {}
@@ -82,16 +78,16 @@ def wait_for_nodes(count: int, deadline: float) -> list[RayNode]:
         if len(nodes) >= count and any(node.is_head for node in nodes):
             return nodes
         now = time.monotonic()
-        if now >= deadline:
+        if deadline.is_over:
             raise NodesMissing(_missing(count, nodes, seen, now - began))
         if now >= say_at:
             log.warning("waiting for %s; here: %s", _lacking(count, nodes), join_words(nodes) or "none")
-            say_at = now + _SAY_EVERY_SECONDS
-        time.sleep(min(_POLL_SECONDS, deadline - now))
+            say_at = now + SAY_EVERY_SECONDS
+        time.sleep(min(POLL_SECONDS, deadline.left))
 
 
 def discover(
-    nodes: Sequence[RayNode], deadline: float, groups: Iterable[NodeGroup] = (), count: int | None = None
+    nodes: Sequence[RayNode], deadline: Deadline, groups: Iterable[NodeGroup] = (), count: int | None = None
 ) -> tuple[tuple[NodeInfo, ...], str]:
     """Probe the first `count` nodes, by default all, at the same time; return them, and a notice about the others.
 
@@ -106,7 +102,7 @@ def discover(
     if probing.wanted_ranks:
         probing.start([node for rank, node in ranked.items() if rank >= count])
         # A sick node that is not needed must not take all the time.
-        probing.collect(min(deadline, time.monotonic() + _PATIENCE_SECONDS))
+        probing.collect(deadline.within(SPARE_NODES_SECONDS))
         ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
         if not all(rank in ranked for rank in range(count)):
             probing.collect(deadline)
@@ -122,7 +118,7 @@ def discover(
     return infos, _notice(nodes, ranked, count)
 
 
-def survey(nodes: Sequence[RayNode], deadline: float) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
+def survey(nodes: Sequence[RayNode], deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
     """Probe all nodes at the same time; return those that answer and those that are sick, both in order."""
     probing = _Probing()
     probing.start(nodes)
@@ -179,7 +175,7 @@ def make_topology(nodes: Sequence[NodeInfo], groups: Iterable[NodeGroup] = ()) -
     return Topology(nodes=tuple(known), groups=tuple(groups))
 
 
-def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: float) -> None:
+def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: Deadline) -> None:
     """Check interpreters and hardware of the groups on their nodes; CheckFailed lists all mistakes."""
     names = {node.ray_id: str(node) for node in nodes}
 
@@ -220,7 +216,7 @@ def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadlin
 
 
 def on_nodes(
-    nodes: Mapping[str, str], function: Callable[..., Answer], *arguments: Any, deadline: float
+    nodes: Mapping[str, str], function: Callable[..., Answer], *arguments: Any, deadline: Deadline
 ) -> dict[str, Answer]:
     """Run a function on several nodes (Ray id -> name in messages); CheckFailed names the nodes where it failed."""
     return _on_each(nodes, function, dict.fromkeys(nodes, arguments), deadline)
@@ -236,7 +232,7 @@ def remote_function(function: Callable[..., Any]) -> Any:
 
 
 def _on_each(
-    nodes: Mapping[str, str], function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], deadline: float
+    nodes: Mapping[str, str], function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], deadline: Deadline
 ) -> dict[str, Any]:
     """Run a function on each node that has arguments (Ray id -> arguments); CheckFailed names those where it failed."""
     answers, problems, late = _collect(nodes, function, _call(function, arguments), deadline)
@@ -251,13 +247,13 @@ def _call(function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]) 
     calls = {}
     for ray_id, values in arguments.items():
         # Hard affinity: for a node that is gone the call fails immediately.
-        strategy = NodeAffinitySchedulingStrategy(node_id=ray_id, soft=False)
+        strategy = on_node(ray_id)
         calls[ray_id] = remote_function(function).options(scheduling_strategy=strategy).remote(*values)
     return calls
 
 
 def _collect(
-    nodes: Mapping[str, str], function: Callable[..., Any], calls: Mapping[str, Any], deadline: float
+    nodes: Mapping[str, str], function: Callable[..., Any], calls: Mapping[str, Any], deadline: Deadline
 ) -> tuple[dict[str, Any], dict[str, Problem], set[str]]:
     """Wait for calls until the deadline; return the answers, the failures, and the nodes that have not answered."""
     answers: dict[str, Any] = {}
@@ -265,7 +261,7 @@ def _collect(
     late: set[str] = set()
     for ray_id, call in calls.items():
         try:
-            answers[ray_id] = get(call, max(0.0, deadline - time.monotonic()))
+            answers[ray_id] = get(call, deadline.left)
         except GetTimeoutError:
             late.add(ray_id)
         except RayError as error:
@@ -274,18 +270,18 @@ def _collect(
 
 
 class _Probing:
-    """Probes of nodes, all at the same time, and only one for nodes that are alike."""
+    """Probes of nodes, all at the same time, and only one for the nodes that share it."""
 
     def __init__(self) -> None:
         self.reports: dict[str, probes.NodeReport] = {}
         self._names: dict[str, str] = {}
         self._calls: dict[str, Any] = {}
-        self._alike: dict[str, list[RayNode]] = {}
+        self._sharing: dict[str, list[RayNode]] = {}
         self._problems: dict[str, Problem] = {}
 
     @property
     def sick(self) -> dict[str, Problem]:
-        """What is wrong with the nodes that have not reported."""
+        """The problem of each node that has not reported."""
         return self._problems | {ray_id: _late(self._names[ray_id]) for ray_id in self._calls}
 
     @property
@@ -297,28 +293,28 @@ class _Probing:
     def start(self, nodes: Sequence[RayNode]) -> None:
         """Start to probe nodes."""
         self._names |= {node.ray_id: str(node) for node in nodes}
-        groups = group_alike(nodes)
-        self._alike |= {first.ray_id: others for first, *others in groups if others}
+        groups = group_for_probe(nodes)
+        self._sharing |= {first.ray_id: others for first, *others in groups if others}
         self._call([group[0] for group in groups])
 
-    def collect(self, deadline: float) -> None:
+    def collect(self, deadline: Deadline) -> None:
         """Wait for the reports until the deadline."""
-        now = time.monotonic()
-        self._receive([ray_id for ray_id in self._calls if ray_id in self._alike], now + (deadline - now) / 2)
-        for ray_id, others in self._alike.items():
+        shared = [ray_id for ray_id in self._calls if ray_id in self._sharing]
+        self._receive(shared, deadline.within(deadline.left / 2))
+        for ray_id, others in self._sharing.items():
             if ray_id in self.reports:
                 self.reports |= {node.ray_id: self.reports[ray_id] for node in others}
             else:
                 # It may be sick in a way of its own.
                 self._call(others)
-        self._alike.clear()
+        self._sharing.clear()
         self._receive(list(self._calls), deadline)
 
     def _call(self, nodes: Sequence[RayNode]) -> None:
         variables = [*variables_of_interest(), *SEARCH_PATHS, NODE_RANK_VARIABLE]
         self._calls |= _call(probes.probe, {node.ray_id: [variables] for node in nodes})
 
-    def _receive(self, ray_ids: Sequence[str], deadline: float) -> None:
+    def _receive(self, ray_ids: Sequence[str], deadline: Deadline) -> None:
         calls = {ray_id: self._calls[ray_id] for ray_id in ray_ids}
         reports, problems, late = _collect(self._names, probes.probe, calls, deadline)
         self.reports |= reports

@@ -16,11 +16,21 @@ from typing import Any, NamedTuple
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roost.deadline import NEVER, Deadline
 from roost.machine.folders import make_folders, open_regular
 from roost.machine.processes import die_with_parent
+from roost.runtime.connect.calls import on_node
 from roost.runtime.events.format import node_file, worker_file
+from roost.runtime.limits import (
+    LOGS_ALL_SECONDS,
+    LOGS_CATCH_UP_SECONDS,
+    LOGS_EVERY_SECONDS,
+    LOGS_FIND_SECONDS,
+    LOGS_LATELY_SECONDS,
+    LOGS_READER_SECONDS,
+    LOGS_STOP_SECONDS,
+)
 from roost.runtime.process.output import folder_of_run, run_folder_name
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import RunDir, log_file
@@ -28,22 +38,13 @@ from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_EVERY_SECONDS = 0.2
 _SHARE = 0.2
 """Fetching and showing may take this share of the time."""
 _ALL_SHARE = 0.02
-"""Looking at all logs may take this share of it; in between, only those that grew lately are looked at."""
-_ALL_SECONDS = 5.0
-"""All logs are looked at this often at least."""
-_LATELY_SECONDS = 5.0
-_LOOK_EVERY_SECONDS = 2.0
-_CATCH_UP_EVERY_SECONDS = 1.0
+"""Looking at all logs may take this share of it; in between, the driver looks at the logs that grew lately."""
 _FETCH_BYTES = 4 * 2**20
 _SHOW_BYTES = 256 * 2**10
 """How much of one log is shown in one round; if more comes, the middle is left out."""
-_STOP_SECONDS = 5.0
-_AGAIN_SECONDS = 30.0
-"""After so long a node whose reader has ended gets another one."""
 
 
 class Elsewhere(NamedTuple):
@@ -90,7 +91,7 @@ class LogReader:
 
 
 @dataclass(slots=True)
-class _Source:
+class _NodeFiles:
     """The files that are fetched from one node."""
 
     reader: ActorHandle[Any]
@@ -100,7 +101,7 @@ class _Source:
     call: Any = None
     asked: list[str] = field(default_factory=list)
     behind: set[str] = field(default_factory=set)
-    """Those of which the driver could not store everything yet, as on a full disk."""
+    """The files of which the driver could not store everything yet, as on a full disk."""
 
 
 @dataclass(slots=True)
@@ -131,16 +132,16 @@ class LogForwarder:
         self._find_logs = find_logs
         self._is_connected = is_connected
         self._looked = self._caught_up = self._look_at_all = 0.0
-        self._sources: dict[str, _Source] = {}
-        self._lost: dict[str, tuple[_Source, float]] = {}
-        """Those whose reader has ended, and when to try again."""
+        self._sources: dict[str, _NodeFiles] = {}
+        self._lost: dict[str, tuple[_NodeFiles, Deadline]] = {}
+        """The nodes whose reader has ended, and when to try again."""
         # By file and not by name: the logs of a closed group are renamed when its name is used again.
         self._shown: dict[tuple[int, int], _Shown] = {}
         self._lately: dict[tuple[int, int], _Shown] = {}
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        # What an earlier run left in the folder is not shown.
+        # The logs of an earlier run in the same folder are not shown.
         for path, found in self._find_files() if find_logs is not None else ():
             self._shown[found.st_dev, found.st_ino] = _Shown(path, offset=found.st_size)
 
@@ -157,11 +158,11 @@ class LogForwarder:
         with self._lock:
             source = self._sources.get(log.ray_id)
             if source is None:
-                where = NodeAffinitySchedulingStrategy(node_id=log.ray_id, soft=False)
+                where = on_node(log.ray_id)
                 reader: Any = ray.remote(LogReader)
                 options = reader.options(num_cpus=0, scheduling_strategy=where)
                 handle = options.remote(run_folder_name(self._run_dir))
-                before, _ = self._lost.pop(log.ray_id, (_Source(reader=handle), 0.0))
+                before, _ = self._lost.pop(log.ray_id, (_NodeFiles(reader=handle), NEVER))
                 source = self._sources[log.ray_id] = replace(before, reader=handle, call=None)
             base, own = folder_of_run(self._run_dir, log.path), Path(self._run_dir.path)
             source.files[log.path] = log_file(self._run_dir.logs, log.address)
@@ -191,19 +192,19 @@ class LogForwarder:
                     self._remove(ray_id, [path for path in ended if path not in source.behind])
         self.show()
 
-    def catch_up(self, timeout: float = _STOP_SECONDS) -> None:
+    def catch_up(self, timeout: float = LOGS_STOP_SECONDS) -> None:
         """Fetch everything written so far, for an error that shows the end of a log; at most once a second."""
         if not self._sources or not self._is_connected():
             return
         with self._lock:
-            if time.monotonic() - self._caught_up < _CATCH_UP_EVERY_SECONDS:
+            if time.monotonic() - self._caught_up < LOGS_CATCH_UP_SECONDS:
                 return
-            deadline = time.monotonic() + timeout
+            deadline = Deadline.after(timeout)
             for ray_id in list(self._sources):
                 # The pending answer may be old: ask at least once more, and go on while data comes.
                 for turn in itertools.count():
-                    came = ray_id in self._sources and self._fetch(ray_id, max(0.0, deadline - time.monotonic()))
-                    if time.monotonic() > deadline or (turn > 0 and not came):
+                    came = ray_id in self._sources and self._fetch(ray_id, deadline.left)
+                    if deadline.is_over or (turn > 0 and not came):
                         break
             self._caught_up = time.monotonic()
 
@@ -214,7 +215,7 @@ class LogForwarder:
                 began = time.monotonic()
                 grown = [(path, found) for path, found in self._find_files() if self._has_grown(path, found)]
                 ended = time.monotonic()
-                self._look_at_all = ended + min(_ALL_SECONDS, (ended - began) / _ALL_SHARE)
+                self._look_at_all = ended + min(LOGS_ALL_SECONDS, (ended - began) / _ALL_SHARE)
                 for path, found in sorted(grown):
                     self._show_file(path, found)
 
@@ -222,7 +223,7 @@ class LogForwarder:
         """Fetch and show the rest, and end the thread."""
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(timeout=_STOP_SECONDS)
+            self._thread.join(timeout=LOGS_STOP_SECONDS)
         with self._lock:
             self._caught_up = 0.0
             self.catch_up()
@@ -237,7 +238,7 @@ class LogForwarder:
                 self._show_lines(shown.path, [shown.begun] if shown.begun else [])
 
     def _run(self) -> None:
-        pause = _EVERY_SECONDS
+        pause = LOGS_EVERY_SECONDS
         while not self._stopped.wait(pause):
             began = time.monotonic()
             try:
@@ -249,15 +250,15 @@ class LogForwarder:
                 self._show_some()
             except Exception as error:
                 log.debug("logs could not be shown: %s", error)
-            pause = min(_ALL_SECONDS, max(_EVERY_SECONDS, (time.monotonic() - began) / _SHARE))
+            pause = min(LOGS_ALL_SECONDS, max(LOGS_EVERY_SECONDS, (time.monotonic() - began) / _SHARE))
 
     def _look_for_more(self) -> None:
         """Find the logs of groups that workers launched, now and then, if nodes keep their own logs."""
-        if time.monotonic() - self._looked < _LOOK_EVERY_SECONDS:
+        if time.monotonic() - self._looked < LOGS_FIND_SECONDS:
             return
         self._looked = time.monotonic()
         for log in self._find_logs() if self._find_logs else ():
-            if log.ray_id in self._lost and time.monotonic() < self._lost[log.ray_id][1]:
+            if log.ray_id in self._lost and not self._lost[log.ray_id][1].is_over:
                 continue
             if log.ray_id not in self._sources or log.path not in self._sources[log.ray_id].files:
                 self.fetch(log)
@@ -275,12 +276,12 @@ class LogForwarder:
             found: Sequence[bytes] = ray.get(call)
         except RayError:
             # The node is gone, or only the reader.
-            self._lost[ray_id] = self._sources.pop(ray_id), time.monotonic() + _AGAIN_SECONDS
+            self._lost[ray_id] = self._sources.pop(ray_id), Deadline.after(LOGS_READER_SECONDS)
             return False
         stored = [self._store(source, path, data) for path, data in zip(source.asked, found, strict=True) if data]
         return any(stored)
 
-    def _store(self, source: _Source, path: str, data: bytes) -> bool:
+    def _store(self, source: _NodeFiles, path: str, data: bytes) -> bool:
         """Add what came to the local copy, and return whether it could be written; if not, it is fetched again."""
         local = source.files[path]
         source.behind.add(path)
@@ -298,7 +299,7 @@ class LogForwarder:
 
     def _remove(self, ray_id: str, paths: list[str]) -> None:
         with contextlib.suppress(Exception):
-            ray.get(self._sources[ray_id].reader.remove.remote(paths), timeout=_STOP_SECONDS)
+            ray.get(self._sources[ray_id].reader.remove.remote(paths), timeout=LOGS_STOP_SECONDS)
 
     @property
     def _is_showing(self) -> bool:
@@ -311,7 +312,7 @@ class LogForwarder:
             if now >= self._look_at_all:
                 self.show()
                 return
-            self._lately = {key: shown for key, shown in self._lately.items() if now - shown.grew < _LATELY_SECONDS}
+            self._lately = {key: shown for key, shown in self._lately.items() if now - shown.grew < LOGS_LATELY_SECONDS}
             for key, shown in list(self._lately.items()) if self._is_showing else ():
                 with contextlib.suppress(OSError):
                     found = os.lstat(shown.path)

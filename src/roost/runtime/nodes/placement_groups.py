@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,30 +15,26 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from roost.deadline import NEVER, Deadline
 from roost.errors import ClusterError
-from roost.runtime.connect.connection import get
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.calls import get
+from roost.runtime.connect.head import within
+from roost.runtime.limits import ASK_SECONDS, LOST_LOOK_SECONDS, PROBE_SECONDS, SETTLE_POLL_SECONDS, SETTLE_SECONDS
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 
 GROUP_PREFIX = "roost:"
 """How the names of placement groups of Roost begin."""
 
-_SETTLE_SECONDS = 10.0
-_FIRST_POLL_SECONDS = 0.001
-_LAST_POLL_SECONDS = 0.05
 # How much to take of the resource named after a node's address: enough to pin a bundle, too little to matter.
 _SLIVER = 0.001
 _NODE_LABEL = "ray.io/node-id"
 _REFUSED = ("NO_RESOURCES", "INFEASIBLE")
-_PROBE_SECONDS = 120.0
-_LOOK_SECONDS = 1.0
-"""How often it is looked whether a node that does not answer is still there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What a placement group should hold: bundles of one accelerator each, on these nodes."""
+    """A placement group to make: bundles of one accelerator each, on these nodes."""
 
     resource: str
     node_ranks: tuple[int, ...]
@@ -85,13 +80,13 @@ def read_group(group: PlacementGroup) -> dict[str, Any]:
     return within(ASK_SECONDS, lambda: placement_group_table(group), "read its placement groups")
 
 
-def settle(groups: Iterable[PlacementGroup], until: float = math.inf) -> dict[PlacementGroup, list[Bundle]]:
+def settle(groups: Iterable[PlacementGroup], until: Deadline = NEVER) -> dict[PlacementGroup, list[Bundle]]:
     """Wait until Ray has placed or refused each group, or to a deadline; return the bundles of those it placed."""
     placed: dict[PlacementGroup, list[Bundle]] = {}
     waiting = list(groups)
-    deadline = min(until, time.monotonic() + _SETTLE_SECONDS)
-    pause = _FIRST_POLL_SECONDS
-    while waiting and time.monotonic() < deadline:
+    deadline = until.within(SETTLE_SECONDS)
+    pause = SETTLE_POLL_SECONDS[0]
+    while waiting and not deadline.is_over:
         still = []
         for group in waiting:
             entry = read_group(group)
@@ -103,7 +98,7 @@ def settle(groups: Iterable[PlacementGroup], until: float = math.inf) -> dict[Pl
         waiting = still
         if waiting:
             time.sleep(pause)
-            pause = min(_LAST_POLL_SECONDS, 2 * pause)
+            pause = min(SETTLE_POLL_SECONDS[1], 2 * pause)
     return placed
 
 
@@ -115,7 +110,7 @@ def remove_groups(groups: Iterable[PlacementGroup]) -> None:
 
 
 def probe(
-    bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo], until: float = math.inf
+    bundles: Mapping[Bundle, str], nodes: Sequence[NodeInfo], until: Deadline = NEVER
 ) -> dict[Bundle, str | None]:
     """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
 
@@ -124,8 +119,8 @@ def probe(
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.
     """
-    began = time.monotonic()
-    deadline = min(until, began + _PROBE_SECONDS)
+    deadline = until.within(PROBE_SECONDS)
+    seconds = deadline.left
     names = {node.ray_id: str(node) for node in nodes}
     calls: dict[Bundle, Any] = {}
     last: dict[str, Any] = {}
@@ -136,24 +131,24 @@ def probe(
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
         name = names.get(bundle.ray_id, bundle.ray_id)
-        ray_id, device = _answer(call, bundle, name, began, deadline)
+        ray_id, device = _answer(call, bundle, name, deadline, seconds)
         if ray_id != bundle.ray_id:
             raise ClusterError(f"Ray put a bundle on {name}, but its probe ran on {names.get(ray_id, ray_id)}")
         found[bundle] = device
     return found
 
 
-def _answer(call: Any, bundle: Bundle, name: str, began: float, deadline: float) -> tuple[str, str | None]:
+def _answer(call: Any, bundle: Bundle, name: str, deadline: Deadline, seconds: float) -> tuple[str, str | None]:
     """Wait for a probe; ClusterError if its node dies, when Ray would wait for another to take the bundle."""
     while True:
         try:
-            found: tuple[str, str | None] = get(call, max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic())))
+            found: tuple[str, str | None] = get(call, min(LOST_LOOK_SECONDS, deadline.left))
             return found
         except GetTimeoutError:
             if all(node.ray_id != bundle.ray_id for node in live_nodes()):
                 raise ClusterError(f"{name} died while its accelerators were reserved") from None
-            if time.monotonic() > deadline:
-                raise ClusterError(f"an accelerator of {name} was not probed in {deadline - began:.0f} s") from None
+            if deadline.is_over:
+                raise ClusterError(f"an accelerator of {name} was not probed in {seconds:.0f} s") from None
         except RayError as error:
             why = " ".join(str(error).split())[:300]
             raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None

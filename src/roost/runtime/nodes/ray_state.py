@@ -20,8 +20,9 @@ from ray.actor import ActorHandle
 from ray.util import placement_group_table
 
 from roost.redact import hide_in_text
-from roost.runtime.connect.connection import USER_KEY, list_actors
-from roost.runtime.connect.head import ASK_SECONDS, within
+from roost.runtime.connect.calls import USER_KEY, list_actors
+from roost.runtime.connect.head import within
+from roost.runtime.limits import ASK_SECONDS
 from roost.text import printable
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def read_roost_jobs() -> tuple[RoostJob, ...]:
 
 
 def name_of_job(ray_job: str) -> str:
-    """Return the name of a driver among those that can hold something and die."""
+    """Return the name under which a driver holds ports and accelerators."""
     return f"Ray job {ray_job}"
 
 

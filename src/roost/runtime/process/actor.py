@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -32,17 +32,13 @@ from roost.runtime.events.format import worker_file
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_request
 from roost.runtime.failures.carry import Origin, carry
+from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
-from roost.runtime.process.identity import Master, WorkerIdentity, assume, current_identity
+from roost.runtime.process.identity import Master, assume, current_identity
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
+from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.process.timers import measured_call
-from roost.runtime.runs.folder import RunDir
-
-_END_SECONDS = 10.0
-_FLUSH_SECONDS = 0.5
-_LOOK_SECONDS = 2.0
-"""How often to look whether the consumers of streams are alive."""
 
 
 class MethodKind(StrEnum):
@@ -68,38 +64,6 @@ def method_kind(member: Any) -> MethodKind:
     return MethodKind.GENERATOR if inspect.isgeneratorfunction(member) else MethodKind.PLAIN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What a process gets before any code of the user's is loaded."""
-
-    identity: WorkerIdentity
-    variables: dict[str, str]
-    run_dir: RunDir
-    predecessor: int | None
-    """The process that this one replaces after a restart."""
-    watched_variable: str | None
-    """The variable that says which devices the process sees."""
-    keeps_events: bool
-    """Whether the process writes its events into the run folder."""
-    ports_to_try: tuple[int, ...]
-    """One of these becomes the group's port; empty unless this worker is the one that listens."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Where a process really is, as seen from inside."""
-
-    ray_id: str
-    """Ray's id of its node."""
-    host: str
-    pid: int
-    interpreter: str
-    visible: str | None
-    log: LogPlace
-    free_port: int | None = None
-    """The first of the ports to try that is free on its node."""
-
-
 class WorkerActor:
     """The actor of one worker. `make_actor_class` adds the methods of the user's class.
 
@@ -109,11 +73,11 @@ class WorkerActor:
     """
 
     def __init__(self, *restart: Any) -> None:
-        """Take what `_roost_construct` takes if this is a restarted worker, else nothing."""
+        """Take what `_roost_make` takes if this is a restarted worker, else nothing."""
         # The parent is the raylet; Ray alone would take up to a second to notice that it ended.
         die_with_parent()
         self._roost_object: Any = None
-        self._roost_setup: Setup | None = None
+        self._roost_spec: WorkerSpec | None = None
         self._roost_failure: BaseException | None = None
         self._roost_restart = restart
         self._roost_lock = threading.RLock()
@@ -122,23 +86,24 @@ class WorkerActor:
         """By stream: an object that its consumer owns, and that is lost with it."""
         self._roost_is_watching = False
 
-    def _roost_begin(self, setup: Setup) -> Report:
-        """Set up this process, and report where it is."""
+    def _roost_begin(self, spec: WorkerSpec, predecessor: int | None, ports: Sequence[int]) -> Report:
+        """Set up this process, and report where it is, and which of some ports is free there."""
         with _carried(), self._roost_lock:
-            self._roost_set_up(setup)
-            taken = taken_ports([(port, 1) for port in setup.ports_to_try])
-            free = next((port for port in setup.ports_to_try if port not in taken), None)
-            return replace(_report(setup), free_port=free)
+            self._roost_set_up(spec, predecessor)
+            taken = taken_ports([(port, 1) for port in ports])
+            return replace(_report(spec), free_port=next((port for port in ports if port not in taken), None))
 
-    def _roost_construct(self, setup: Setup, master: Master, packed: Packed, overdue_seconds: float) -> Report:
+    def _roost_construct(
+        self, spec: WorkerSpec, predecessor: int | None, master: Master, packed: Packed, overdue_seconds: float
+    ) -> Report:
         """Construct the object, and report what the process sees then."""
         with _carried(), self._roost_lock:
-            self._roost_make(setup, master, packed, overdue_seconds)
-            return _report(setup)
+            self._roost_make(spec, predecessor, master, packed, overdue_seconds)
+            return _report(spec)
 
     def _roost_flush(self) -> None:
         """Write the events that wait."""
-        emitter.flush(_FLUSH_SECONDS)
+        emitter.flush(FLUSH_SECONDS)
 
     def _roost_become_ready(self) -> None:
         """Construct the object of a restarted worker, unless another call does; then wait for that."""
@@ -154,33 +119,35 @@ class WorkerActor:
             except Exception as error:
                 raise WorkerDied(f"{address} could not be restarted: {type(error).__name__}: {error}") from error
 
-    def _roost_set_up(self, setup: Setup) -> None:
-        """Set up this process, once: environment, log, identity."""
-        if self._roost_setup is not None:
+    def _roost_set_up(self, spec: WorkerSpec, predecessor: int | None) -> None:
+        """Set up this process, once: environment, log, events; `predecessor` is the process that it replaces."""
+        if self._roost_spec is not None:
             return
-        os.environ.update(setup.variables)
-        place = output.choose_place(setup.run_dir, setup.identity.address)
-        output.redirect_output(place, is_restart=setup.predecessor is not None)
+        os.environ.update(spec.variables)
+        place = output.choose_place(spec.run_dir, spec.identity.address)
+        output.redirect_output(place, is_restart=predecessor is not None)
         # A crash in C code leaves its stack in the log.
         faulthandler.enable(file=2)
         # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
-        if setup.predecessor is not None and not end_sibling(setup.predecessor, _END_SECONDS):
-            raise ClusterError(f"the process that it replaces, {setup.predecessor}, does not end")
-        if setup.keeps_events:
-            _start_events(setup, place)
-        self._roost_setup = setup
+        if predecessor is not None and not end_sibling(predecessor, PREDECESSOR_SECONDS):
+            raise ClusterError(f"the process that it replaces, {predecessor}, does not end")
+        if spec.keeps_events:
+            _start_events(spec, place)
+        self._roost_spec = spec
 
-    def _roost_make(self, setup: Setup, master: Master, packed: Packed, overdue_seconds: float) -> None:
+    def _roost_make(
+        self, spec: WorkerSpec, predecessor: int | None, master: Master, packed: Packed, overdue_seconds: float
+    ) -> None:
         """Load the user's class and construct the object, once; dump a stack into the log if that takes too long."""
         if self._roost_failure is not None:
             raise self._roost_failure
         if self._roost_object is not None:
             return
-        self._roost_set_up(setup)
+        self._roost_set_up(spec, predecessor)
         variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
         # Values that the caller set take precedence.
-        os.environ.update(variables | {name: setup.variables[name] for name in variables if name in setup.variables})
-        assume(setup.identity, master)
+        os.environ.update(variables | {name: spec.variables[name] for name in variables if name in spec.variables})
+        assume(spec.identity, master)
         # Written in C: it works even where no Python code gets to run.
         faulthandler.dump_traceback_later(overdue_seconds, file=2)
         try:
@@ -228,7 +195,7 @@ class WorkerActor:
         this = ray.get_runtime_context().current_actor
         dropped: set[str] = set()
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(CONSUMERS_EVERY_SECONDS)
             with self._roost_lock:
                 tokens = {key: token for key, token in self._roost_tokens.items() if key in self._roost_streams}
                 self._roost_tokens = dict(tokens)
@@ -252,14 +219,11 @@ class WorkerActor:
                 stream.close()
 
 
-def _start_events(setup: Setup, place: LogPlace) -> None:
+def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
     """Begin to write this worker's events next to its log, and sample its node unless another worker does."""
-    identity, run = setup.identity, setup.run_dir.token
-    base = output.run_base(setup.run_dir, place)
-    placement = identity.placement
-    node = placement.cluster_node_rank
-    devices = placement.local_hardware_ranks if placement.hardware_type == "accelerator" else ()
-    sampler = Sampler(base, run, node)
+    identity, run = spec.identity, spec.run_dir.token
+    base = output.run_base(spec.run_dir, place)
+    sampler = Sampler(base, run, spec.node_rank)
 
     def look() -> None:
         sampler.look()
@@ -270,15 +234,15 @@ def _start_events(setup: Setup, place: LogPlace) -> None:
         worker_file(identity.address),
         identity.address,
         run=run,
-        node=node,
-        devices=tuple(devices),
+        node=spec.node_rank,
+        devices=spec.accelerators,
         on_tick=look,
     )
 
 
 def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:
     try:
-        ray.get(token, timeout=_LOOK_SECONDS)
+        ray.get(token, timeout=CONSUMERS_EVERY_SECONDS)
     except OwnerDiedError:
         return True
     except RayError:
@@ -286,8 +250,8 @@ def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:
     return False
 
 
-def _report(setup: Setup) -> Report:
-    watched = setup.watched_variable
+def _report(spec: WorkerSpec) -> Report:
+    watched = spec.watched_variable
     return Report(
         ray_id=ray.get_runtime_context().get_node_id(),
         host=socket.gethostname(),
@@ -330,14 +294,10 @@ def _carried(method: str = "") -> Iterator[None]:
         # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        raise carry(error, output.read_tail(output.own_place().path), _origin(method)) from None
-
-
-def _origin(method: str) -> Origin | None:
-    identity = current_identity()
-    if identity is None or not method:
-        return None
-    return Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
+        identity, origin = current_identity(), None
+        if identity is not None and method:
+            origin = Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
+        raise carry(error, output.read_tail(output.own_place().path), origin) from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:

@@ -20,7 +20,7 @@ _EARLY = re.compile(
     r"UTF8|IOENCODING|WARNINGS|NOUSERSITE|USERBASE|DEBUG|VERBOSE|ASYNCIODEBUG|PROFILEIMPORTTIME|DEVMODE|PYCACHEPREFIX|"
     r"SAFEPATH|INTMAXSTRDIGITS|COERCECLOCALE|PLATLIBDIR|NODEBUGRANGES|PERFSUPPORT|_GIL|_JIT)"
 )
-"""What the loader, the C library or the interpreter reads before any Python code runs."""
+"""The variables that the loader, the C library or the interpreter reads before any Python code runs."""
 
 
 def check_variables(variables: Mapping[str, str], taken: Iterable[str] = ()) -> None:

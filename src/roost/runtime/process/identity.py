@@ -11,7 +11,7 @@ from roost.placement.placement import Placement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """What a worker knows about itself and its group."""
+    """A worker's name, place and group."""
 
     group_name: str
     placement: Placement

@@ -59,7 +59,7 @@ class Passable:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a call sends to a worker."""
+    """The arguments of a call as they are sent to one worker."""
 
     arguments: tuple[Any, ...] = ()
     """Nothing, or the packed arguments and then references to the values of the results among them."""

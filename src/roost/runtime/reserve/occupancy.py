@@ -3,22 +3,72 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from roost.config.hardware import ACCELERATOR
+from roost.config.hardware import ACCELERATOR, accelerator_types
+from roost.deadline import Deadline
 from roost.errors import ManagerDied
 from roost.placement.plan import Piece
+from roost.runtime.limits import HOLDERS_SECONDS
 from roost.runtime.managers.ledgers.reservations import HeldSlot, name_of
 from roost.runtime.managers.namespaces import describe_job, job_namespaces
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.ray_state import ActorEntry, GroupEntry, RayState, name_of_job, read_ray_state
-from roost.runtime.reserve.holdings import Holding, Holdings, pieces_on, resource_of
 
 _LEAST = 0.001
-ASK_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """An accelerator, or part of one, that is held."""
+
+    amount: float
+    holder: str
+    """Job, actor and pid, as messages name them."""
+    namespace: str | None = None
+    """The namespace of the holder, if it is a job of Roost."""
+    users: tuple[str, ...] = ()
+    """The groups of that job that use it."""
+
+    def __str__(self) -> str:
+        return self.holder if self.amount >= 1 else f"{self.amount:g} of it {self.holder}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Who has what."""
+
+    by_piece: Mapping[Piece, Sequence[Holding]] = field(default_factory=dict)
+    somewhere: Mapping[int, Sequence[Holding]] = field(default_factory=dict)
+    """By node: what is taken there, without knowing which accelerator it is."""
+    free: Mapping[int, float] = field(default_factory=dict)
+    """By node: how much is free, as far as Ray's head knows."""
+
+    def of(self, piece: Piece, *, except_for: str | None = None) -> list[Holding]:
+        """Return who holds a piece, leaving out one job."""
+        return [item for item in self.by_piece.get(piece, ()) if item.namespace is None or item.namespace != except_for]
+
+    def free_pieces(self, nodes: Sequence[NodeInfo], *, except_for: str | None = None) -> set[Piece]:
+        """Return the accelerators that are free, as far as is known."""
+        return {
+            piece
+            for node in nodes
+            for piece in pieces_on(node)
+            if not self.of(piece, except_for=except_for) and not self.somewhere.get(node.rank)
+        }
+
+
+def pieces_on(node: NodeInfo) -> list[Piece]:
+    """Return the accelerators of a node."""
+    return [Piece(node.rank, ACCELERATOR, local) for local in range(node.num_accelerators)]
+
+
+def resource_of(node: NodeInfo) -> str:
+    """Return Ray's name for the resource of the node's accelerators."""
+    return accelerator_types()[node.accelerator_type].resource
 
 
 class OccupancyReader:
@@ -33,9 +83,9 @@ class OccupancyReader:
         self._managers: dict[str, NodeManager] = {}
         self._names: dict[str, str] = {}
 
-    def read(self, seconds: float = ASK_SECONDS) -> Holdings:
+    def read(self, seconds: float = HOLDERS_SECONDS) -> Holdings:
         """Ask the jobs of Roost and Ray's head who has what; all jobs that hang take `seconds` together."""
-        deadline = time.monotonic() + seconds
+        deadline = Deadline.after(seconds)
         reserved: dict[str, list[HeldSlot]] = {}
         for namespace in job_namespaces():
             # A job that hangs, or runs another version of Roost, has what Ray's tables say.
@@ -43,11 +93,11 @@ class OccupancyReader:
                 reserved[namespace] = self._slots_of(namespace, deadline)
         for namespace, slots in reserved.items():
             if slots and namespace not in self._names:
-                left = max(0.1, deadline - time.monotonic())
+                left = max(0.1, deadline.left)
                 self._names[namespace] = describe_job(namespace, self._managers[namespace], left)
         return combine(self._nodes, reserved, self._names, read_ray_state())
 
-    def _slots_of(self, namespace: str, deadline: float) -> list[HeldSlot]:
+    def _slots_of(self, namespace: str, deadline: Deadline) -> list[HeldSlot]:
         if namespace in self._managers:
             with contextlib.suppress(ManagerDied):
                 return self._managers[namespace].until(deadline).get_slots()

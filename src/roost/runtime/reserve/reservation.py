@@ -11,8 +11,8 @@ from roost.config.values import share_problem
 from roost.errors import ConfigError, ManagerDied
 from roost.placement.placement import Placement
 from roost.placement.plan import Piece, Plan, pieces_of
-from roost.runtime.managers.base import CALL_SECONDS
-from roost.runtime.managers.context import JobContext
+from roost.runtime.limits import CALL_SECONDS
+from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.reservations import Slot, check_shares
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.placement_groups import read_group
@@ -22,7 +22,7 @@ from roost.text import join_words, plural
 class Reservation:
     """Accelerators that Ray counts as taken. `close()` releases them, unless a group of the job still uses them."""
 
-    def __init__(self, context: JobContext, user: str, slots: Iterable[Slot]) -> None:
+    def __init__(self, context: JobControl, user: str, slots: Iterable[Slot]) -> None:
         self._context = context
         self._user = user
         self._slots = tuple(sorted(slots, key=lambda slot: slot.piece))
@@ -45,7 +45,7 @@ class Reservation:
                 raise self._context.connection.head.gone(f": {self!r} is not released")
             # If the job's manager is gone for good, its placement groups go with the job.
             with contextlib.suppress(ManagerDied):
-                self._context.node_manager.within(timeout).let_go_slots(self._user)
+                self._context.node_manager.within(timeout).release_slots(self._user)
         self._is_closed = True
 
     def __enter__(self) -> Reservation:
@@ -71,7 +71,7 @@ def lost_slots(slots: Iterable[Slot]) -> list[Slot]:
     return [slot for slot in found if places.get(slot.group, {}).get(slot.bundle) != slot.ray_id]
 
 
-def describe_loss(context: JobContext, slots: Iterable[Slot]) -> str | None:
+def describe_loss(context: JobControl, slots: Iterable[Slot]) -> str | None:
     """Say which of these slots are lost and why, or None if all are there."""
     pieces = [slot.piece for slot in lost_slots(slots)]
     if not pieces:

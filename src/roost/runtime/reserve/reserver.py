@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import random
 import secrets
 import time
@@ -21,38 +20,38 @@ from dataclasses import dataclass, replace
 import ray
 from ray.util.placement_group import PlacementGroup
 
+from roost.deadline import NEVER, Deadline
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
-from roost.placement.plan import Piece
+from roost.placement.plan import Piece, Plan
 from roost.runtime.connect.head import until
 from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.events.emitter import emitter
-from roost.runtime.managers.base import HANG_SECONDS
-from roost.runtime.managers.context import JobContext
+from roost.runtime.limits import (
+    HANG_SECONDS,
+    HOLDERS_SECONDS,
+    RESERVE_LEAST_SECONDS,
+    RESERVE_NOTICE_SECONDS,
+    RESERVE_PATIENCE_SECONDS,
+    RESERVE_PAUSE_SECONDS,
+    RESERVE_SAY_SECONDS,
+    RESERVE_UNDO_SECONDS,
+    SAY_EVERY_SECONDS,
+)
+from roost.runtime.managers.control import JobControl
 from roost.runtime.managers.ledgers.reservations import Slot, name_of
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
-from roost.runtime.reserve.holdings import Holdings, pieces_on, resource_of
-from roost.runtime.reserve.occupancy import ASK_SECONDS, OccupancyReader
-from roost.runtime.reserve.reservation import Reservation, lost_slots
+from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
+from roost.runtime.reserve.reservation import Reservation, check_timeout, lost_slots, plan_accelerators
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# Ray takes about a second to notice a release: a shorter wait would report free accelerators as taken.
-_LEAST_SECONDS = 2.0
-_UNDO_SECONDS = 0.5
 _MOST_SHOWN = 8
-_PAUSE_SECONDS = (0.1, 0.6)
-# After this time of waiting, twice as long between two tries.
-_PATIENCE_SECONDS = 10.0
 _MOST_PATIENCE = 4.0
-_NOTICE_SECONDS = 1.5
-# A shorter wait is not worth a message.
-_SAY_FIRST_SECONDS = 1.0
-_SAY_EVERY_SECONDS = 10.0
 
 Shares = Mapping[Piece, float | None]
 
@@ -74,9 +73,9 @@ class Reserver:
     The job's node manager makes and removes the placement groups: they belong to the job, whichever process asked.
     """
 
-    def __init__(self, context: JobContext, user: str, *, by_label: bool | None = None) -> None:
+    def __init__(self, context: JobControl, user: str, *, by_label: bool | None = None) -> None:
         self._context = context
-        self._deadline: float = math.inf
+        self._deadline: Deadline = NEVER
         self._user = user
         self._owner = context.owner
         self._has_said = False
@@ -89,7 +88,7 @@ class Reserver:
     @property
     def _manager(self) -> NodeManager:
         """The job's node manager, for a call that returns by the deadline even if the manager hangs."""
-        left = max(_UNDO_SECONDS, self._deadline - time.monotonic())
+        left = max(RESERVE_UNDO_SECONDS, self._deadline.left)
         return self._context.node_manager.within(min(HANG_SECONDS, left))
 
     def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
@@ -110,7 +109,7 @@ class Reserver:
                 elif not self._manager.take_slots(self._user, dict(shares), new):
                     self._note_reserved(len(new))
                     return [*there, *new]
-                elif wait.is_over:
+                elif wait.deadline.is_over:
                     # Slots of another part of the job were released between asking and taking, again and again.
                     raise ClusterError(f"the job's reservations keep changing: {self._name!r} gave up")
 
@@ -136,7 +135,7 @@ class Reserver:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         self._note_reserved(count)
                         return slots
-                if wait.is_over:
+                if wait.deadline.is_over:
                     holdings = self._holdings()
                     free = self._alive(holdings.free_pieces(self._context.nodes))
                     taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
@@ -177,12 +176,12 @@ class Reserver:
         except BaseException:
             if self._context.is_connected:
                 with contextlib.suppress(Exception):
-                    self._manager.within(_UNDO_SECONDS).let_go_slots(self._user)
+                    self._manager.within(RESERVE_UNDO_SECONDS).release_slots(self._user)
             raise
         finally:
             if self._has_said and self._context.is_connected:
                 with contextlib.suppress(Exception):
-                    self._manager.within(_UNDO_SECONDS).note_wait(self._user, "")
+                    self._manager.within(RESERVE_UNDO_SECONDS).note_wait(self._user, "")
 
     @property
     def _name(self) -> str:
@@ -195,20 +194,20 @@ class Reserver:
             self._has_said = True
             self._manager.note_wait(self._user, text)
             emitter.note("waits", self._name, f"for {text}")
-        time.sleep(self._random.uniform(*_PAUSE_SECONDS) * wait.patience)
+        time.sleep(self._random.uniform(*RESERVE_PAUSE_SECONDS) * wait.patience)
 
     def _note_reserved(self, count: int) -> None:
         if count:
             emitter.note("reserved", self._name, plural(count, "accelerator"))
 
     @property
-    def _until(self) -> float:
+    def _until(self) -> Deadline:
         """When a try that began before the deadline is over at the latest."""
-        return self._deadline + _UNDO_SECONDS
+        return Deadline(self._deadline.at + RESERVE_UNDO_SECONDS)
 
     def _holdings(self) -> Holdings:
         """Ask who has what; what hangs holds it up for less than a second after the deadline."""
-        return self._occupancy.read(min(ASK_SECONDS, max(_UNDO_SECONDS, self._deadline - time.monotonic())))
+        return self._occupancy.read(min(HOLDERS_SECONDS, max(RESERVE_UNDO_SECONDS, self._deadline.left)))
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
         """Return those that are known to be held by others."""
@@ -263,7 +262,7 @@ class Reserver:
                 apart.add(rank)
                 is_certain = False
         if missing:
-            self._manager.let_go_slots(self._user)
+            self._manager.release_slots(self._user)
             return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
         # The surplus is removed when the rest is taken.
         return slots
@@ -344,7 +343,7 @@ class Reserver:
     def _wait_for(self, shortage: Shortage, components: Components, wait: _Wait) -> None:
         """Pause before the next try; AcceleratorsTaken if there is no time for one."""
         missing = sorted(shortage.missing)
-        if wait.is_over:
+        if wait.deadline.is_over:
             nodes, holdings = self._context.nodes, self._holdings()
             known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
             free = self._alive(known - shortage.missing)
@@ -387,7 +386,7 @@ class Reserver:
 
 
 def reserve_accelerators(
-    context: JobContext, name: str, shares: Shares, components: Components, *, timeout: float
+    context: JobControl, name: str, shares: Shares, components: Components, *, timeout: float
 ) -> Reservation:
     """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
     user = f"{name}#{secrets.token_hex(4)}"
@@ -395,38 +394,47 @@ def reserve_accelerators(
     return Reservation(context, user, slots)
 
 
+def reserve_plan(context: JobControl, plan: Plan, shares: Mapping[str, float], *, timeout: float) -> Reservation:
+    """Reserve every accelerator of a plan, of which a worker of each component uses the share that is declared."""
+    context.check_open()
+    check_timeout(timeout)
+    if not isinstance(plan, Plan):
+        raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
+    for component in plan.components:
+        plan.get_strategy(component.name).get_placement(context.topology)
+    # Each group declares its share when it is launched.
+    pieces = dict.fromkeys(plan_accelerators(plan, shares))
+    components = {component.name: component.placements for component in plan.components}
+    return reserve_accelerators(context, "plan", pieces, components, timeout=timeout)
+
+
 class _Wait:
     """How long a reservation has waited, and when to say so."""
 
     def __init__(self, timeout: float) -> None:
         self._began = time.monotonic()
-        self.deadline = self._began + max(timeout, _LEAST_SECONDS)
+        self.deadline = Deadline.after(max(timeout, RESERVE_LEAST_SECONDS))
         # Who does not wait gets an error at once, which says the same.
-        self._say_at = self._began + _SAY_FIRST_SECONDS if timeout > _LEAST_SECONDS else math.inf
+        self._say_next = Deadline.after(RESERVE_SAY_SECONDS) if timeout > RESERVE_LEAST_SECONDS else NEVER
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
     @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self.deadline
-
-    @property
     def is_noticed(self) -> bool:
         """Whether Ray has had time to notice earlier releases."""
-        return self.seconds >= _NOTICE_SECONDS
+        return self.seconds >= RESERVE_NOTICE_SECONDS
 
     @property
     def patience(self) -> float:
         """How much longer than at first to pause: who waits for minutes asks less often."""
-        return min(_MOST_PATIENCE, 1 + self.seconds / _PATIENCE_SECONDS)
+        return min(_MOST_PATIENCE, 1 + self.seconds / RESERVE_PATIENCE_SECONDS)
 
     @property
     def is_time_to_say(self) -> bool:
         """Whether a message is due; then not again for a while."""
-        now = time.monotonic()
-        if now < self._say_at:
+        if not self._say_next.is_over:
             return False
-        self._say_at = now + _SAY_EVERY_SECONDS
+        self._say_next = Deadline.after(SAY_EVERY_SECONDS)
         return True

@@ -27,6 +27,7 @@ import psutil
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import open_regular, socket_folder, state_folder, state_path
 from roost.machine.processes import began_after_boot
+from roost.runtime.limits import RUN_LOCK_SECONDS
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.text import did_you_mean, join_words
 
@@ -39,7 +40,6 @@ _OLD_LOCK_FILE = ".lock"
 LATEST = "latest"
 """Names the newest run."""
 _KEPT_LINKS = 200
-_ANSWER_SECONDS = 2.0
 _UNRECORDED = ConfigError("the run has no record")
 _SILENT = ConfigError("the run's folder does not answer", hint="is its file server up?")
 Answer = TypeVar("Answer")
@@ -197,7 +197,7 @@ def _ask(question: Callable[[Path], Answer], paths: Iterable[Path]) -> dict[Path
     found: dict[Path, Answer] = {}
     with contextlib.suppress(queue.Empty):
         while len(found) < asked:
-            found |= [answers.get(timeout=_ANSWER_SECONDS)]
+            found |= [answers.get(timeout=RUN_LOCK_SECONDS)]
     return found
 
 

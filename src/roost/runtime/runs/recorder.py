@@ -14,11 +14,12 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from roost.config.topology import Topology
 from roost.machine.folders import open_regular
@@ -28,7 +29,7 @@ from roost.placement.placement import Placement
 from roost.placement.plan import Plan, seat
 from roost.placement.strategies import PlacementStrategy
 from roost.redact import hide_in_words
-from roost.runtime.runs.folder import RunDir
+from roost.runtime.limits import RECORD_WRITE_SECONDS
 from roost.runtime.runs.record import (
     PLAN_FILE,
     RECORD_FILE,
@@ -46,9 +47,12 @@ from roost.runtime.runs.record import (
 from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versions, with_changes
 from roost.text import shorten
 
+if TYPE_CHECKING:
+    from roost.runtime.managers.job_info import JobInfo
+    from roost.runtime.nodes.info import NodeInfo
+
 log: logging.Logger = logging.getLogger(__name__)
 
-_WRITE_SECONDS = 1.0
 _WRITE_SHARE = 0.02
 """While a run goes on, writing its record may take this share of its time, in addition to the seconds above."""
 
@@ -105,11 +109,9 @@ class Recorder:
         self._earlier = (sys.exception(), getattr(sys, "last_value", None))
 
     @_harmless
-    def begin(
-        self, run_dir: RunDir, *, user: str, address: str, namespace: str, nodes: Sequence[RunNode], topology: Topology
-    ) -> None:
+    def begin(self, job: JobInfo, nodes: Sequence[NodeInfo], topology: Topology) -> None:
         """Start to keep a record in the run folder."""
-        self._folder, cwd = Path(run_dir.path), Path.cwd()
+        self._folder, cwd = Path(job.run_dir.path), Path.cwd()
         self._others = files_of_others(self._folder)
         self._check_ours(RECORD_FILE)
         if PLAN_FILE not in self._others:
@@ -119,18 +121,18 @@ class Recorder:
         self._topology = topology
         self._began = time.monotonic()
         self.record = RunRecord(
-            id=run_dir.id,
+            id=job.run_dir.id,
             began=_now(),
             command=tuple(hide_in_words(sys.orig_argv)),
             cwd=str(cwd),
-            user=user,
+            user=job.user,
             host=socket.gethostname(),
             pid=os.getpid(),
             pid_began=began_after_boot(),
-            address=address,
-            namespace=namespace,
+            address=job.cluster,
+            namespace=job.namespace,
             environment=self._environment,
-            nodes=tuple(nodes),
+            nodes=tuple(_run_node(node) for node in nodes),
         )
         self._change()
         if self._git is not None:
@@ -238,7 +240,7 @@ class Recorder:
         groups = sorted(self._groups.values(), key=lambda group: places.get(group.name, len(places)))
         self.record = replace(self.record, groups=tuple(groups), **changes)
         began = time.monotonic()
-        if may_wait and self._write_seconds > _WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
+        if may_wait and self._write_seconds > RECORD_WRITE_SECONDS + _WRITE_SHARE * (began - self._began):
             return
         try:
             self._gather_plan()
@@ -279,3 +281,8 @@ class Recorder:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+def _run_node(node: NodeInfo) -> RunNode:
+    models = Counter(item.model or str(item.type) for item in node.accelerators)
+    return RunNode(rank=node.rank, name=node.name, address=node.address, accelerators=tuple(models.items()))

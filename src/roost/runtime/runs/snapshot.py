@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from roost.redact import hide
+from roost.runtime.limits import GIT_SECONDS
 from roost.runtime.runs.record import GitState
 
 _PREFIXES = (
@@ -26,7 +27,6 @@ _NAMES = {
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """The options of `ray job submit`, with the job's variables and their values."""
 _MODULES = "roost ray numpy torch transformers vllm sglang megatron deepspeed jax gymnasium"
-_GIT_SECONDS = 10.0
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -85,7 +85,7 @@ def with_changes(state: GitState, folder: Path) -> GitState:
     environ = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         changes = subprocess.check_output(  # noqa: S603 - a fixed command
-            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_GIT_SECONDS
+            command, cwd=folder, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=GIT_SECONDS
         )
     except (OSError, subprocess.SubprocessError):
         return state

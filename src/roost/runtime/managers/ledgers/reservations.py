@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-from ray.util.placement_group import PlacementGroup
+from typing import TYPE_CHECKING
 
 from roost.errors import PlacementError
-from roost.placement.plan import Piece
 from roost.text import join_words
+
+if TYPE_CHECKING:
+    from ray.util.placement_group import PlacementGroup
+
+    from roost.placement.plan import Piece
 
 _SLACK = 1e-6
 
@@ -87,7 +90,7 @@ class SlotLedger:
         self._users.setdefault(user, {}).update(shares)
         return [], list(drafts - {slot.group for slot in new})
 
-    def let_go(self, user: str) -> list[PlacementGroup]:
+    def release(self, user: str) -> list[PlacementGroup]:
         """End a user's hold; return the placement groups that are not needed any more."""
         self._users.pop(user, None)
         self._owners.pop(user, None)
@@ -97,10 +100,10 @@ class SlotLedger:
         self._slots = {piece: slot for piece, slot in self._slots.items() if slot.group in needed}
         return [*unused, *self._drafts.pop(user, set())]
 
-    def let_go_of_owner(self, owner: str) -> list[PlacementGroup]:
+    def release_owner(self, owner: str) -> list[PlacementGroup]:
         """End the hold of all users of an owner that died."""
         users = [user for user, found in self._owners.items() if found == owner]
-        return [group for user in users for group in self.let_go(user)]
+        return [group for user in users for group in self.release(user)]
 
     def drop(self, pieces: Iterable[Piece]) -> list[PlacementGroup]:
         """Forget accelerators that the job has lost; return the placement groups of which nothing is left."""

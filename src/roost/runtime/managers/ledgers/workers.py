@@ -21,7 +21,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """What is known about one worker: who it is, where it sits, how it is."""
+    """One worker: its name, its place, its state."""
 
     address: str
     """The worker's name, unique in the job."""

@@ -11,9 +11,9 @@ import os
 import re
 import socket
 import struct
-import time
 from pathlib import Path
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import is_of_local_cluster
 from roost.machine.processes import list_processes
@@ -57,7 +57,7 @@ def takes_token(address: str, token: str, timeout: float) -> bool | None:
     Raises ClusterError if no head answers in time.
     """
     host, port = split_address(address)
-    deadline = time.monotonic() + timeout
+    deadline = Deadline.after(timeout)
     try:
         connection = socket.create_connection((host, port), timeout=timeout)
     except (OSError, UnicodeError) as error:
@@ -159,14 +159,13 @@ def _text(value: str) -> bytes:
     return bytes([*size, rest]) + data
 
 
-def _read_status(connection: socket.socket, deadline: float) -> bytes:
+def _read_status(connection: socket.socket, deadline: Deadline) -> bytes:
     """Return the status of the call, which gRPC writes as plain text; TimeoutError at the deadline."""
     got = b""
     while len(got) < _MOST_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if deadline.is_over:
             raise TimeoutError
-        connection.settimeout(left)
+        connection.settimeout(max(0.001, deadline.left))
         data = connection.recv(_MOST_BYTES)
         got += data
         # The status may be cut off while more comes.

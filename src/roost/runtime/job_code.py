@@ -15,7 +15,7 @@ from roost.text import did_you_mean, shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class JobCode:
     """The code of a job."""
 
     drafts: tuple[tuple[WorkerConfig, GroupDraft[Any]], ...]
@@ -23,7 +23,7 @@ class Targets:
     entry: Callable[..., Any]
 
 
-def load_targets(run: RunConfig) -> Targets:
+def load_code(run: RunConfig) -> JobCode:
     """Import all that a job names; one ConfigError has everything that is missing or does not fit.
 
     What a module raises while it is imported is raised as it is.
@@ -38,7 +38,7 @@ def load_targets(run: RunConfig) -> Targets:
         if not callable(entry):
             raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
-    return Targets(drafts=tuple(drafts), entry=entry)
+    return JobCode(drafts=tuple(drafts), entry=entry)
 
 
 def load(target: str, where: Where | None = None) -> Any:

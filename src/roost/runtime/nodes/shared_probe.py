@@ -1,4 +1,4 @@
-"""Nodes that run on this machine and were started alike, so that what one of them reports holds for all.
+"""Nodes of this machine that were started with the same settings share one probe: what one reports holds for all.
 
 A machine of a cluster has one node, and a local cluster has all its nodes on one machine: a Python process on each of
 them would take half a second of CPU time to report the same.
@@ -15,23 +15,23 @@ import psutil
 
 from roost.errors import ClusterError
 from roost.machine.processes import list_processes
-from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.find_head import takes_token
+from roost.runtime.limits import RAYLET_ANSWER_SECONDS
 from roost.runtime.nodes.info import RayNode
 
 _NAMESPACES = ("mnt", "net", "pid", "user")
-_ANSWER_SECONDS = 2.0
 _AT_ONCE = 16
 
 
-def group_alike(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
-    """Group nodes that are alike; one whose raylet is not seen here, or does not answer, is alone."""
+def group_for_probe(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
+    """Group the nodes that share a probe; a node whose raylet is not seen here, or does not answer, is alone."""
     raylets = {item.flag("node_id"): item for item in list_processes() if item.name == "raylet"}
     groups: dict[Hashable, list[RayNode]] = {}
     for node in nodes:
         key: Hashable = node.ray_id
         raylet = raylets.get(node.ray_id)
         if raylet is not None:
-            # A process of another user, or one that has just ended.
+            # The raylet may belong to another user, or have just ended.
             with contextlib.suppress(psutil.Error, OSError):
                 inodes = [os.stat(f"/proc/{raylet.pid}/ns/{name}").st_ino for name in _NAMESPACES]
                 python = raylet.flag("python_worker_command").split()[:1]
@@ -43,8 +43,8 @@ def group_alike(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
         awake = {node.ray_id for node, answers in zip(several, pool.map(_answers, several), strict=True) if answers}
     out = []
     for group in found:
-        alike = [node for node in group if node.ray_id in awake]
-        out += [alike] if alike else []
+        sharing = [node for node in group if node.ray_id in awake]
+        out += [sharing] if sharing else []
         out += [[node] for node in group if node.ray_id not in awake]
     return out
 
@@ -52,7 +52,7 @@ def group_alike(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
 def _answers(node: RayNode) -> bool:
     """Whether the raylet of a node answers; which answer it is does not matter."""
     try:
-        takes_token(f"{node.address}:{node.port}", "", _ANSWER_SECONDS)
+        takes_token(f"{node.address}:{node.port}", "", RAYLET_ANSWER_SECONDS)
     except ClusterError:
         return False
     return True

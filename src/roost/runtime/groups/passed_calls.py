@@ -13,13 +13,13 @@ from ray.exceptions import RayError
 
 from roost.config.ranks import format_ranks
 from roost.runtime.failures.failure import Failure, FailureKind, dead_name, lost_argument
-from roost.runtime.managers.context import JobContext
+from roost.runtime.managers.control import JobControl
 from roost.runtime.process.identity import WorkerIdentity
 from roost.text import join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Source:
+class PassedCall:
     """A call whose result was passed on. It does not hold the values: Ray frees them once they have arrived."""
 
     group: str
@@ -30,7 +30,7 @@ class Source:
     value_ids: tuple[str, ...]
 
 
-def timings_of(sources: Iterable[Source]) -> list[ray.ObjectRef[Any]]:
+def timings_of(sources: Iterable[PassedCall]) -> list[ray.ObjectRef[Any]]:
     """Return what arrives when the calls end, each once."""
     return list(dict.fromkeys(ref for source in sources for ref in source.timings))
 
@@ -40,7 +40,7 @@ def look_at(refs: Sequence[ray.ObjectRef[Any]]) -> set[ray.ObjectRef[Any]]:
     return set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]) if refs else set()
 
 
-def late_sources(sources: Sequence[Source]) -> str:
+def late_sources(sources: Sequence[PassedCall]) -> str:
     """Say which workers have not made their arguments yet; empty if all have."""
     arrived = look_at(timings_of(sources))
     late: dict[str, set[int]] = {}
@@ -51,7 +51,7 @@ def late_sources(sources: Sequence[Source]) -> str:
     return join_words([f"{call} on rank {format_ranks(sorted(ranks))}" for call, ranks in late.items()], most=4)
 
 
-def failures_of(context: JobContext, source: Source) -> Iterator[Failure]:
+def failures_of(context: JobControl, source: PassedCall) -> Iterator[Failure]:
     """Yield the failures of a call whose result was passed on, as far as its workers have ended."""
     arrived = look_at(source.timings)
     for worker, ref in zip(source.workers, source.timings, strict=True):
@@ -62,7 +62,7 @@ def failures_of(context: JobContext, source: Source) -> Iterator[Failure]:
             yield found if found.method or found.address != worker.address else replace(found, method=source.method)
 
 
-def lost_value(context: JobContext, error: BaseException, sources: Sequence[Source]) -> Failure | None:
+def lost_value(context: JobControl, error: BaseException, sources: Sequence[PassedCall]) -> Failure | None:
     """Return the failure of a worker whose value a call needed, if Ray did not start the call because of its loss."""
     cause = lost_argument(error)
     if cause is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from roost.errors import ClusterError
-from roost.runtime.connect.knock import takes_token
+from roost.runtime.connect.find_head import takes_token
 from sockets import free_port
 
 # As a server of gRPC refuses a call: settings, then one frame of headers.
