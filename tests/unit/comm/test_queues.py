@@ -225,9 +225,27 @@ def test_a_put_as_a_whole_goes_in_at_once_and_is_not_overtaken():
     assert story.put("p", "e") == []
     assert story.get("c") == [("c", 4, "done", ["a"]), ("p", 2, "done")]
     assert story.get("c") == [("c", 5, "done", ["b"]), ("p", 3, "done")]
-    assert story.queues.put("p", 6, "k", things("f", "g"), True, True) == []
-    (cancelled,) = story.queues.cancel("p", 6)
+    assert story.get("c") == [("c", 6, "done", ["e"])]
+    assert story.ack("p", 2) == []
+    assert story.get("c", Want(9, 1)) == [("c", 7, "done", ["c", "d"])]
+    story.put("p", "f", "g")
+    assert story.queues.put("p", 9, "k", things("h", "i"), True, True) == []
+    (cancelled,) = story.queues.cancel("p", 9)
     assert (cancelled.status, cancelled.accepted) == (Status.CANCELLED, 0)
+
+
+@pytest.mark.parametrize("how", ["it is withdrawn", "the client dies"])
+def test_a_put_as_a_whole_that_is_not_acknowledged_never_goes_in(how):
+    story = Story(maxsize=3, max_bytes=9)
+    assert said(story.queues.put("p", 1, "k", things("a", "b", size=3), True, True)) == [("p", 1, "done")]
+    story.number = 1
+    # It has its room.
+    assert story.put("q", "c", "d", size=3) == []
+    assert story.queues.depth("k") == 1
+    events = story.queues.cancel("p", 1) if how == "it is withdrawn" else story.queues.drop_client("p")
+    assert said(events) == [("q", 2, "done")]
+    assert story.ack("p", 1) == []
+    assert story.get("c", Want(9, 1)) == [("c", 3, "done", ["c", "d"])]
 
 
 def test_a_get_that_waits_for_more_than_there_is_room_lets_a_whole_put_in():
@@ -236,8 +254,10 @@ def test_a_get_that_waits_for_more_than_there_is_room_lets_a_whole_put_in():
     assert story.get("c", Want(4, 4)) == []
     assert said(story.queues.put("p", 9, "k", things("d", "e"), True, True)) == [
         ("p", 9, "done"),
-        ("c", 2, "done", ["a", "b", "c", "d"]),
     ]
+    # That is enough: another one waits.
+    assert story.queues.put("p", 10, "k", things("f"), True, True) == []
+    assert story.ack("p", 9)[0] == ("c", 2, "done", ["a", "b", "c", "d"])
 
 
 def test_a_dead_client_is_no_longer_in_the_way():

@@ -38,7 +38,7 @@ from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker, own_methods
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
-from roost.runtime.events.emitter import emitter
+from roost.runtime.events.emitter import Gauge, emitter
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ class ChannelWorker(Worker):
         settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, nodes=nodes)
         self._home = Home(process_talk(self._identity).messages.endpoint, settings, self.group_name)
         self._home.open()
-        emitter.add_gauge(self._home.gauge)
+        emitter.add_gauge(self._gauge)
+
+    def _gauge(self) -> list[Gauge]:
+        return self._home.gauge()
 
     def channel_stats(self) -> dict[str, Any]:
         """Return depth, rates and bytes of each key, and who waits."""

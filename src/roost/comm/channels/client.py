@@ -119,7 +119,7 @@ class _Cancelled(Exception):  # noqa: N818 - what happened
 class PutOperation(Operation):
     """Items on their way into a queue."""
 
-    __slots__ = ("accepted", "flow", "is_whole", "items", "size", "version", "waits")
+    __slots__ = ("accepted", "flow", "is_confirmed", "is_whole", "items", "size", "version", "waits")
 
     def __init__(
         self,
@@ -138,8 +138,18 @@ class PutOperation(Operation):
         self.size = items[0][2] if len(items) == 1 else sum([item[2] for item in items])
         self.flow: _Flow | None = None
         """What it is sent with, unless it is sent at once."""
+        self.is_confirmed = False
+        """Whether the home was told to take in a put as a whole: then it cannot be withdrawn any more."""
         self.accepted = 0
         """How many of the items are in the queue, if it ended before all were."""
+
+    def give_up(self) -> None:
+        """Withdraw it."""
+        with self.client.lock:
+            if self.is_confirmed:
+                return
+            self.is_given_up = True
+        self.client.cancel(self.number)
 
     def fail(self, error: BaseException) -> None:
         if not self.is_done:
@@ -181,6 +191,13 @@ class PutOperation(Operation):
         return super()._make_error(status, count, weight)
 
     def _succeed(self, reply: Any) -> None:  # noqa: ARG002 - as in the class above
+        if self.is_whole:
+            with self.client.lock:
+                self.is_confirmed = not self.is_given_up
+            if not self.is_confirmed:
+                self.fail(_Cancelled(0))
+                return
+            self.client.acknowledge(self.number)
         if self.flow is not None:
             self.flow.release(self)
         self._end(None, None)

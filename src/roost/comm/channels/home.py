@@ -193,4 +193,7 @@ class Home:
 
 
 def _name(peer: Peer | None, client: str) -> str:
-    return peer.address if peer is not None else client
+    if peer is None:
+        return client
+    # What is no worker, and so has no node, has a mark behind its name that no other process has.
+    return peer.address if peer.node else peer.address.rpartition(" ")[0]

@@ -159,6 +159,10 @@ class _Line:
     leases: dict[Request, _Lease] = field(default_factory=dict)
     ahead: int = 0
     """How many items iterators have that they did not hand out."""
+    drafts: dict[Request, Sequence[Item]] = field(default_factory=dict)
+    """Puts as a whole that have their room, and go in when the client acknowledges that it knows."""
+    drafted: int = 0
+    """How many items these are."""
     turn: int = 0
     """Changes when items go back to the front."""
     puts: int = 0
@@ -173,7 +177,7 @@ class _Line:
 
     @property
     def is_unused(self) -> bool:
-        return not (self.items or self.getters or self.putters or self.leases)
+        return not (self.items or self.getters or self.putters or self.leases or self.drafts)
 
 
 class Queues:
@@ -194,6 +198,7 @@ class Queues:
         self._lease_of: dict[Request, _Lease] = {}
         self._line_of: dict[Request, _Line] = {}
         """By request that waits: where."""
+        self._draft_of: dict[Request, _Line] = {}
         self._full: dict[Hashable, _Line] = {}
         """The lines where puts wait."""
         self._places = itertools.count(1)
@@ -210,13 +215,14 @@ class Queues:
     ) -> list[Event]:
         """Take items in, in order; answered when all are in, or at once if it does not wait.
 
-        They go in one by one as there is room, or with `is_whole` all at once.
+        They go in one by one as there is room. With `is_whole` they go in together, when the client has acknowledged
+        the answer: if it gives up or dies before that, none of them do.
         """
         out: list[Event] = []
         if self.is_closed:
             return [Answer(client, number, Status.CLOSED)]
         line = self._lines.get(key) or self._open_line(key)
-        if not line.putters and self._fits(line, items):
+        if not is_whole and not line.putters and self._fits(line, items):
             self._accept(line, items)
             out.append(Answer(client, number, Status.DONE, (), len(items)))
             if line.getters:
@@ -261,6 +267,10 @@ class Queues:
         out: list[Event] = []
         lease = self._lease_of.get((client, number))
         if lease is None:
+            draft = self._draft_of.get((client, number))
+            if draft is not None:
+                self._accept(draft, self._end_draft(draft, (client, number)))
+                self._settle(draft, out)
             return out
         line = lease.line
         if not count or count >= len(lease.items):
@@ -288,6 +298,9 @@ class Queues:
         elif request in self._lease_of:
             line = self._lease_of[request].line
             self._give_back(line, [request])
+        elif request in self._draft_of:
+            line = self._draft_of[request]
+            self._end_draft(line, request)
         else:
             return out
         self._settle(line, out)
@@ -301,6 +314,10 @@ class Queues:
             line = self._line_of[request]
             changed[line.key] = line
             self._stop_waiting(line, request)
+        for request in [request for request in self._draft_of if request[0] == client]:
+            line = self._draft_of[request]
+            changed[line.key] = line
+            self._end_draft(line, request)
         by_line: dict[Hashable, list[Request]] = {}
         for request, lease in self._lease_of.items():
             if request[0] == client:
@@ -385,14 +402,14 @@ class Queues:
 
     def _fits(self, line: _Line, items: Sequence[Item]) -> bool:
         """Whether all items can be accepted at once."""
-        if self.maxsize and line.depth + len(items) > self.maxsize:
+        if self.maxsize and line.depth + line.drafted + len(items) > self.maxsize:
             return False
         if not self.max_bytes:
             return True
         return not self._full and self.bytes + sum(item.size for item in items) <= self.max_bytes
 
     def _has_room(self, line: _Line, count: int, size: int, order: int = 0) -> bool:
-        if self.maxsize and line.depth + count > self.maxsize:
+        if self.maxsize and line.depth + line.drafted + count > self.maxsize:
             return False
         if not self.max_bytes or not self.bytes:
             return True
@@ -430,14 +447,28 @@ class Queues:
             putter = next(iter(line.putters.values()))
             count = len(putter.items) if putter.is_whole else 1
             size = sum([item.size for item in itertools.islice(putter.items, count)])
-            # A get that waits may need more than the limits allow: what it lacks is accepted.
-            if not line.getters and not self._has_room(line, count, size, putter.order):
+            if not self._is_short(line) and not self._has_room(line, count, size, putter.order):
                 return
+            if putter.is_whole:
+                request = putter.client, putter.number
+                self._stop_waiting(line, request)
+                line.drafts[request], self._draft_of[request] = putter.items, line
+                line.drafted += count
+                self.bytes += size
+                out.append(Answer(*request, Status.DONE, (), count))
+                continue
             self._accept(line, [putter.items.popleft() for _ in range(count)])
             putter.count += count
             if not putter.items:
                 self._stop_waiting(line, (putter.client, putter.number))
                 out.append(Answer(putter.client, putter.number, Status.DONE, (), putter.count))
+
+    def _is_short(self, line: _Line) -> bool:
+        """Whether a get waits: it may need more than the limits allow, and what it lacks is accepted."""
+        if not line.getters or not line.drafted:
+            return bool(line.getters)
+        want = next(iter(line.getters.values())).want
+        return want.target is None and len(line.items) + line.drafted < want.least
 
     def _serve(self, line: _Line, getter: _Getter, out: list[Event]) -> bool:
         """Answer a get if what it wants is there, or if it never will be; returns whether it was answered."""
@@ -457,7 +488,9 @@ class Queues:
             if want.ahead and count > 1:
                 count = self._count_ahead(line, count)
         # Even if it is closed, what others have may come back.
-        is_over = self.is_closed and all(lease.client == getter.client for lease in line.leases.values())
+        is_over = (
+            self.is_closed and not line.drafts and all(lease.client == getter.client for lease in line.leases.values())
+        )
         if not is_ready and not is_over:
             return False
         request = getter.client, getter.number
@@ -535,6 +568,13 @@ class Queues:
         lease = self._lease_of.pop(request)
         del line.leases[request]
         return lease
+
+    def _end_draft(self, line: _Line, request: Request) -> Sequence[Item]:
+        del self._draft_of[request]
+        items = line.drafts.pop(request)
+        line.drafted -= len(items)
+        self.bytes -= sum(item.size for item in items)
+        return items
 
     def _give_back(self, line: _Line, requests: Sequence[Request], *, is_dead: bool = False) -> int:
         """Put leased items back where they were: before all that were put after them.
