@@ -290,8 +290,8 @@ class Channel:
         client, place = self._place(key)
         if async_op or timeout is not None:
             timeout = _check_wait(async_op, timeout)
-        packed = client.pack(item, _check_weight(weight))
-        return client.put(PutOperation(client, place, (packed,), _check_version(version)), async_op, timeout)
+        weight, version = _check_weight(weight), _check_version(version)
+        return client.put(PutOperation(client, place, (client.pack(item, weight),), version), async_op, timeout)
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Put an item; asyncio.QueueFull if the queue is full."""

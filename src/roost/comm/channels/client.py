@@ -634,14 +634,12 @@ class Client:
 
     def send_put(self, put: PutOperation) -> None:
         """Ask for items to be put; the reply completes the put."""
-        put.number = self._endpoint.number()
         envelope, data, buffers = write_put(put.key, put.items, put.waits, put.is_whole, put.version)
-        self._request(put.number, envelope, data, buffers, put)
+        self._request(envelope, data, buffers, put, put)
 
     def send_get(self, get: GetOperation, sink: Any) -> None:
         """Ask for items; the reply completes the sink."""
-        get.number = self._endpoint.number()
-        self._request(get.number, write_get(get.key, get.want), b"", (), sink)
+        self._request(write_get(get.key, get.want), b"", (), sink, get)
 
     def acknowledge(self, number: int, *, is_one: bool = False) -> None:
         """Say that the items of a request arrived, or the first that was not acknowledged yet."""
@@ -671,7 +669,7 @@ class Client:
     def ask(self, op: Op, *arguments: Any) -> Handle[Any]:
         """Ask something that is not about items."""
         handle: Handle[Any] = Handle(self.loop, _open_answer, lambda: f"{self.name} has not answered")
-        self._request(self._endpoint.number(), write_call(op, *arguments), b"", (), handle)
+        self._request(write_call(op, *arguments), b"", (), handle)
         return handle
 
     def read(self, reply: Any) -> tuple[Status, int, float]:
@@ -686,8 +684,14 @@ class Client:
         """Return why a request could not be handled."""
         return f"{self.name}: {read_failure(reply)}"
 
-    def _request(self, number: int, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any) -> None:
+    def _request(
+        self, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, operation: Operation | None = None
+    ) -> None:
         endpoint = self._endpoint
+        number = endpoint.number()
+        if operation is not None:
+            # Before the reply, and before anything can interrupt what follows.
+            operation.number = number
 
         def send(connection: Connection) -> None:
             # If the connection has ended, the sink fails, or has failed.
@@ -707,7 +711,11 @@ class Client:
         connection.send(Kind.REQUEST, number, envelope, data, shared)
 
     def _tell(self, number: int, envelope: bytes) -> None:
-        self._endpoint.submit(self.name, lambda connection: connection.send(Kind.REQUEST, number, envelope))
+        connection = self._endpoint.connection_to(self.name)
+        if connection is not None:
+            connection.send(Kind.REQUEST, number, envelope)
+        else:
+            self._endpoint.submit(self.name, lambda connection: connection.send(Kind.REQUEST, number, envelope))
 
 
 _DONE = Status.DONE, 1, 0.0
