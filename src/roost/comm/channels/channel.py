@@ -322,11 +322,12 @@ class Channel:
                 f"{plural(len(things), 'item')} can never fit at once: the most are {self.maxsize}",
                 hint="put fewer in one call, or make maxsize larger",
             )
-        weights = list(weight) if isinstance(weight, Iterable) else [weight] * len(things)
+        if isinstance(weight, Iterable):
+            weights = [_check_weight(each) for each in weight]
+        else:
+            weights = [_check_weight(weight)] * len(things)
         if len(weights) != len(things):
             raise ConfigError(f"put_many was given {plural(len(things), 'item')} and {plural(len(weights), 'weight')}")
-        checked = {each: _check_weight(each) for each in set(weights)}
-        weights = [checked[each] for each in weights]
         _check_version(version)
         batches: list[list[Packed]] = []
         size = 0

@@ -414,13 +414,15 @@ class _Flow:
     It exists while there are any, and then a put that its caller waits for is sent with them, so that none overtakes.
     """
 
-    __slots__ = ("_client", "_key", "_sending", "_sent", "_waiting")
+    __slots__ = ("_bytes", "_client", "_key", "_sending", "_sent", "_waiting")
 
     def __init__(self, client: Client, key: bytes) -> None:
         self._client = client
         self._key = key
         self._waiting: deque[PutOperation] = deque()
-        self._sent: dict[PutOperation, None] = {}
+        self._sent: set[PutOperation] = set()
+        self._bytes = 0
+        """Of those that are on their way."""
         self._sending = threading.Lock()
         """Held by the thread that sends; what others add meanwhile, it sends too."""
 
@@ -432,7 +434,9 @@ class _Flow:
     def release(self, put: PutOperation) -> None:
         """Note that a put has ended, so that another one may be sent."""
         with self._client.lock:
-            self._sent.pop(put, None)
+            if put in self._sent:
+                self._sent.remove(put)
+                self._bytes -= put.size
             if not self._sent and not self._waiting:
                 self._client.flows.pop(self._key, None)
         if self._waiting:
@@ -457,7 +461,8 @@ class _Flow:
                         if not self._may_send():
                             break
                         put = self._waiting.popleft()
-                        self._sent[put] = None
+                        self._sent.add(put)
+                        self._bytes += put.size
                     try:
                         self._client.send_put(put)
                     except Exception as error:
@@ -468,9 +473,7 @@ class _Flow:
     def _may_send(self) -> bool:
         if not self._waiting or not self._sent:
             return bool(self._waiting)
-        if len(self._sent) >= _MOST_PUTS:
-            return False
-        return sum([put.size for put in list(self._sent)]) + self._waiting[0].size <= self._client.window
+        return len(self._sent) < _MOST_PUTS and self._bytes + self._waiting[0].size <= self._client.window
 
 
 class Client:
@@ -602,7 +605,7 @@ class Client:
         """Make items of objects."""
         if "torch" not in sys.modules:
             return [
-                (content, weight, content_size(*content), None)
+                (content, weight, content_size(*content) if content[1] else ITEM_BYTES + len(content[0]), None)
                 for content, weight in zip(pack_many(things), weights, strict=True)
             ]
         packed: list[Packed] = []

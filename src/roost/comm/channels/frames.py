@@ -217,6 +217,11 @@ def _read_put(envelope: bytes, flags: int, count: int, version: int, frame: Fram
         weights = _unpack("d", envelope[start : start + 8 * count])
         start += 8 * count
     pieces = _read_items(flags, memoryview(envelope)[start:], count, frame)
+    if not flags & _BUFFERS:
+        return [
+            Item(piece, weight, ITEM_BYTES + len(piece[0]), version)
+            for piece, weight in zip(pieces, weights, strict=True)
+        ]
     return [
         Item(piece, weight, content_size(piece[0], piece[1]), version)
         for piece, weight in zip(pieces, weights, strict=True)
