@@ -186,7 +186,7 @@ def test_coroutines_exclude_each_other_and_a_task_can_take_the_lock_again(manage
 
 
 @pytest.mark.parametrize("kind", ["Ray actor", "Ray task"])
-def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager, kind):
+def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager, kind, tmp_path):
     if kind == "Ray actor":
         holder = PlainHolder.remote()
         pid, name = ray.get(holder.hold.remote(manager), timeout=60)
@@ -194,8 +194,8 @@ def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager,
         os.kill(pid, signal.SIGKILL)
     else:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
-            ray.get(hold_and_die.remote(manager), timeout=60)
-        name = manager.lock_holder()
+            ray.get(hold_and_die.remote(manager, str(tmp_path / "seen")), timeout=60)
+        name = (tmp_path / "seen").read_text()
     assert name.startswith(f"{kind} ")
     with manager.lock(timeout=30):
         assert manager.lock_holder().startswith("driver ")

@@ -64,7 +64,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
         try:
             lease.__enter__()
         except CallTimedOut as late:
-            raise self._explain(late, lock_state(self._channel)) from None
+            raise self._explain(late, _state(self._channel)) from None
         try:
             _owners.add(owner)
             yield
@@ -82,7 +82,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
         try:
             await lease.__aenter__()
         except CallTimedOut as late:
-            raise self._explain(late, await asyncio.to_thread(lock_state, self._channel)) from None
+            raise self._explain(late, await asyncio.to_thread(_state, self._channel)) from None
         try:
             _owners.add(owner)
             yield
@@ -90,13 +90,8 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
             _owners.discard(owner)
             lease.give_back()
 
-    def _explain(self, late: CallTimedOut, state: tuple[str | None, int] | None) -> CallTimedOut:
-        if state is None:
-            return late
-        holder, others = state
-        waiting = f", {others + 1} waiting" if others else ""
-        text = f"held by {holder}{waiting}" if holder is not None else "free now"
-        return CallTimedOut(f"the lock was not free for {self._timeout:g} s: it is {text}")
+    def _explain(self, late: CallTimedOut, state: str) -> CallTimedOut:
+        return CallTimedOut(f"the lock was not free for {self._timeout:g} s: it is {state}") if state else late
 
     def _owner(self) -> _Owner:
         try:
@@ -110,10 +105,13 @@ _owners: set[_Owner] = set()
 """What in this process holds a lock now."""
 
 
-def lock_state(channel: Channel) -> tuple[str | None, int] | None:
-    """Return who has a lock and how many wait for it; None if the manager does not say."""
+def _state(channel: Channel) -> str:
+    """Say `held by actor:3 for 4 s, 2 waiting` or `free`, with the caller among those that wait; "" if it is not known."""
     try:
-        line = channel.stats(timeout=STATE_SECONDS)["keys"].get(LOCK, {})
-    except ClusterError:
-        return None
-    return next(iter(line.get("holders", {})), None), sum(line.get("getters", {}).values())
+        line = channel.stats(timeout=STATE_SECONDS)["keys"][LOCK]
+    except (ClusterError, KeyError):
+        return ""
+    waiting = sum(line["getters"].values()) + 1
+    for holder, seconds in line["holders"].items():
+        return f"held by {holder} for {seconds:.0f} s" + (f", {waiting} waiting" if waiting > 1 else "")
+    return "free now"

@@ -6,7 +6,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -39,7 +39,6 @@ from roost.text import plural
 from roost.weights.link import WeightLink
 
 MANAGER = "rollout_manager"
-_MAX_CALLS = 10_000
 _MAX_TRIES = 5
 Value = TypeVar("Value")
 
@@ -100,7 +99,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._dialect: Dialect | None = engine_cls if isinstance(engine_cls, Dialect) else None
         with contextlib.ExitStack() as undo:
             self._group: WorkerGroup[Any] = ManagerWorker.create_group(buffer_size).launch(
-                cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
+                cluster, NodePlacementStrategy([0]), name=name, timeout=timeout
             )
             undo.callback(self._group.close)
             self._channel: Channel = Channel.connect(name)
@@ -321,7 +320,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         line = self._channel.stats(timeout=CALL_SECONDS)["keys"].get(LOCK, {})
         return next(iter(line.get("holders", {})), None)
 
-    def _call(self, method: Callable[..., Awaitable[Value]], *args: Any, timeout: float = CALL_SECONDS) -> Value:
+    def _call(self, method: Callable[..., Value], *args: Any, timeout: float = CALL_SECONDS) -> Value:
         """Call a method of the manager's process, and wait for it."""
         value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 
 from roost.comm.channels.channel import DEFAULT_KEY, ChannelWorker
@@ -19,8 +18,8 @@ class ManagerWorker(ChannelWorker):
     """Router, data buffer and lock. It takes no CPU in Ray's accounts.
 
     The data buffer is a key of the channel that it is the home of, and so is the lock: what a process held that dies
-    goes to the next in line, and a caller that is interrupted takes nothing. Its own methods are about the router; they
-    are asynchronous, so that any number of callers can wait at the same time.
+    goes to the next in line, and a caller that is interrupted takes nothing. Its own methods are about the router alone,
+    and none of them waits.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -37,11 +36,11 @@ class ManagerWorker(ChannelWorker):
             values[who] = sum(line.get(who, {}).values())
         return [("channel", f"{self.group_name} buffer", {**values, "most": self._capacity})]
 
-    async def start_router(self, address: str, port: int, options: RouterOptions, secret: str) -> bool:
+    def start_router(self, address: str, port: int, options: RouterOptions, secret: str) -> bool:
         """Start the router; False if another program has its port."""
         router = Router(address, port, options, secret=secret)
         try:
-            await asyncio.to_thread(router.start)
+            router.start()
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -54,24 +53,24 @@ class ManagerWorker(ChannelWorker):
             raise ClusterError("the router is being started", hint="call again in a moment")
         return self._router
 
-    async def join(self, urls: list[str]) -> None:
+    def join(self, urls: list[str]) -> None:
         """Let the router send requests to engines."""
         for url in urls:
             self._running_router().join(url)
 
-    async def leave(self, urls: list[str]) -> None:
+    def leave(self, urls: list[str]) -> None:
         """Let the router send engines no more requests."""
         for url in urls:
             self._running_router().leave(url)
 
-    async def doubt(self, urls: list[str]) -> None:
+    def doubt(self, urls: list[str]) -> None:
         """Let the router send these engines no requests, whatever their servers say, and others again."""
         self._running_router().doubt(urls)
 
-    async def doubted(self) -> list[str]:
+    def doubted(self) -> list[str]:
         """Return the engines that the router sends no requests because of that."""
         return self._running_router().doubted
 
-    async def engine_states(self) -> list[EngineState]:
+    def engine_states(self) -> list[EngineState]:
         """Return what the router knows about the engines."""
         return self._running_router().states()

@@ -26,6 +26,7 @@ from roost.comm.channels.client import (
     GetOperation,
     LocalClient,
     PutOperation,
+    open_one,
     take_all,
     take_one,
 )
@@ -587,15 +588,7 @@ class ItemLease:
             self._arrival = None
 
     def _open(self, arrival: Arrival) -> Any:
-        client = arrival.client
-        try:
-            (content,) = arrival.contents
-            value = client.unpack(content)
-        except Exception as error:
-            # An item that cannot be unpickled would be in the way of all others for ever.
-            arrival.acknowledge()
-            raise client.not_opened(error) from error
-        client.return_loans()
+        value = open_one(arrival)
         self._arrival = arrival
         return value
 

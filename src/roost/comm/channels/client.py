@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -179,9 +180,9 @@ class PutOperation(Operation):
             )
             return CallTimedOut(f"{self.waits_for()} was full for {timeout:g} s{accepted or '; nothing was put'}")
         except CallTimedOut:
+            what = "nothing was put" if self.is_whole else f"whether the item is in {self.waits_for()} is not known"
             return CallTimedOut(
-                f"{self.client.name} does not answer after {timeout:g} s: "
-                f"whether the item is in {self.waits_for()} is not known",
+                f"{self.client.name} does not answer after {timeout:g} s: {what}",
                 hint="its process may be stopped, or its node cut off",
             )
         return None
@@ -304,8 +305,8 @@ class Arrival:
         self.client.cancel_soon(self._number)
 
 
-def take_one(arrival: Arrival) -> Any:
-    """Return the only item, and acknowledge it."""
+def open_one(arrival: Arrival) -> Any:
+    """Return the only item, which the caller acknowledges or gives back."""
     client = arrival.client
     try:
         (content,) = arrival.contents
@@ -314,8 +315,14 @@ def take_one(arrival: Arrival) -> Any:
         # An item that cannot be unpickled would be in the way of all others for ever.
         arrival.acknowledge()
         raise client.not_opened(error) from error
-    arrival.acknowledge()
     client.return_loans()
+    return value
+
+
+def take_one(arrival: Arrival) -> Any:
+    """Return the only item, and acknowledge it."""
+    value = open_one(arrival)
+    arrival.acknowledge()
     return value
 
 
@@ -506,15 +513,16 @@ class Client:
             else:
                 self.send_put(put)
             put.wait(timeout)
-        except BaseException as error:
-            if put.is_done:
+        except CallTimedOut as error:
+            if put.error is error:
                 raise
-            if isinstance(error, CallTimedOut):
-                late = put.outcome(timeout or 0)
-                if late is not None:
-                    raise late from None
-                return None
-            put.withdraw()
+            # It may be in the queue by now.
+            late = put.outcome(timeout or 0)
+            if late is not None:
+                raise late from None
+        except BaseException:
+            if not put.is_done:
+                put.withdraw()
             raise
         return None
 
@@ -737,7 +745,7 @@ class LocalClient(Client):
     def __init__(self, name: str, settings: ChannelSettings) -> None:
         self._start_empty(_local_loop(), name, name, settings)
         self.settings = settings
-        self._queues = Queues(settings.maxsize, settings.max_bytes)
+        self._queues = Queues(settings.maxsize, settings.max_bytes, time.monotonic)
         self._numbers = itertools.count(1)
         self._sinks: dict[int, Any] = {}
         self._steps: deque[Callable[[], Sequence[Any]]] = deque()

@@ -53,7 +53,7 @@ class Home:
         self._endpoint = endpoint
         self._settings = settings
         self._name = name
-        self._queues = Queues(settings.maxsize, settings.max_bytes)
+        self._queues = Queues(settings.maxsize, settings.max_bytes, time.monotonic)
         self._lock = threading.RLock()
         self._clients: dict[str, Connection] = {}
         """By instance: the connection that its requests come from."""
@@ -89,7 +89,7 @@ class Home:
         found["keys"] = {key_text(key): line for key, line in found["keys"].items()}
         for line in found["keys"].values():
             for who in ("getters", "putters", "holders"):
-                line[who] = {_name(clients.get(client), client): count for client, count in line[who].items()}
+                line[who] = {_name(clients.get(client), client): value for client, value in line[who].items()}
         return {
             **found,
             "puts_per_second": (found["puts"] - since[1]) / seconds,

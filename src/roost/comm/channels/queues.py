@@ -14,7 +14,7 @@ import enum
 import itertools
 import operator
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -138,14 +138,15 @@ class _Putter:
 
 
 class _Lease:
-    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line")
+    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line", "since")
 
-    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool) -> None:
+    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool, since: float) -> None:
         self.client = client
         self.line = line
         self.items = items
         self.is_ahead = is_ahead
         self.is_recalled = False
+        self.since = since
 
 
 @dataclass(slots=True, eq=False)
@@ -183,8 +184,12 @@ class _Line:
 class Queues:
     """A first-in, first-out queue for each key, with limits on items and bytes, fair to all that wait."""
 
-    def __init__(self, maxsize: int = 0, max_bytes: int = 0) -> None:
-        """Take the most items for each key and the most bytes for all, where 0 is no limit."""
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """Take the most items for each key and the most bytes for all, where 0 is no limit.
+
+        Only `stats` shows what the clock says, in seconds.
+        """
+        self._clock = clock
         self.maxsize = maxsize
         self.max_bytes = max_bytes
         self.is_closed = False
@@ -394,7 +399,11 @@ class Queues:
                     ),
                     "getters": dict(Counter(client for client, _ in line.getters)),
                     "putters": dict(Counter(client for client, _ in line.putters)),
-                    "holders": dict(Counter(lease.client for lease in line.leases.values() if not lease.is_ahead)),
+                    "holders": {
+                        lease.client: self._clock() - lease.since
+                        for lease in line.leases.values()
+                        if not lease.is_ahead
+                    },
                 }
                 for key, line in itertools.chain(self._lines.items(), self._idle.items())
             },
@@ -501,7 +510,7 @@ class Queues:
             items, line.items = line.items, deque()
         line.turn += 1
         if items:
-            lease = _Lease(getter.client, line, items, want.ahead)
+            lease = _Lease(getter.client, line, items, want.ahead, self._clock())
             line.leases[request] = self._lease_of[request] = lease
             line.ahead += len(items) if want.ahead else 0
         status = Status.CLOSED if is_over and not items else Status.DONE
