@@ -18,8 +18,8 @@ class ManagerWorker(ChannelWorker):
     """Router, data buffer and lock. It takes no CPU in Ray's accounts.
 
     The data buffer is a key of the channel that it is the home of, and so is the lock: what a process held that dies
-    goes to the next in line, and a caller that is interrupted takes nothing. Its own methods are about the router alone,
-    and none of them waits.
+    goes to the next in line, and a caller that is interrupted takes nothing. Its own methods are about the router
+    alone, and none of them waits.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigError, NameTaken, Worker
-from roost.comm.channels.client import PutOperation
+from roost.comm.channels.client import LocalClient, PutOperation
 from roost.comm.channels.frames import (
     key_text,
     read_ask,
@@ -276,6 +276,37 @@ def test_a_put_as_a_whole_waits_for_room_for_all():
     assert channel.get_many(3) == [2, 3, 4]
     with pytest.raises(ConfigError, match="4 items can never fit at once: the most are 3"):
         channel.put_many(range(4), whole=True)
+
+
+STEPS = st.one_of(st.lists(st.integers(), min_size=1, max_size=4), st.integers(1, 4), st.just("given back"))
+
+
+@given(st.lists(STEPS, max_size=30), st.integers(1, 6))
+def test_it_is_a_plain_queue_whatever_is_put_as_a_whole_taken_and_given_back(todo, capacity):
+    settings = ChannelSettings(maxsize=capacity, max_bytes=0, distributed=False, nodes=(0,))
+    channel, expected = Channel("plain", settings, local=LocalClient("plain", settings)), []
+    for one in todo:
+        if isinstance(one, list):
+            if len(one) > capacity:
+                continue
+            if len(expected) + len(one) > capacity:
+                with pytest.raises(CallTimedOut):
+                    channel.put_many(one, whole=True, timeout=0)
+            else:
+                channel.put_many(one, whole=True, timeout=0)
+                expected += one
+        elif one == "given back":
+            if expected:
+                lease = channel.lease(timeout=0)
+                assert lease.__enter__() == expected[0]
+                lease.give_back()
+        elif one <= len(expected):
+            assert channel.get_many(one, timeout=0) == expected[:one]
+            del expected[:one]
+        else:
+            with pytest.raises(CallTimedOut):
+                channel.get_many(one, timeout=0)
+        assert channel.qsize() == len(expected)
 
 
 class Interrupted(BaseException):
