@@ -17,8 +17,8 @@ from typing import Any
 from roost import Cluster, NodePlacementStrategy
 from roost.demo.llm.model import write_model
 from roost.rl import RolloutManager, create_placement_groups
-from roost.rl.ask import ask
 from roost.rl.engines import Prompt, VllmEngine
+from roost.rl.json_request import ask
 from roost.testing import local_cluster
 from roost.weights import WeightLink, WeightWorker
 

@@ -24,6 +24,49 @@ def _raise(text: str) -> None:
     raise ValueError(text)
 
 
+class Deadly:
+    """Something that ends the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (7,)
+
+
+class Own:
+    """A class of the user's."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def plain() -> list[Any]:
+    """Values of every kind."""
+    return [
+        None,
+        b"",
+        b"x" * 8191,
+        b"x" * 8192,
+        b"x" * (3 << 20),
+        bytearray(b"y" * 10_000),
+        "text" * 5000,
+        {"a": [b"z" * 9000, (1, 2.5, None)]},
+        np.arange(20_000),
+        Own(b"w" * 8192),
+    ]
+
+
+def are_plain(found: list[Any]) -> bool:
+    """Whether these are the same values."""
+    return len(found) == len(plain()) and all(
+        type(one) is type(other) and (np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
+        for one, other in zip(found, plain(), strict=True)
+    )
+
+
 class Talker(Worker):
     """Puts and gets whatever a test says."""
 
@@ -93,6 +136,30 @@ class Talker(Worker):
         for item in channel:
             seen.put(item)
             time.sleep(3600)
+
+    def put_plain(self, channel: Channel) -> None:
+        """Put values of every kind: one by one twice, then together twice."""
+        for _ in range(2):
+            for item in plain():
+                channel.put(item)
+        for _ in range(2):
+            channel.put_many(plain())
+        channel.close()
+
+    def take_plain(self, channel: Channel) -> bool:
+        """Take them in each way that there is."""
+        count = len(plain())
+        found = [[channel.get() for _ in range(count)], []]
+        for _ in range(count):
+            with channel.lease() as item:
+                found[1].append(item)
+        found.append(channel.get_many(count))
+        found.append(list(channel))
+        return all(map(are_plain, found))
+
+    def put_deadly(self, channel: Channel) -> None:
+        """Put an item that ends who gets it."""
+        channel.put(Deadly())
 
     def put_odd(self, channel: Channel) -> None:
         """Put an item that only this process can unpickle."""

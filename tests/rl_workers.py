@@ -81,9 +81,10 @@ class PlainHolder:
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def hold_and_die(manager: RolloutManager) -> None:
-    """A task that dies with the lock."""
+def hold_and_die(manager: RolloutManager, seen: str) -> None:
+    """A task that dies with the lock, and leaves a file that says who had it."""
     with manager.lock():
+        Path(seen).write_text(str(manager.lock_holder()))
         os.kill(os.getpid(), signal.SIGKILL)
 
 

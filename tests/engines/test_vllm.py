@@ -18,8 +18,8 @@ from language_models import Trainer
 from roost import Cluster, ClusterError, EngineFailed, NodePlacementStrategy, WorkerGroup
 from roost.demo.llm.model import write_model
 from roost.rl import RolloutManager, create_placement_groups
-from roost.rl.ask import ask
 from roost.rl.engines import Prompt, Sample, TransformersEngine, VllmEngine
+from roost.rl.json_request import ask
 from roost.testing import local_cluster
 from roost.weights import WeightLink
 

@@ -108,11 +108,11 @@ def test_arrays_of_all_sizes_arrive_as_they_were(channel, talkers, taker):
 
 
 def test_each_key_is_a_queue_and_batches_keep_the_order(channel, talkers):
-    talkers[0].do(channel, "put_many", list(range(5000)), key=("shard", 3)).wait()
+    talkers[0].do(channel, "put_many", list(range(5000)), key="shard 3").wait()
     channel.put("other", key=7)
-    assert channel.qsize(("shard", 3)) == 5000
-    assert channel.get_many(10, ("shard", 3)) == list(range(10))
-    ((*rest,),) = talkers[1].do(channel, "get_many", 10**5, ("shard", 3), wait=1).wait()
+    assert channel.qsize("shard 3") == 5000
+    assert channel.get_many(10, "shard 3") == list(range(10))
+    ((*rest,),) = talkers[1].do(channel, "get_many", 10**5, "shard 3", wait=1).wait()
     assert rest == list(range(10, 5000))
     assert channel.get(7) == "other"
 
@@ -460,23 +460,53 @@ def test_an_item_that_cannot_be_unpickled_is_named_and_is_not_in_the_way(channel
     assert channel.get() == "next"
 
 
-def test_a_distributed_channel_has_a_home_on_each_node_and_a_key_lives_where_it_was_first_used(talkers):
+def test_a_distributed_channel_has_a_home_on_each_node_and_each_key_has_one_of_them(talkers):
     with Channel.create(next(_names), distributed=True) as channel:
-        talkers[2].put(channel, "here", key="near 2").wait()
-        channel.put("there", key="near the driver")
         homes = channel.stats()["homes"]
         assert [home["address"] for home in homes] == [f"{channel.name}:{rank}" for rank in range(4)]
+        for number in range(40):
+            talkers[number % 3].put(channel, number, key=number).wait()
         stats = [WorkerGroup.attach(channel.name)[rank].channel_stats().wait()[0]["keys"] for rank in range(4)]
-        assert list(stats[1]) == ["near 2"]
-        assert talkers[0].get(channel, key="near 2").wait() == [["here"]]
-        assert channel.get("near the driver") == "there"
+        assert all(stats)
+        assert sorted(int(key) for keys in stats for key in keys) == list(range(40))
+        for number in range(40):
+            assert talkers[(number + 1) % 3].get(channel, key=number).wait() == [[number]]
         assert channel.qsize("never used") == 0
-        # Far more keys than a home keeps: those that are freed are assigned again, and all is found.
-        for number in range(600):
-            channel.put(number, key=number)
-            assert channel.get(number) == number
-        talkers[2].put(channel, "again", key=3).wait()
-        assert channel.get(3) == "again"
+
+
+@pytest.mark.parametrize("taker", [1, 2], ids=["same node", "another node"])
+def test_plain_values_of_every_kind_arrive_as_they_were(channel, talkers, taker):
+    talkers[0].put_plain(channel).wait()
+    assert talkers[taker].take_plain(channel).wait() == [True]
+
+
+def test_an_item_whose_unpickling_ends_the_process_ends_three_and_no_more(channel, talkers):
+    talkers[0].put_deadly(channel).wait()
+    channel.put("next")
+    for _ in range(3):
+        with pytest.raises(WorkerDied):
+            talkers[0].get(channel).wait()
+        talkers.restart(0)
+    assert talkers[0].get(channel).wait() == [["next"]]
+    assert line(channel)["set_aside"] == 1
+
+
+def test_a_million_nones_take_no_more_memory_than_the_channel_may_have(talkers):
+    limit = 4 << 20
+    with Channel.create(next(_names), max_bytes=limit) as channel:
+        (home,) = [one.pid for one in Cluster().worker_manager.get_workers() if one.address == f"{channel.name}:0"]
+        channel.put(None)
+        assert channel.get() is None
+        before = psutil.Process(home).memory_info().rss
+        putting = talkers[0].do(channel, "put_many", [None] * 1_000_000)
+        wait_until(lambda: line(channel)["putters"], "it waits for room")
+        assert channel.stats()["bytes"] <= limit
+        assert psutil.Process(home).memory_info().rss - before < 5 * limit
+        taken = 0
+        while taken < 1_000_000:
+            taken += len(channel.get_many(4096, wait=1))
+        assert psutil.Process(home).memory_info().rss - before < 5 * limit
+        putting.wait()
 
 
 def test_it_can_be_launched_as_a_group(shared_cluster):
@@ -497,7 +527,8 @@ def test_the_command_shows_depth_bytes_and_who_waits(small, talkers):
     get = talkers[2].get(small, key="wanted")
     wait_until(lambda: line(small, "wanted")["getters"], "it waits")
     shown = roost("status", "--channels", "--verbose").stdout
-    (row,) = [text.split() for text in shown.splitlines() if "default_queue" in text]
+    # The counts of other channels that are empty are shown too.
+    (row,) = [text.split() for text in shown.splitlines() if "default_queue" in text and "talkers:0" in text]
     assert row == ["default_queue", "1", "0", "3", "KiB", "1", "0", "-", "talkers:0"]
     assert f"talkers:2 to {small.name}:0: network" in shown
     assert f"talkers:0 to {small.name}:0: shared memory" in shown

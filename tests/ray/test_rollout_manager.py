@@ -110,8 +110,14 @@ def test_no_sample_is_lost_to_one_that_dies_or_is_interrupted(manager, worker):
     manager.put([1, 2, 3])
     assert manager.get(4, timeout=30) == ["first", 1, 2, 3]
 
+    manager.put(["first"])
+    assert "not 4 samples within 0.2 s" in times_out(lambda: manager.get(4, timeout=0.2))
+    manager.put([1, 2, 3])
+    assert manager.get(4, timeout=30) == ["first", 1, 2, 3]
+
     manager.put(["there"] * 6)
     interrupted(lambda: manager.put(["late"] * 4, timeout=60), lambda: has_waiting_put(manager))
+    assert "no room for 4 samples within 0.1 s" in times_out(lambda: manager.put(["late"] * 4, timeout=0.1))
     assert manager.get(6, timeout=30) == ["there"] * 6
     assert "not 1 sample within 0.1 s" in times_out(lambda: manager.get(1, timeout=0.1))
     after = manager.buffer_stats()
@@ -128,8 +134,7 @@ def test_the_lock_has_one_holder_whatever_its_name_and_none_that_was_interrupted
         with manager.lock(timeout):
             return "got it"
 
-    # Long enough to look twice whether the holder is alive.
-    assert "held by my actor:0" in times_out(lambda: try_lock(1.5))
+    assert "held by my actor:0" in times_out(lambda: try_lock(0.5))
     interrupted(lambda: try_lock(60), lambda: "2 waiting" in times_out(lambda: try_lock(0.1)))
     gate.touch()
     holding.wait(60)
@@ -138,16 +143,11 @@ def test_the_lock_has_one_holder_whatever_its_name_and_none_that_was_interrupted
         assert aside.submit(try_lock, 30).result(60) == "got it"
 
 
-def test_a_manager_that_hangs_holds_up_whoever_releases_the_lock_only_to_its_deadline(manager):
+def test_a_manager_that_hangs_holds_up_nobody_who_releases_the_lock(manager):
     with contextlib.ExitStack() as hang:
-
-        def hold() -> None:
-            with manager.lock(timeout=2):
-                hang.enter_context(stopped(pid_of("rollout_manager:0")))
-
-        began = time.monotonic()
-        assert "'release' of 'rollout_manager'" in times_out(hold)
-        assert time.monotonic() - began < 30, "the default of a call is 60 s"
+        with manager.lock(timeout=2):
+            hang.enter_context(stopped(pid_of("rollout_manager:0")))
+        assert "does not answer" in times_out(manager.lock(timeout=0.1).__enter__)
     wait_until(lambda: manager.lock_holder() is None, "nobody has the lock when it answers again")
 
 
@@ -186,7 +186,7 @@ def test_coroutines_exclude_each_other_and_a_task_can_take_the_lock_again(manage
 
 
 @pytest.mark.parametrize("kind", ["Ray actor", "Ray task"])
-def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager, kind):
+def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager, kind, tmp_path):
     if kind == "Ray actor":
         holder = PlainHolder.remote()
         pid, name = ray.get(holder.hold.remote(manager), timeout=60)
@@ -194,8 +194,8 @@ def test_a_holder_that_roost_did_not_launch_loses_the_lock_when_it_dies(manager,
         os.kill(pid, signal.SIGKILL)
     else:
         with pytest.raises(ray.exceptions.WorkerCrashedError):
-            ray.get(hold_and_die.remote(manager), timeout=60)
-        name = manager.lock_holder()
+            ray.get(hold_and_die.remote(manager, str(tmp_path / "seen")), timeout=60)
+        name = (tmp_path / "seen").read_text()
     assert name.startswith(f"{kind} ")
     with manager.lock(timeout=30):
         assert manager.lock_holder().startswith("driver ")

@@ -31,7 +31,7 @@ def pack(thing: Any, lending: Lending | None = None) -> Packed:
     kind = type(thing)
     if kind is bytes and len(thing) >= _OUT_OF_BAND:
         # Pickle would copy them.
-        return b"", [thing]
+        return b"", [memoryview(thing)]
     if kind in _PLAIN:
         return pickle.dumps(thing, 5), _NO_BUFFERS
     buffers: list[Any] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -146,7 +147,7 @@ def process_talk(identity: WorkerIdentity | None = None) -> Talk:
 
 
 def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) -> Endpoint:
-    address = identity.address if identity is not None else f"{_DRIVER}-{os.getpid()}-{time.time_ns():x}"
+    address = identity.address if identity is not None else f"{_own_name(context)} {time.time_ns():x}"
     if context is None:
         own = PeerInfo(address=address, instance=own_instance(), node="this process")
         return Endpoint(own, _plain_secret, _plain_directory, _LOOPBACK)
@@ -179,6 +180,15 @@ def job_context() -> JobContext | None:
     from roost.runtime.managers.context import JobContext  # likewise
 
     return JobContext.attach()
+
+
+def _own_name(context: JobContext | None) -> str:
+    """Say which process this is, as messages show one that is no worker."""
+    kind = _DRIVER
+    if context is not None and context.connection is None:
+        # Only a driver makes a connection of its own.
+        kind = "Ray actor" if sys.modules["ray"].get_runtime_context().get_actor_id() else "Ray task"
+    return f"{kind} {socket.gethostname()}:{os.getpid()}"
 
 
 def _own_node_rank(context: JobContext) -> int:

@@ -17,10 +17,10 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+from roost.rl.limits import IDLE_SECONDS
 from roost.rl.web import aiohttp, authorization
 
 # Less than the 5 s after which common servers close an idle connection.
-_IDLE_SECONDS = 3.0
 # A machine that is gone does not say so: the kernel probes the connection while an engine is thinking.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 _PASSED_ON = ("Content-Type", "Content-Encoding", "Retry-After")
@@ -97,7 +97,7 @@ class EngineClient:
     def _kept(self) -> aiohttp.ClientSession:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
-        return _open_session(keepalive_timeout=_IDLE_SECONDS, tracing=[tracing])
+        return _open_session(keepalive_timeout=IDLE_SECONDS, tracing=[tracing])
 
     @cached_property
     def _new(self) -> aiohttp.ClientSession:

@@ -10,18 +10,23 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from roost.errors import ConfigError
-from roost.rl.manager_worker import GRACE_SECONDS, ManagerProxy, ManagerWorker
+from roost.comm.channels.channel import Channel
+from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.rl.limits import STATE_SECONDS
+from roost.rl.manager_worker import LOCK
 
 _Owner = tuple[str, int, asyncio.Task[Any] | None]
 """The name of a manager, and the thread and the task that hold its lock."""
 
 
 class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
-    """Holds the job's lock for a `with` or an `async with` block. Its holder can take it again."""
+    """Holds the job's lock for a `with` or an `async with` block. Its holder can take it again.
 
-    def __init__(self, manager: ManagerProxy, timeout: float) -> None:
-        self._manager = manager
+    The lock is the one item under a key of the manager's channel: a lease of it, which always gives it back.
+    """
+
+    def __init__(self, channel: Channel, timeout: float) -> None:
+        self._channel = channel
         self._timeout = timeout
         self._block: AbstractContextManager[None]
         self._async_block: AbstractAsyncContextManager[None]
@@ -46,7 +51,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
 
     @contextlib.contextmanager
     def _hold(self) -> Iterator[None]:
-        manager, owner = self._manager, self._owner()
+        owner = self._owner()
         if owner in _owners:
             yield
             return
@@ -55,47 +60,58 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
                 "another task of this thread has the lock, and cannot release it while this one blocks the thread",
                 hint="use `async with manager.lock():` in coroutines",
             )
-        # Whatever interrupts this gives the ticket up, and the lock with it.
-        with manager.ticket() as ticket:
-            manager.wait(ManagerWorker.acquire, ticket, timeout=self._timeout)
-            with _owning(owner):
-                yield
-            manager.call(ManagerWorker.release, ticket, timeout=self._release_seconds)
+        lease = self._channel.lease(LOCK, timeout=self._timeout)
+        try:
+            lease.__enter__()
+        except CallTimedOut as late:
+            raise self._explain(late, _state(self._channel)) from None
+        try:
+            _owners.add(owner)
+            yield
+        finally:
+            _owners.discard(owner)
+            lease.give_back()
 
     @contextlib.asynccontextmanager
     async def _hold_async(self) -> AsyncIterator[None]:
-        manager, owner = self._manager, self._owner()
+        owner = self._owner()
         if owner in _owners:
             yield
             return
-        with manager.ticket() as ticket:
-            seconds = self._timeout
-            await manager.call_async(ManagerWorker.acquire, ticket, seconds, timeout=seconds + GRACE_SECONDS)
-            with _owning(owner):
-                yield
-            await manager.call_async(ManagerWorker.release, ticket, timeout=self._release_seconds)
+        lease = self._channel.lease(LOCK, timeout=self._timeout)
+        try:
+            await lease.__aenter__()
+        except CallTimedOut as late:
+            raise self._explain(late, await asyncio.to_thread(_state, self._channel)) from None
+        try:
+            _owners.add(owner)
+            yield
+        finally:
+            _owners.discard(owner)
+            lease.give_back()
 
-    @property
-    def _release_seconds(self) -> float:
-        # A manager that hangs must not hold up its caller for longer than that wanted to wait for the lock.
-        return max(self._timeout, GRACE_SECONDS)
+    def _explain(self, late: CallTimedOut, state: str) -> CallTimedOut:
+        return CallTimedOut(f"the lock was not free for {self._timeout:g} s: it is {state}") if state else late
 
     def _owner(self) -> _Owner:
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs in this thread
             task = None
-        return self._manager.group.name, threading.get_ident(), task
+        return self._channel.name, threading.get_ident(), task
 
 
 _owners: set[_Owner] = set()
 """What in this process holds a lock now."""
 
 
-@contextlib.contextmanager
-def _owning(owner: _Owner) -> Iterator[None]:
+def _state(channel: Channel) -> str:
+    """Say `held by actor:3 for 4 s, 2 waiting`, with the caller among those that wait; empty if it is not known."""
     try:
-        _owners.add(owner)
-        yield
-    finally:
-        _owners.discard(owner)
+        line = channel.stats(timeout=STATE_SECONDS)["keys"][LOCK]
+    except (ClusterError, KeyError):
+        return ""
+    waiting = sum(line["getters"].values()) + 1
+    for holder, seconds in line["holders"].items():
+        return f"held by {holder} for {seconds:.0f} s" + (f", {waiting} waiting" if waiting > 1 else "")
+    return "free now"

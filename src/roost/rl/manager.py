@@ -6,31 +6,60 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
 
-from roost.errors import ClusterError, ConfigError, RoostError
+from roost.comm.channels.channel import DEFAULT_KEY, Channel
+from roost.deadline import Deadline
+from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.placement.strategies import NodePlacementStrategy
-from roost.rl.data_buffer import BufferStats
 from roost.rl.engine import url_of
 from roost.rl.engine_pool import EngineState
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.flags import ROLLOUT
 from roost.rl.job_lock import JobLock
-from roost.rl.manager_worker import CALL_SECONDS, ManagerProxy, ManagerWorker
+from roost.rl.limits import (
+    CALL_SECONDS,
+    GENERATE_SECONDS,
+    HEALTH_SECONDS,
+    JOIN_POLL_SECONDS,
+    VERSIONS_SECONDS,
+    WEIGHTS_SECONDS,
+)
+from roost.rl.manager_worker import LOCK, ManagerWorker
 from roost.rl.placement_groups import BundleGroup
-from roost.rl.rollout_engines import HEALTH_SECONDS, RolloutEngines, create_rollout_engines
+from roost.rl.rollout_engines import RolloutEngines, create_rollout_engines
 from roost.rl.router import RouterOptions
 from roost.rl.sampling import Dialect, Sampler, ask_router
 from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
+from roost.text import plural
 from roost.weights.link import WeightLink
 
 MANAGER = "rollout_manager"
-_MAX_CALLS = 10_000
 _MAX_TRIES = 5
-_POLL_SECONDS = 0.02
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferStats:
+    """How full a data buffer is, and what has gone through it."""
+
+    size: int
+    capacity: int
+    put: int
+    """How many samples were ever put in."""
+    taken: int
+    """How many of them their receivers have."""
+    leased: int
+    """How many are on their way to receivers."""
+    dropped: int
+    """How many were dropped because they were too old."""
+    oldest_version: int | None
+    """Of the samples in the buffer; None if it is empty."""
+    newest_version: int | None
 
 
 class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
@@ -58,7 +87,11 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         timeout: float = LAUNCH_SECONDS,
         health_timeout: float = HEALTH_SECONDS,
     ) -> None:
+        if type(buffer_size) is not int or buffer_size < 1:
+            hint = "it is a number of samples, 1 or more"
+            raise ConfigError(f"the capacity of a buffer is {buffer_size!r}", hint=hint)
         cluster = cluster or Cluster()
+        self._buffer_size = buffer_size
         self._cluster: Cluster | None = cluster
         self.secret: str = secrets.token_urlsafe(32)
         """What requests to the router have to show, as `Authorization: Bearer ...`."""
@@ -66,10 +99,10 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._dialect: Dialect | None = engine_cls if isinstance(engine_cls, Dialect) else None
         with contextlib.ExitStack() as undo:
             self._group: WorkerGroup[Any] = ManagerWorker.create_group(buffer_size).launch(
-                cluster, NodePlacementStrategy([0]), name=name, max_concurrency=_MAX_CALLS, timeout=timeout
+                cluster, NodePlacementStrategy([0]), name=name, timeout=timeout
             )
             undo.callback(self._group.close)
-            self._manager = ManagerProxy(self._group)
+            self._channel: Channel = Channel.connect(name)
             self._router_port = self._lease_router_port(cluster)
             undo.callback(self._release_router_port)
             self.engines: RolloutEngines = create_rollout_engines(
@@ -88,7 +121,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                 secret=self.secret,
             )
             undo.callback(self.engines.close)
-            self._join(self.engines.urls, time.monotonic() + CALL_SECONDS)
+            self._join(self.engines.urls, Deadline.after(CALL_SECONDS))
             undo.pop_all()
 
     @property
@@ -114,9 +147,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
 
     def _start_router(self, lease: PortLease, timeout: float) -> bool:
         options, secret = self._router_options, self.secret
-        return self._manager.call(
-            ManagerWorker.start_router, lease.address, lease.port, options, secret, timeout=timeout
-        )
+        return self._call(ManagerWorker.start_router, lease.address, lease.port, options, secret, timeout=timeout)
 
     def _release_router_port(self) -> None:
         if self._cluster is not None:
@@ -132,7 +163,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
     ) -> Iterator[tuple[int, Sample]]: ...
 
     def generate(
-        self, request: Mapping[str, Any] | Sequence[Prompt], timeout: float = 600.0, most_at_once: int = 256
+        self, request: Mapping[str, Any] | Sequence[Prompt], timeout: float = GENERATE_SECONDS, most_at_once: int = 256
     ) -> Any:
         """Send a request through the router, to the least busy engine, and return its answer.
 
@@ -152,9 +183,9 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
-        return self._manager.call(ManagerWorker.engine_states)
+        return self._call(ManagerWorker.engine_states)
 
-    def engine_versions(self, timeout: float = 30.0) -> list[int | None]:
+    def engine_versions(self, timeout: float = VERSIONS_SECONDS) -> list[int | None]:
         """Return the version of the weights that each engine serves; None if that is not known.
 
         An engine's version is not known before its first update, after one that failed, while its processes have
@@ -162,28 +193,28 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         """
         return self.engines.versions(timeout)
 
-    def _join(self, urls: Sequence[str], deadline: float) -> None:
+    def _join(self, urls: Sequence[str], deadline: Deadline) -> None:
         """Add engines to the router, and wait until it sends to them."""
-        self._manager.call(ManagerWorker.join, list(urls), timeout=_left(deadline))
+        self._call(ManagerWorker.join, list(urls), timeout=_left(deadline))
         while True:
-            states = self._manager.call(ManagerWorker.engine_states, timeout=_left(deadline))
+            states = self._call(ManagerWorker.engine_states, timeout=_left(deadline))
             if all(state.healthy for state in states if state.url in urls):
                 return
-            if time.monotonic() >= deadline:
+            if deadline.is_over:
                 raise ClusterError(f"the router does not reach {', '.join(urls)}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(JOIN_POLL_SECONDS)
 
     def restart(self, timeout: float = CALL_SECONDS) -> None:
         """Restart the process of router, data buffer and lock, dead or not, in front of the same engines.
 
         The router has the same address. The data buffer is empty, and the lock is free.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         self._group.restart(0, force=True, timeout=timeout)
         if not self._start_router(self._router_port, _left(deadline)):
             hint = "close the manager, and make another one"
             raise ClusterError(f"another program has taken the router's port {self._router_port.port}", hint=hint)
-        self._manager.call(ManagerWorker.join, self.engines.urls, timeout=_left(deadline))
+        self._call(ManagerWorker.join, self.engines.urls, timeout=_left(deadline))
 
     def restart_engine(
         self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
@@ -192,10 +223,10 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
 
         It gets them before it serves, and they may be older than those that it had.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         self.engines.workers_of(engine_rank)
         self.engines.check_own()
-        self._manager.call(ManagerWorker.leave, [self.engines.urls[engine_rank]], timeout=timeout)
+        self._call(ManagerWorker.leave, [self.engines.urls[engine_rank]], timeout=timeout)
         self.engines.restart(engine_rank, _left(deadline))
         if isinstance(weights, WeightLink):
             bring = self.engines.rejoin if weights.version < 0 else self.engines.refill
@@ -204,19 +235,19 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             except RoostError:
                 # The next update may bring them: it serves then.
                 url = self.engines.urls[engine_rank]
-                self._manager.call(ManagerWorker.join, [url])
-                self._manager.call(ManagerWorker.doubt, [*self._manager.call(ManagerWorker.doubted), url])
+                self._call(ManagerWorker.join, [url])
+                self._call(ManagerWorker.doubt, [*self._call(ManagerWorker.doubted), url])
                 raise
         elif weights is not None:
             self.engines.update_weights(weights, version, engine_rank).wait(_left(deadline))
         self._join([self.engines.urls[engine_rank]], deadline)
 
-    def update_weights(self, weights: Any, version: int, timeout: float = 600.0) -> None:
+    def update_weights(self, weights: Any, version: int, timeout: float = WEIGHTS_SECONDS) -> None:
         """Send new weights to every engine, or update a link to the engines, under the lock. Versions only go up.
 
         If that fails, the router sends nothing to engines that are not healthy then, until an update succeeds.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self.lock(timeout):
             try:
                 if isinstance(weights, WeightLink):
@@ -225,37 +256,56 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                     self.engines.update_weights(weights, version).wait(_left(deadline))
             except Exception:
                 with contextlib.suppress(RoostError):
-                    self._manager.call(ManagerWorker.doubt, self.engines.ill_urls())
+                    self._call(ManagerWorker.doubt, self.engines.ill_urls())
                 raise
-            if doubted := self._manager.call(ManagerWorker.doubted):
+            if doubted := self._call(ManagerWorker.doubted):
                 # A link may have left some of them out.
                 still = [url for url in self.engines.ill_urls() if url in doubted]
-                self._manager.call(ManagerWorker.doubt, still)
+                self._call(ManagerWorker.doubt, still)
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
         """Add samples that this version of the weights made to the data buffer; waits while it is full.
 
         If this is interrupted, or raises, none of them go in.
         """
-        if type(version) is not int:
-            raise ConfigError(f"version is {version!r}: it is a whole number")
-        with self._manager.ticket() as ticket:
-            self._manager.wait(ManagerWorker.put, ticket, list(samples), version, timeout=timeout)
-            self._manager.tell(ManagerWorker.confirm, ticket)
+        things = list(samples)
+        if len(things) > self._buffer_size:
+            hint = "put fewer in one call, or make the buffer larger"
+            count = plural(len(things), "sample")
+            raise ConfigError(f"{count} can never fit in a buffer for {self._buffer_size}", hint=hint)
+        try:
+            self._channel.put_many(things, version=version, whole=True, timeout=timeout)
+        except CallTimedOut as late:
+            raise CallTimedOut(f"no room for {plural(len(things), 'sample')} within {timeout:g} s: {late}") from None
 
     def get(self, count: int, timeout: float = CALL_SECONDS, min_version: int | None = None) -> list[Any]:
         """Take the oldest samples, in turn with other gets; samples of a version before `min_version` are dropped.
 
         If this is interrupted, or its process dies, the samples stay in the buffer.
         """
-        with self._manager.ticket() as ticket:
-            samples = self._manager.wait(ManagerWorker.get, ticket, count, min_version, timeout=timeout)
-            self._manager.tell(ManagerWorker.confirm, ticket)
-            return samples
+        if type(count) is not int or not 1 <= count <= self._buffer_size:
+            hint = f"it takes a number from 1 to {self._buffer_size}"
+            raise ConfigError(f"a get can never take {count!r} samples", hint=hint)
+        try:
+            found: list[Any] = self._channel.get_many(count, min_version=min_version, timeout=timeout)
+        except CallTimedOut as late:
+            raise CallTimedOut(f"not {plural(count, 'sample')} within {timeout:g} s: {late}") from None
+        return found
 
     def buffer_stats(self) -> BufferStats:
         """Return how full the data buffer is."""
-        return self._manager.call(ManagerWorker.buffer_stats)
+        line = self._channel.stats(timeout=CALL_SECONDS)["keys"].get(DEFAULT_KEY, {})
+        oldest, newest = line.get("versions", (None, None))
+        return BufferStats(
+            size=line.get("depth", 0),
+            capacity=self._buffer_size,
+            put=line.get("puts", 0),
+            taken=line.get("gets", 0),
+            leased=line.get("leased", 0),
+            dropped=line.get("dropped", 0),
+            oldest_version=oldest,
+            newest_version=newest,
+        )
 
     def lock(self, timeout: float = CALL_SECONDS) -> JobLock:
         """Hold the job's lock for a `with` block, or an `async with` block in a coroutine.
@@ -263,11 +313,17 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         If its holder dies, the next in line gets it. A thread, or a task of an event loop, that holds the lock can take
         it again.
         """
-        return JobLock(self._manager, timeout)
+        return JobLock(self._channel, timeout)
 
     def lock_holder(self) -> str | None:
         """Return who holds the lock: a worker's address, or another process with its machine and pid."""
-        return self._manager.call(ManagerWorker.lock_holder)
+        line = self._channel.stats(timeout=CALL_SECONDS)["keys"].get(LOCK, {})
+        return next(iter(line.get("holders", {})), None)
+
+    def _call(self, method: Callable[..., Value], *args: Any, timeout: float = CALL_SECONDS) -> Value:
+        """Call a method of the manager's process, and wait for it."""
+        value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
+        return value
 
     def close(self) -> None:
         """Stop the engines, the router and the rest; a process that the manager was sent to only lets go of them."""
@@ -279,5 +335,6 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self.close()
 
 
-def _left(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())
+def _left(deadline: Deadline) -> float:
+    # Even a call that is late gets an answer, and says what it was about.
+    return max(0.1, deadline.left)

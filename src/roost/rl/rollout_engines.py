@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, EngineFailed, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class, url_of
 from roost.rl.flags import ROLLOUT, engine_parts, read_flags
+from roost.rl.limits import GRACE_SECONDS, HEALTH_POLL_SECONDS, HEALTH_SECONDS, STOP_SECONDS, VERSIONS_SECONDS
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.events.emitter import Gauge, emitter
@@ -27,13 +29,9 @@ from roost.weights.adapters import Committing
 from roost.weights.link import WeightLink
 from roost.weights.worker import WeightWorker
 
-HEALTH_SECONDS = 300.0
 _MAX_CALLS = 64
 _MAX_TRIES = 5
-_STOP_SECONDS = 30.0
 _STOP_SHARE = 0.2
-_GRACE_SECONDS = 1.0
-_POLL_SECONDS = (0.05, 1.0)
 _SERVER, _NCCL, _DIST_INIT, _DP_ATTENTION = range(4)
 
 
@@ -190,7 +188,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         ranks = count()
         self._workers = [[next(ranks) for _ in range(num_nodes)] for num_nodes in nodes_per_engine]
         self.specs: list[EngineSpec] = list(
-            self._start(range(self.num_engines), time.monotonic() + timeout, timeout).values()
+            self._start(range(self.num_engines), Deadline.after(timeout), timeout).values()
         )
         """What each worker of the group was started with, by rank."""
 
@@ -242,12 +240,12 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def refill(self, link: WeightLink, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
         """Bring an engine that was restarted to the present version of a link."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         # Its node 0 last, which then loads them for all its nodes.
         for rank in reversed(self._ranks(engine_rank)):
-            link.refill(f"{self.group.name}:{rank}", max(_GRACE_SECONDS, deadline - time.monotonic()))
+            link.refill(f"{self.group.name}:{rank}", max(GRACE_SECONDS, deadline.left))
 
-    def versions(self, timeout: float = 30.0) -> list[int | None]:
+    def versions(self, timeout: float = VERSIONS_SECONDS) -> list[int | None]:
         """Return the version of the weights that all processes of each engine have; None if that is not known."""
         outcomes = self.group.served_version().outcomes(timeout)
         by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
@@ -263,18 +261,18 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def restart(self, engine_rank: int, timeout: float = HEALTH_SECONDS) -> None:
         """Restart an engine in its place, in new processes and on new ports, even if it is dead or hangs."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         ranks = self._ranks(engine_rank)
         self.check_own()
         # One that hangs must not use up the time; what it does not end itself ends with its process.
-        self.group.on(*ranks).stop().outcomes(min(_STOP_SECONDS, timeout * _STOP_SHARE))
+        self.group.on(*ranks).stop().outcomes(min(STOP_SECONDS, timeout * _STOP_SHARE))
         for rank in ranks:
-            self.group.restart(rank, force=True, timeout=max(_GRACE_SECONDS, deadline - time.monotonic()))
+            self.group.restart(rank, force=True, timeout=max(GRACE_SECONDS, deadline.left))
         try:
             started = self._start([engine_rank], deadline, timeout)
         except BaseException:
             with contextlib.suppress(RoostError):
-                self.group.on(*ranks).stop().outcomes(_GRACE_SECONDS)
+                self.group.on(*ranks).stop().outcomes(GRACE_SECONDS)
             raise
         self.specs = [started.get(rank, spec) for rank, spec in enumerate(self.specs)]
 
@@ -287,7 +285,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         """Stop every engine and end its workers; a process that only attached lets go of them."""
         with contextlib.closing(self.group), contextlib.suppress(Exception):
             if self.group.is_own:
-                self.group.stop().outcomes(_STOP_SECONDS)
+                self.group.stop().outcomes(STOP_SECONDS)
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -301,14 +299,14 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
             raise ClusterError(f"there is no engine {engine_rank!r}: there are 0-{self.num_engines - 1}")
         return self._workers[engine_rank]
 
-    def _start(self, engine_ranks: Sequence[int], deadline: float, timeout: float) -> dict[int, EngineSpec]:
+    def _start(self, engine_ranks: Sequence[int], deadline: Deadline, timeout: float) -> dict[int, EngineSpec]:
         """Lease ports for these engines and start them; where another program was quicker, again with other ports."""
         specs: dict[int, EngineSpec] = {}
         for _ in range(_MAX_TRIES):
             for engine_rank in engine_ranks:
                 specs |= self._lease_specs(engine_rank)
             started = [rank for engine_rank in engine_ranks for rank in self._workers[engine_rank]]
-            seconds = max(0.1, deadline - time.monotonic())
+            seconds = max(0.1, deadline.left)
             taken = self.group.on(*started).map("start_engine", [specs[rank] for rank in started]).wait(seconds)
             engine_ranks = sorted({specs[rank].engine_rank for rank, lost in zip(started, taken, strict=True) if lost})
             if not engine_ranks:
@@ -316,7 +314,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
                 return specs
             # All processes of such an engine start again: they have to agree on its ports.
             half_started = [rank for engine_rank in engine_ranks for rank in self._workers[engine_rank]]
-            self.group.on(*half_started).stop().outcomes(max(0.1, deadline - time.monotonic()))
+            self.group.on(*half_started).stop().outcomes(max(0.1, deadline.left))
         raise ClusterError(
             f"other programs took the ports of engine {join_words(engine_ranks)} {_MAX_TRIES} times before it could "
             f"listen, last port {join_words([port for lost in taken for port in lost])}",
@@ -401,24 +399,24 @@ def create_rollout_engines(
     except BaseException:
         with contextlib.closing(group), contextlib.suppress(RoostError):
             # Processes that an engine has started need not end with its worker.
-            group.stop().outcomes(_STOP_SECONDS * _STOP_SHARE)
+            group.stop().outcomes(STOP_SECONDS * _STOP_SHARE)
         raise
 
 
 def _wait_until_healthy(
-    group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], deadline: float, timeout: float
+    group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], deadline: Deadline, timeout: float
 ) -> None:
     ranks = list(specs)
-    pause, longest = _POLL_SECONDS
+    pause, longest = HEALTH_POLL_SECONDS
     while True:
-        outcomes = group.on(*ranks).health().outcomes(max(0.1, deadline - time.monotonic()))
+        outcomes = group.on(*ranks).health().outcomes(max(0.1, deadline.left))
         ill = [rank for rank, outcome in zip(ranks, outcomes, strict=True) if not (outcome.is_ok and outcome.value)]
         if not ill:
             return
         failed = [outcome for outcome in outcomes if isinstance(outcome.error, EngineFailed)]
         if failed:
             raise _unhealthy(group, specs, ill, timeout, str(failed[0].error))
-        if time.monotonic() >= deadline or not set(ill) <= set(group.alive):
+        if deadline.is_over or not set(ill) <= set(group.alive):
             raise _unhealthy(group, specs, ill, timeout)
         time.sleep(pause)
         pause = min(longest, 2 * pause)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut
-from roost.rl.ask import ask
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
+from roost.rl.json_request import ask
+from roost.rl.limits import GRACE_SECONDS
 from roost.rl.router import TIMEOUT_HEADER
 
-_GRACE_SECONDS = 1.0
 _MOST_RESUMES = 100
 
 
@@ -47,7 +47,7 @@ class Sampler:
         """
         if not prompts:
             return
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         pool = ThreadPoolExecutor(min(most_at_once, len(prompts)), thread_name_prefix="roost-sampling")
         try:
             asked = {pool.submit(self._answer, prompt, deadline): place for place, prompt in enumerate(prompts)}
@@ -58,10 +58,10 @@ class Sampler:
             # Whoever stops to listen does not wait for the rest.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, prompt: Prompt, deadline: float) -> list[Sample]:
+    def _answer(self, prompt: Prompt, deadline: Deadline) -> list[Sample]:
         return [self._finish(prompt, sample, deadline) for sample in self._ask(prompt, deadline)]
 
-    def _finish(self, prompt: Prompt, sample: Sample, deadline: float) -> Sample:
+    def _finish(self, prompt: Prompt, sample: Sample, deadline: Deadline) -> Sample:
         """Go on with a sample until it is complete."""
         for _ in range(_MOST_RESUMES):
             left = prompt.max_tokens - len(sample.tokens)
@@ -74,12 +74,13 @@ class Sampler:
             sample = join_samples(sample, more)
         return sample
 
-    def _ask(self, prompt: Prompt, deadline: float) -> list[Sample]:
-        left = deadline - time.monotonic()
-        if left <= 0:
+    def _ask(self, prompt: Prompt, deadline: Deadline) -> list[Sample]:
+        if deadline.is_over:
             raise CallTimedOut("not all prompts were answered in time")
         request = self._dialect.to_request(prompt)
-        return self._dialect.from_answer(prompt, ask_router(self._url, self._dialect.path, request, self._secret, left))
+        return self._dialect.from_answer(
+            prompt, ask_router(self._url, self._dialect.path, request, self._secret, deadline.left)
+        )
 
 
 def ask_router(url: str, path: str, request: dict[str, Any], secret: str, timeout: float) -> Any:
@@ -90,7 +91,7 @@ def ask_router(url: str, path: str, request: dict[str, Any], secret: str, timeou
         request,
         secret=secret,
         # The router knows the deadline, and says what happened when it is over.
-        timeout=timeout + _GRACE_SECONDS,
+        timeout=timeout + GRACE_SECONDS,
         who=f"the router at {url}",
         headers={TIMEOUT_HEADER: str(timeout)},
         hint="if its process is gone, manager.restart() starts it again",

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
+from roost.rl.limits import CUT_SECONDS, PAUSE_SECONDS, SERVER_SECONDS
 from roost.text import shorten
 
 try:
@@ -34,9 +35,6 @@ except ImportError as _error:
     raise ImportError("the router and NumpyEngine need aiohttp: pip install 'roost[rl]'") from _error
 
 _BACKLOG = 1024
-_CALL_SECONDS = 30.0
-_CUT_SECONDS = 1.0
-_PAUSE_SECONDS = 0.05
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -148,7 +146,7 @@ class HttpServer:
         self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        self._started.result(_CALL_SECONDS)
+        self._started.result(SERVER_SECONDS)
 
     def call(self, act: Callable[[], Value]) -> Value:
         """Call a function on the server's loop, from another thread; directly once the loop has ended."""
@@ -164,7 +162,7 @@ class HttpServer:
             self._loop.call_soon_threadsafe(run)
         except RuntimeError:
             return act()
-        return done.result(_CALL_SECONDS)
+        return done.result(SERVER_SECONDS)
 
     def close(self, seconds: float, on_late: Callable[[], Awaitable[None]] | None = None) -> None:
         """Stop listening, give requests in flight `seconds` to finish, and cut the rest off. Safe to call again.
@@ -174,7 +172,7 @@ class HttpServer:
         self._grace_seconds, self._on_late = seconds, on_late or self._on_late
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join(seconds + _CALL_SECONDS)
+        self._thread.join(seconds + SERVER_SECONDS)
 
     def _run(self) -> None:
         with self._socket, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -192,7 +190,7 @@ class HttpServer:
         runner = web.AppRunner(
             app,
             access_log=None,
-            shutdown_timeout=_CUT_SECONDS,
+            shutdown_timeout=CUT_SECONDS,
             keepalive_timeout=self._limits.idle_seconds,
             handler_cancellation=True,
         )
@@ -218,7 +216,7 @@ class HttpServer:
             most = min(most, files // 3)
         while server is not None and not self._closing.is_set():
             if len(server.connections) >= most:
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
                 continue
             try:
                 line, _ = await self._loop.sock_accept(self._socket)
@@ -226,7 +224,7 @@ class HttpServer:
             except OSError as error:
                 # The client is gone already, or this process has no file left.
                 log.debug("a connection was not accepted: %s", error)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
                 continue
             self._silent.add(connection)
             self._loop.call_later(self._limits.head_seconds, self._close_silent, connection)

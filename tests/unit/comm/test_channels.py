@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import enum
 import gc
 import pickle
+import signal
 import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigError, NameTaken, Worker
+from roost.comm.channels.client import LocalClient, PutOperation
 from roost.comm.channels.frames import (
+    key_text,
     read_ask,
     read_contents,
+    read_key,
     read_status,
     write_answer,
     write_get,
@@ -22,13 +28,12 @@ from roost.comm.channels.frames import (
     write_put,
 )
 from roost.comm.channels.home import ChannelSettings, Home
-from roost.comm.channels.operations import GetOperation, PutOperation, take_one
 from roost.comm.channels.queues import Answer, Item, Status, Want
-from roost.comm.channels.routes import LentItem
 from roost.comm.messages import Messages
 from roost.comm.move.loans import Lending, _here
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.process import PlainDirectory
+from roost.comm.talk import Talk
 from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, own_instance
 from roost.testing import as_worker
@@ -48,9 +53,10 @@ def frame(envelope, data, buffers):
 @pytest.mark.parametrize("weight", [0, 2.5])
 def test_items_arrive_as_they_were_put_whatever_their_sizes(sizes, weight):
     things = [np.full(size, size % 251, np.uint8) for size in sizes]
-    items = [Item(pack(thing), weight, 1) for thing in things]
-    put = read_ask(frame(*write_put(write_key(("k", 1)), items, True)))
-    assert (put.key, put.waits, [item.weight for item in put.items]) == (("k", 1), True, [weight] * len(sizes))
+    items = [(pack(thing), weight, 1, None) for thing in things]
+    put = read_ask(frame(*write_put(write_key("k"), items, True, False, 7)))
+    assert (put.key, put.waits, put.is_whole) == (write_key("k"), True, False)
+    assert [(item.weight, item.version) for item in put.items] == [(weight, 7)] * len(sizes)
     reply = frame(*write_answer(Answer("c", 1, Status.DONE, put.items), True))
     assert read_status(reply)[0] is Status.DONE
     for sent, piece in zip(things, read_contents(reply), strict=True):
@@ -58,9 +64,9 @@ def test_items_arrive_as_they_were_put_whatever_their_sizes(sizes, weight):
 
 
 def test_a_request_arrives_as_it_was_asked():
-    for want in (Want(), Want(64, 1, ahead=True), Want(9, 0, None, False), Want(target=2.5)):
+    for want in (Want(), Want(64, 1, ahead=True), Want(9, 0, None, False), Want(target=2.5), Want(min_version=-3)):
         asked = read_ask(frame(write_get(write_key("k"), want), b"", ()))
-        assert (asked.key, asked.want) == ("k", want)
+        assert (asked.key, asked.want) == (write_key("k"), want)
 
 
 def test_many_objects_are_pickled_as_each_alone():
@@ -132,7 +138,10 @@ def test_arguments_of_create_are_checked(arguments, text):
     [
         (lambda channel: channel.put(1, weight=-1), "weight is -1: it is a number, 0 or more"),
         (lambda channel: channel.put(1, weight=True), "weight is True"),
-        (lambda channel: channel.put(1, key=[1]), r"key is \[1\]"),
+        (lambda channel: channel.put(1, weight=10**400), "weight is 10000"),
+        (lambda channel: channel.put(1, version=1.0), r"version is 1\.0: it is a whole number"),
+        (lambda channel: channel.put_many([1, 2], weight=[1, 10**400]), "weight is 10000"),
+        (lambda channel: channel.get_batch(10**400), "target_weight is 10000"),
         (lambda channel: channel.put(1, async_op=True, timeout=1), "give the timeout to the handle"),
         (lambda channel: channel.put_many([1, 2], weight=[1]), "given 2 items and 1 weight"),
         (lambda channel: channel.get(timeout="x"), "timeout is 'x'"),
@@ -206,92 +215,321 @@ def test_it_says_what_it_is(channel):
     assert str(channel) == f"<Channel {channel.name!r} in this process, k: 1>"
 
 
-class Spread:
-    """A channel with a home on each of two nodes, and a client next to each."""
+class Colour(enum.IntEnum):
+    RED = 1
 
-    def __init__(self):
-        self.directory = PlainDirectory()
-        self.endpoints = []
-        settings = ChannelSettings(maxsize=0, max_bytes=0, distributed=True, nodes=(0, 1))
-        self.homes = [Home(self.endpoint(f"spread:{rank}", rank), settings, "spread", rank, 2) for rank in (0, 1)]
-        self.clients = [Channel("spread", settings) for _ in (0, 1)]
-        for rank, client in enumerate(self.clients):
-            client._endpoint = self.endpoint(f"client:{rank}", rank)
 
-    def endpoint(self, address, node):
-        own = PeerInfo(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
-        self.endpoints.append(Messages(Endpoint(own, b"secret", self.directory, "127.0.0.1")).endpoint)
-        return self.endpoints[-1]
+class Text(str):
+    __slots__ = ()
 
-    def release(self, rank, key):
-        """Let a home forget a key, as when it has had too many others since that was used."""
-        with self.homes[rank]._lock:
-            number = self.homes[rank]._owned.pop(key)
-        with self.homes[0]._lock:
-            self.homes[0]._free(key, number)
+
+@pytest.mark.parametrize(
+    "key", [True, Colour.RED, np.int64(1), np.float64(1), Text("a"), b"a", None, ("a", 1), [1], float("nan")], ids=repr
+)
+def test_a_key_is_text_or_a_number_by_exact_type(channel, key):
+    with pytest.raises(ConfigError, match="key is ") as refused:
+        channel.put(1, key=key)
+    assert "a key is a str, an int or a float" in str(refused.value)
+
+
+def test_a_key_that_cannot_be_encoded_is_refused(channel):
+    for key in ("\ud800", "x" * 70_000, 1 << (1 << 19)):
+        with pytest.raises(ConfigError, match=r"key is|a key has"):
+            channel.get(key, timeout=0)
+
+
+@given(st.lists(st.one_of(st.text(), st.integers(), st.floats(allow_nan=False)), min_size=2, max_size=2))
+def test_keys_that_differ_in_type_or_value_have_queues_of_their_own(keys):
+    first, second = keys
+    is_same = type(first) is type(second) and first == second
+    assert (write_key(first) == write_key(second)) is is_same
+    assert read_key(write_key(first)) == first
+    assert (key_text(write_key(first)) == key_text(write_key(second))) is is_same
+
+
+def test_one_and_its_float_and_its_text_are_three_keys(channel):
+    for key in (1, 1.0, "1"):
+        channel.put(repr(key), key=key)
+    assert [channel.get(key) for key in (1, 1.0, "1")] == ["1", "1.0", "'1'"]
+    assert set(channel.stats()["keys"]) == {"1", "1.0", "'1'"}
+
+
+def test_items_that_are_too_old_are_dropped_when_newer_ones_are_wanted(channel):
+    channel.put_many(["old", "older"], version=1)
+    channel.put("new", version=5)
+    with pytest.raises(CallTimedOut):
+        channel.get_many(2, min_version=5, timeout=0)
+    assert channel.qsize() == 1
+    assert channel.get(min_version=5) == "new"
+    assert channel.stats()["keys"]["default_queue"]["dropped"] == 2
+
+
+def test_a_put_as_a_whole_waits_for_room_for_all():
+    channel = Channel.create("whole", maxsize=3, local=True)
+    channel.put_many([1, 2])
+    with pytest.raises(CallTimedOut):
+        channel.put_many([3, 4], whole=True, timeout=0)
+    assert channel.qsize() == 2
+    put = channel.put_many([3, 4], whole=True, async_op=True)
+    assert channel.get() == 1
+    put.wait(60)
+    assert channel.get_many(3) == [2, 3, 4]
+    with pytest.raises(ConfigError, match="4 items can never fit at once: the most are 3"):
+        channel.put_many(range(4), whole=True)
+
+
+STEPS = st.one_of(st.lists(st.integers(), min_size=1, max_size=4), st.integers(1, 4), st.just("given back"))
+
+
+@given(st.lists(STEPS, max_size=30), st.integers(1, 6))
+def test_it_is_a_plain_queue_whatever_is_put_as_a_whole_taken_and_given_back(todo, capacity):
+    settings = ChannelSettings(maxsize=capacity, max_bytes=0, distributed=False, nodes=(0,))
+    channel, expected = Channel("plain", settings, local=LocalClient("plain", settings)), []
+    for one in todo:
+        if isinstance(one, list):
+            if len(one) > capacity:
+                continue
+            if len(expected) + len(one) > capacity:
+                with pytest.raises(CallTimedOut):
+                    channel.put_many(one, whole=True, timeout=0)
+            else:
+                channel.put_many(one, whole=True, timeout=0)
+                expected += one
+        elif one == "given back":
+            if expected:
+                lease = channel.lease(timeout=0)
+                assert lease.__enter__() == expected[0]
+                lease.give_back()
+        elif one <= len(expected):
+            assert channel.get_many(one, timeout=0) == expected[:one]
+            del expected[:one]
+        else:
+            with pytest.raises(CallTimedOut):
+                channel.get_many(one, timeout=0)
+        assert channel.qsize() == len(expected)
+
+
+class Interrupted(BaseException):
+    """What a handler of a signal raises."""
 
 
 @pytest.fixture
-def spread():
-    made = Spread()
-    yield made
-    for endpoint in made.endpoints:
-        endpoint.close()
+def alarm():
+    """Raises in the main thread of this process when it waits."""
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    threads = []
+
+    def when(is_time):
+        def press():
+            wait_until(is_time, "it waits")
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        threads.append(threading.Thread(target=press))
+        threads[-1].start()
+
+    yield when
+    for thread in threads:
+        thread.join()
+    signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_key_is_assigned_once_although_two_requests_find_out_that_it_moved(spread):
-    near, far = spread.clients
-    near.put("first", key="k")
-    assert far.get("k", timeout=30) == "first"
-    late = GetOperation(far, near._endpoint.loop, "k", Want(), take_one)
-    late.route, late.place = far.route_of("k"), far.place_of("k")
-    spread.release(0, "k")
-    near.put("second", key="k")
-    # As after many other keys.
-    far._places.clear()
-    assert far.get("k", timeout=30) == "second"
-    # The answer to one that was sent before comes only now.
-    far.move(late)
-    near.put("third", key="k")
-    assert late.wait(30) == "third"
+def leased(channel):
+    with channel.lease():
+        pass
 
 
-def test_a_get_that_timed_out_while_its_key_moved_takes_nothing(spread, monkeypatch):
-    monkeypatch.setattr("roost.comm.channels.operations.GRACE_SECONDS", 0.05)
-    near, far = spread.clients
-    far.put("first", key="k")
-    assert near.get("k", timeout=30) == "first"
-    spread.release(1, "k")
-    with held_up(spread.endpoints[0]), pytest.raises(CallTimedOut):
-        near.get("k", timeout=0.1)
-    near.put("second", key="k")
-    assert near.get("k", timeout=30) == "second"
+@pytest.mark.parametrize(
+    "call",
+    [Channel.get, leased, lambda one: next(iter(one)), lambda one: one.get_many(2), lambda one: one.get_batch(2)],
+    ids=["get", "lease", "loop", "get_many", "get_batch"],
+)
+def test_a_get_that_a_signal_handler_ends_takes_nothing(channel, alarm, call):
+    alarm(lambda: line(channel)["getters"])
+    with pytest.raises(Interrupted):
+        call(channel)
+    wait_until(lambda: not line(channel)["getters"], "it is withdrawn")
+    channel.put("kept")
+    assert channel.get(timeout=60) == "kept"
 
 
-@contextlib.contextmanager
-def held_up(endpoint):
-    """Keep the communication thread of a process busy."""
-    gate = threading.Event()
-    endpoint.loop.call(gate.wait)
-    try:
-        yield
-    finally:
-        gate.set()
+def line(channel):
+    return channel.stats()["keys"].get("default_queue", {"getters": {}, "putters": {}})
 
 
-def test_what_was_lent_for_an_item_comes_back_if_the_item_cannot_be_put(spread):
-    near, _ = spread.clients
-    route = near.route_of("k")
-    loans = _here[near._endpoint.own]
+@pytest.mark.parametrize("is_after_another", [False, True])
+def test_a_put_that_a_signal_handler_ends_is_withdrawn(alarm, is_after_another):
+    channel = Channel.create(f"withdrawn-{is_after_another}", maxsize=1, local=True)
+    channel.put("first")
+    before = channel.put("before", async_op=True) if is_after_another else None
+    alarm(lambda: line(channel)["putters"].get("this process") == 1 + is_after_another)
+    with pytest.raises(Interrupted):
+        channel.put("second")
+    assert channel.get() == "first"
+    if before is not None:
+        before.wait(60)
+        assert channel.get() == "before"
+    assert channel.empty()
 
-    def put(key="k"):
+
+def test_a_task_that_is_cancelled_in_a_lease_gives_its_item_back(channel):
+    async def use():
+        async with channel.lease():
+            raise asyncio.CancelledError
+
+    channel.put("kept")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(use())
+    handle = channel.get(async_op=True)
+    del handle
+    assert channel.get(timeout=60) == "kept"
+
+
+class Own:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return self.value == other.value
+
+    __hash__ = None
+
+
+PLAIN = [
+    None,
+    b"",
+    b"x" * 8191,
+    b"x" * 8192,
+    b"x" * (3 << 20),
+    bytearray(b"y" * 10_000),
+    "",
+    "text" * 5000,
+    [],
+    {"a": [b"z" * 9000, (1, 2.5, None)]},
+    np.arange(20_000),
+    Own(b"w" * 8192),
+]
+
+
+def is_equal(one, other):
+    return type(one) is type(other) and (np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other)
+
+
+class Served:
+    """A channel with some homes, each with a wire of its own, and a client of all of them, in one process."""
+
+    def __init__(self, homes=1, **settings):
+        self.directory = PlainDirectory()
+        self.endpoints = []
+        self.settings = ChannelSettings(
+            **{"maxsize": 0, "max_bytes": 0} | settings, distributed=homes > 1, nodes=tuple(range(homes))
+        )
+        self.homes = [Home(self.endpoint(f"served:{rank}", rank), self.settings, "served") for rank in range(homes)]
+        for home in self.homes:
+            home.open()
+        self.channel = self.client(0)
+
+    def client(self, node):
+        made = Channel("served", self.settings)
+        with pytest.MonkeyPatch.context() as patch:
+            messages = Messages(self.new_endpoint(f"client:{len(self.endpoints)}", node))
+            patch.setattr("roost.comm.channels.channel.process_talk", lambda _: Talk(messages))
+            made._connect()
+        return made
+
+    def new_endpoint(self, address, node):
+        own = PeerInfo(address=address, instance=own_instance(), node=f"node {node}", node_rank=node)
+        self.endpoints.append(Endpoint(own, b"secret", self.directory, "127.0.0.1"))
+        return self.endpoints[-1]
+
+    def endpoint(self, address, node):
+        return Messages(self.new_endpoint(address, node)).endpoint
+
+
+@pytest.fixture
+def serve():
+    made = []
+
+    def start(*args, **kwargs):
+        made.append(Served(*args, **kwargs))
+        return made[-1]
+
+    yield start
+    for one in made:
+        for endpoint in one.endpoints:
+            endpoint.close()
+
+
+@pytest.mark.parametrize("where", ["here", "the same node", "another node"])
+def test_plain_values_of_every_kind_arrive_as_they_were_put(serve, channel, where):
+    if where != "here":
+        channel = serve().client(0 if where == "the same node" else 1)
+    for thing in PLAIN:
+        channel.put(thing)
+        assert is_equal(channel.get(timeout=60), thing)
+        channel.put(thing)
+        with channel.lease(timeout=60) as leased:
+            assert is_equal(leased, thing)
+    channel.put_many(PLAIN)
+    assert all(map(is_equal, channel.get_many(len(PLAIN), timeout=60), PLAIN))
+    channel.put_many(PLAIN)
+    channel.close()
+    assert all(map(is_equal, channel, PLAIN))
+
+
+def test_each_key_of_a_spread_channel_has_one_home_for_all_clients(serve):
+    served = serve(3)
+    clients = [served.client(node) for node in range(3)]
+    keys = [*range(50), *map(str, range(50)), *(number / 2 for number in range(50))]
+    for number, key in enumerate(keys):
+        clients[number % 3].put(key, key=key)
+    assert all(home._queues.totals()["depth"] for home in served.homes)
+    for number, key in enumerate(keys):
+        assert clients[(number + 1) % 3].qsize(key) == 1
+        assert clients[(number + 2) % 3].get(key, timeout=60) == key
+
+
+def test_an_item_that_three_processes_died_with_is_set_aside_and_the_log_says_so(serve, caplog):
+    served = serve()
+    served.channel.put_many(["deadly", "next"])
+    for _ in range(3):
+        dying = served.client(0)
+        lease = dying.lease(timeout=60)
+        assert lease.__enter__() == "deadly"
+        dying._endpoint.close()
+        wait_until(lambda: not line(served.channel)["leased"], "its death is noticed")
+    assert served.channel.get(timeout=60) == "next"
+    assert line(served.channel)["set_aside"] == 1
+    assert "1 item is set aside, since three processes that had got them died" in caplog.text
+
+
+def test_counts_of_a_key_that_is_empty_are_kept_and_there_are_not_too_many(channel):
+    for _ in range(3):
+        channel.put(1)
+        channel.get()
+    assert (line(channel)["puts"], line(channel)["gets"], line(channel)["depth"]) == (3, 3, 0)
+    for key in range(1000):
+        channel.put(1, key=key)
+        channel.get(key)
+    assert len(channel.stats()["keys"]) < 300
+
+
+def test_what_was_lent_for_an_item_comes_back_if_the_item_cannot_be_put(serve):
+    channel = serve().channel
+    client, key = channel._place("k")
+    loans = _here[channel._endpoint.own]
+
+    def put():
         lending = Lending(loans, "")
         lending.number = loans.add(lending)
-        near._puts.run(PutOperation(near, route.loop, key, [LentItem(pack(1), 0, 1, lending)], True), False, None)
+        client.put(PutOperation(client, key, [(pack(1), 0, 1, lending)]), False, None)
 
     put()
     assert len(loans._lent) == 1
-    near.close()
+    channel.close()
     with pytest.raises(ChannelClosed):
         put()
     assert len(loans._lent) == 1

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from roost import Channel
-from roost.comm.channels.operations import take_leased, take_one
+from roost.comm.channels.client import Client, take_all, take_one
 from roost.comm.wire.loop import Handle, Loop
 
 
@@ -63,15 +63,23 @@ class Interrupting:
         self.acknowledged = 0
         self.channel = "channel"
 
-    def open(self, contents=None):
-        del contents
+    client = property(lambda self: self)
+    contents = (1,)
+
+    def unpack(self, *_):
         raise self.error
+
+    unpack_many = unpack
+    not_opened = Client.not_opened
+
+    def give_back(self):
+        pass
 
     def acknowledge(self):
         self.acknowledged += 1
 
 
-@pytest.mark.parametrize("take", [take_one, take_leased])
+@pytest.mark.parametrize("take", [take_one, take_all])
 def test_an_item_is_not_acknowledged_when_its_unpickling_is_interrupted(take):
     interrupted = Interrupting(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -80,14 +88,15 @@ def test_an_item_is_not_acknowledged_when_its_unpickling_is_interrupted(take):
     odd = Interrupting(ValueError())
     with pytest.raises(Exception, match="cannot be unpickled"):
         take(odd)
-    assert odd.acknowledged == 1
+    # All that came together go back, so that each can be taken alone.
+    assert odd.acknowledged == (take is take_one)
 
 
 def test_an_item_is_still_there_after_an_interrupted_get(monkeypatch):
     channel = Channel.create("interrupted", local=True)
     channel.put(1)
     with monkeypatch.context() as patch:
-        patch.setattr("roost.comm.channels.routes.LocalRoute.unpack_many", Interrupting(KeyboardInterrupt()).open)
+        patch.setattr("roost.comm.channels.client.LocalClient.unpack", Interrupting(KeyboardInterrupt()).unpack)
         with pytest.raises(KeyboardInterrupt):
             channel.get()
     assert channel.get() == 1

@@ -172,7 +172,7 @@ def test_a_pause_that_waits_lets_sequences_finish_and_starts_no_others(make, bat
 
 
 def test_a_pause_that_the_engine_does_not_reach_is_given_up(make, batch, monkeypatch):
-    monkeypatch.setattr(generation_module, "_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(generation_module, "WEIGHTS_SECONDS", 0.1)
     generation = make()
     batch.hold(after=1)
     samples = ask(generation, max_tokens=4)

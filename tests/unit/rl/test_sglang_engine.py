@@ -152,7 +152,7 @@ def test_nothing_is_answered_with_weights_in_doubt(start):
 
 
 def test_an_update_that_takes_too_long_is_named(start, monkeypatch):
-    monkeypatch.setattr(module, "_UPDATE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "WEIGHTS_SECONDS", 0.5)
     engine = start("hang-in-update")
     with pytest.raises(CallTimedOut, match=r"the SGLang of engine 0 has not answered in 0\.5 s"):
         engine.update_weights(weights(2), 1)

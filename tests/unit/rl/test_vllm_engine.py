@@ -128,7 +128,7 @@ def test_an_engine_with_weights_in_doubt_does_not_wake_up_with_them(start):
 def test_an_update_whose_end_is_not_known_leaves_weights_in_doubt(start, monkeypatch):
     engine = start("hang-once")
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_UPDATE_SECONDS", 0.5)
+        patch.setattr(module, "WEIGHTS_SECONDS", 0.5)
         with pytest.raises(CallTimedOut, match=r"the vLLM of engine 0 has not answered in 0\.5 s"):
             engine.update_weights(weights(2), 1)
     assert not engine.health()

@@ -8,37 +8,38 @@ for sample in channel:         # until it is closed and empty
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.channels.checks import check_async, check_key, check_name, check_size, check_weight
-from roost.comm.channels.frames import Op
-from roost.comm.channels.home import ChannelSettings, Home
-from roost.comm.channels.items import ONE, ChannelIterator, ItemLease, wait_get
-from roost.comm.channels.operations import (
-    DEFAULT_KEY,
+from roost.comm.channels.client import (
+    Ahead,
+    AheadOperation,
     Arrival,
-    AsyncGetOperation,
+    Client,
     GetOperation,
-    Operation,
-    Place,
+    LocalClient,
     PutOperation,
+    open_one,
     take_all,
     take_one,
 )
-from roost.comm.channels.puts import Puts
-from roost.comm.channels.queues import Item, Want
-from roost.comm.channels.routes import LocalRoute, RemoteRoute, Route
+from roost.comm.channels.frames import Op, Packed, write_key
+from roost.comm.channels.home import ChannelSettings, Home
+from roost.comm.channels.queues import Want
+from roost.comm.limits import ASK_SECONDS, CONNECT_SECONDS
 from roost.comm.process import job_context, process_talk
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
-from roost.runtime.events.emitter import emitter
+from roost.runtime.events.emitter import Gauge, emitter
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ if TYPE_CHECKING:
     from roost.runtime.groups.group import WorkerGroup
 
 MAX_BYTES = 1 << 30
-_CONNECT_SECONDS = 30.0
-_ASK_SECONDS = 60.0
+DEFAULT_KEY = "default_queue"
+_ONE = Want()
 _ONE_NOW = Want(waits=False)
+_AHEAD = Want(most=64, ahead=True)
 _MOST_PLACES = 1 << 12
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 4096
 """How much one frame of `put_many` carries."""
+_MOST_VERSION = 1 << 63
 
-_local: weakref.WeakValueDictionary[tuple[int, str], LocalRoute] = weakref.WeakValueDictionary()
+_local: weakref.WeakValueDictionary[tuple[int, str], LocalClient] = weakref.WeakValueDictionary()
 """By process and name: the local channels that are in use."""
 
 
@@ -70,9 +73,12 @@ class ChannelWorker(Worker):
         first = placement.cluster_node_rank - self.rank if self.world_size > 1 else placement.cluster_node_rank
         nodes = tuple(range(first, first + self.world_size))
         settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, nodes=nodes)
-        endpoint = process_talk(self._identity).messages.endpoint
-        self._home = Home(endpoint, settings, self.group_name, self.rank, self.world_size)
-        emitter.add_gauge(self._home.gauge)
+        self._home = Home(process_talk(self._identity).messages.endpoint, settings, self.group_name)
+        self._home.open()
+        emitter.add_gauge(self._gauge)
+
+    def _gauge(self) -> list[Gauge]:
+        return self._home.gauge()
 
     def channel_stats(self) -> dict[str, Any]:
         """Return depth, rates and bytes of each key, and who waits."""
@@ -83,26 +89,27 @@ class Channel:
     """A named queue. Make one with `create` or `connect`; it can be an argument of a call to a group.
 
     Items are anything that pickles; arrays and tensors in them travel as raw buffers. Under each key, items come out in
-    the order in which they went in. A `put` that has returned is in the queue, whatever happens to the process that put
-    it; an item that was handed to a process that dies before it has it goes to another one.
+    the order in which they went in. A key is text or a number. A `put` that has returned is in the queue, whatever
+    happens to the process that put it; an item that was handed to a process that dies before it has it goes to another
+    one, up to three times: an item that three processes died with is set aside.
 
     With `async_op=True` a call returns a handle at once; what was put must not be changed until the handle is done.
     """
 
     def __init__(
-        self, name: str, settings: ChannelSettings, identity: Any = None, local: LocalRoute | None = None
+        self, name: str, settings: ChannelSettings, identity: Any = None, local: LocalClient | None = None
     ) -> None:
         """Use `create` or `connect`."""
         self._name = name
         self._settings = settings
         self._identity = identity
         self._local = local
-        self._routes: dict[int, Route] = {}
-        self._places: dict[Hashable, Place] = {}
-        self._puts = Puts()
+        self._clients: Sequence[Client] = [local] if local is not None else []
+        """One for each home."""
+        self._places: dict[str, tuple[Client, bytes]] = {}
+        """By key that is text: its home, and how that knows it."""
         self._lock = threading.Lock()
         self._endpoint: Endpoint | None = None
-        self._pid = os.getpid()
         self._group: WorkerGroup[Any] | None = None
         """The group of its home, if this object launched it."""
 
@@ -121,15 +128,16 @@ class Channel:
         """Start a channel, or connect to the one of that name if it was created with the same arguments.
 
         - `maxsize`: how many items each key can have before `put` waits; 0 is no limit.
-        - `distributed`: one home on each node; a key lives on the node where it was first used.
+        - `distributed`: one home on each node; which of them a key lives in follows from the key alone.
         - `node_rank`: the node of its home.
         - `local`: queues inside this process, which hand over the objects themselves; needs no Ray.
-        - `max_bytes`: how many bytes a home can have before `put` waits; 0 is no limit.
+        - `max_bytes`: how much memory the items of a home may take before `put` waits; 0 is no limit.
         - `timeout`: seconds until it must be ready.
         """
-        check_name(name)
-        check_size("maxsize", maxsize)
-        check_size("max_bytes", max_bytes)
+        _check_name(name)
+        for label, size in (("maxsize", maxsize), ("max_bytes", max_bytes)):
+            if type(size) is not int or size < 0:
+                raise ConfigError(f"{label} is {size!r}: it is a whole number, and 0 is no limit")
         for label, value in (("distributed", distributed), ("local", local)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{label} is {value!r}: it is True or False")
@@ -179,7 +187,7 @@ class Channel:
 
         `worker` matters only in a plain process in which several workers were made by hand.
         """
-        check_name(name)
+        _check_name(name)
         local = _local.get((os.getpid(), name))
         if local is not None:
             return cls(name, local.settings, local=local)
@@ -189,7 +197,7 @@ class Channel:
                 f"there is no channel {name!r} in this process, which belongs to no job",
                 hint="make a Cluster first, or Channel.create(…, local=True)",
             )
-        seconds = _CONNECT_SECONDS if timeout is None else check_timeout(timeout)
+        seconds = CONNECT_SECONDS if timeout is None else check_timeout(timeout)
         found = cls._find(name, worker)
         if found is None:
             # It may be on its way.
@@ -208,7 +216,7 @@ class Channel:
         key = os.getpid(), name
         local = _local.get(key)
         if local is None:
-            local = _local[key] = LocalRoute(name, settings)
+            local = _local[key] = LocalClient(name, settings)
         elif local.settings != settings:
             raise NameTaken(f"a local channel {name!r} exists with other arguments", hint="choose another name")
         return cls(name, settings, local=local)
@@ -227,7 +235,7 @@ class Channel:
             raise NameTaken(f"{name!r} is a group of workers, not a channel", hint="names are unique in a job")
         identity = worker._identity if worker is not None else None
         found = cls(name, ChannelSettings(maxsize=0, max_bytes=0, distributed=False, nodes=(0,)), identity)
-        found._describe(_ASK_SECONDS)
+        found._describe(ASK_SECONDS)
         return found
 
     @classmethod
@@ -247,7 +255,10 @@ class Channel:
         return made
 
     def _describe(self, seconds: float | None) -> None:
-        self._settings = self._route_to(0).call(Op.DESCRIBE).wait(seconds)
+        self._connect()
+        # How many homes it has is not known yet.
+        self._settings = self._clients[0].ask(Op.DESCRIBE).wait(seconds)
+        self._endpoint = None
 
     @property
     def name(self) -> str:
@@ -271,19 +282,24 @@ class Channel:
         key: Hashable = DEFAULT_KEY,
         async_op: bool = False,
         *,
+        version: int = 0,
         timeout: float | None = None,
     ) -> Handle[None] | None:
-        """Put an item into the queue of a key; waits while that is full."""
-        route = self.route_of(key)
-        put = PutOperation(self, route.loop, key, (route.pack(item, check_weight(weight)),), True)
-        return self._puts.run(put, async_op, timeout)
+        """Put an item into the queue of a key; waits while that is full.
+
+        `version` is that of the weights that made it, for a `get` that wants no older items.
+        """
+        client, place = self._place(key)
+        if async_op or timeout is not None:
+            timeout = _check_wait(async_op, timeout)
+        weight, version = _check_weight(weight), _check_version(version)
+        return client.put(PutOperation(client, place, (client.pack(item, weight),), version), async_op, timeout)
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Put an item; asyncio.QueueFull if the queue is full."""
-        route = self.route_of(key)
-        self._puts.run(
-            PutOperation(self, route.loop, key, (route.pack(item, check_weight(weight)),), False), False, None
-        )
+        client, place = self._place(key)
+        packed = client.pack(item, _check_weight(weight))
+        client.put(PutOperation(client, place, (packed,), waits=False), False, None)
 
     def put_many(
         self,
@@ -292,40 +308,64 @@ class Channel:
         key: Hashable = DEFAULT_KEY,
         async_op: bool = False,
         *,
+        version: int = 0,
+        whole: bool = False,
         timeout: float | None = None,
     ) -> Handle[None] | None:
-        """Put items, in order, much faster than one by one; `weight` is that of each, or a list with one for each."""
-        route = self.route_of(key)
+        """Put items, in order, much faster than one by one; `weight` is that of each, or a list with one for each.
+
+        They go in as there is room; with `whole=True` all at once, or none of them.
+        """
+        client, place = self._place(key)
+        timeout = _check_wait(async_op, timeout)
         things = list(items)
-        weights = list(weight) if isinstance(weight, Iterable) else [weight] * len(things)
+        if whole and self.maxsize and len(things) > self.maxsize:
+            raise ConfigError(
+                f"{plural(len(things), 'item')} can never fit at once: the most are {self.maxsize}",
+                hint="put fewer in one call, or make maxsize larger",
+            )
+        if isinstance(weight, Iterable):
+            weights = [_check_weight(each) for each in weight]
+        else:
+            weights = [_check_weight(weight)] * len(things)
         if len(weights) != len(things):
             raise ConfigError(f"put_many was given {plural(len(things), 'item')} and {plural(len(weights), 'weight')}")
-        for each in set(weights):
-            check_weight(each)
-        batches: list[list[Item]] = []
-        size = _BATCH_BYTES
-        for packed in route.pack_many(things, weights):
-            if size >= _BATCH_BYTES or len(batches[-1]) >= _BATCH_ITEMS:
+        _check_version(version)
+        batches: list[list[Packed]] = []
+        size = 0
+        for packed in client.pack_many(things, weights):
+            if not batches or (not whole and (size >= _BATCH_BYTES or len(batches[-1]) >= _BATCH_ITEMS)):
                 batches.append([])
                 size = 0
             batches[-1].append(packed)
-            size += packed.size
-        puts = [PutOperation(self, route.loop, key, batch, True) for batch in batches]
-        if not puts:
-            done: Handle[None] = Handle(route.loop)
-            done.complete(None)
-            return done if async_op else None
-        if len(puts) == 1:
-            return self._puts.run(puts[0], async_op, timeout)
-        return self._puts.run_all(puts, route.loop, async_op, timeout)
+            size += packed[2]
+        puts = [PutOperation(client, place, batch, version, is_whole=whole) for batch in batches]
+        return client.put(puts[0], async_op, timeout) if len(puts) == 1 else client.put_all(puts, async_op, timeout)
 
-    def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """Take the next item of a key; waits until there is one. ChannelClosed if there will be none."""
-        return self._get(key, ONE, take_one, async_op, timeout)
+    def get(
+        self,
+        key: Hashable = DEFAULT_KEY,
+        async_op: bool = False,
+        *,
+        min_version: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Take the next item of a key; waits until there is one. ChannelClosed if there will be none.
+
+        With `min_version`, items of an older version are dropped when it is the turn of this call.
+        """
+        client, place = self._place(key)
+        if async_op or timeout is not None:
+            timeout = _check_wait(async_op, timeout)
+        want = _ONE if min_version is None else Want(min_version=_check_version(min_version))
+        if async_op:
+            return client.get_async(place, want, take_one)
+        return client.get(GetOperation(client, place, want), take_one, timeout)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the next item; asyncio.QueueEmpty if there is none, or if others wait for it."""
-        return self._get(key, _ONE_NOW, take_one, False, None)
+        client, place = self._place(key)
+        return client.get(GetOperation(client, place, _ONE_NOW), take_one, None)
 
     def get_batch(
         self,
@@ -341,9 +381,9 @@ class Channel:
         that is heavier than the target by itself is a ConfigError, and stays. When the channel is closed, what is left
         is a batch.
         """
-        if isinstance(target_weight, bool) or not isinstance(target_weight, int | float) or not target_weight > 0:
+        if type(target_weight) not in (int, float) or not 0 < target_weight <= sys.float_info.max:
             raise ConfigError(f"target_weight is {target_weight!r}: it is a number above 0")
-        return self._get(key, Want(target=float(target_weight)), take_all, async_op, timeout)
+        return self._get_list(key, Want(target=float(target_weight)), async_op, timeout)
 
     def get_many(
         self,
@@ -352,18 +392,22 @@ class Channel:
         async_op: bool = False,
         *,
         wait: int | None = None,
+        min_version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Take up to `n` items in one go, in a list; waits for `n`, or for as many as `wait` says, and takes more.
 
-        With `wait=0` it does not wait. When the channel is closed, what is left may be fewer.
+        With `wait=0` it does not wait. When the channel is closed, what is left may be fewer. With `min_version`, items
+        of an older version are dropped when it is the turn of this call, even if it then times out.
         """
         least = n if wait is None else wait
         if type(n) is not int or n < 1:
             raise ConfigError(f"n is {n!r}: it is a whole number, at least 1")
         if type(least) is not int or not 0 <= least <= n:
             raise ConfigError(f"wait is {wait!r}: it is a whole number from 0 to n, which is {n}")
-        return self._get(key, Want(n, least, None, least > 0), take_all, async_op, timeout)
+        if min_version is not None:
+            _check_version(min_version)
+        return self._get_list(key, Want(n, least, None, least > 0, min_version=min_version), async_op, timeout)
 
     def lease(self, key: Hashable = DEFAULT_KEY, *, timeout: float | None = None) -> ItemLease:
         """Take an item for a block: `with channel.lease() as item`.
@@ -403,13 +447,13 @@ class Channel:
 
         The homes end with the Cluster, or at the end of a `with` block around the channel.
         """
-        for home in range(self._size):
-            self._route_to(home).call(Op.CLOSE).wait(check_timeout(timeout))
+        for client in self._connected():
+            client.ask(Op.CLOSE).wait(check_timeout(timeout))
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return for each key its depth, bytes, counts and who waits, and the rates of the last ten seconds."""
         seconds = check_timeout(timeout)
-        calls = [self._route_to(home).call(Op.STATS) for home in range(self._size)]
+        calls = [client.ask(Op.STATS) for client in self._connected()]
         homes = [call.wait(seconds) for call in calls]
         keys: dict[str, Any] = {}
         for home in homes:
@@ -450,7 +494,7 @@ class Channel:
             found = self.stats(timeout=1.0)
         except (ClusterError, ChannelClosed):
             return repr(self)
-        depths = ", ".join(f"{key}: {line['depth']}" for key, line in found["keys"].items()) or "empty"
+        depths = ", ".join(f"{key}: {line['depth']}" for key, line in found["keys"].items() if line["depth"]) or "empty"
         return f"{repr(self)[:-1]}, {shorten(depths, 200)}>"
 
     def __reduce__(self) -> Any:
@@ -461,111 +505,173 @@ class Channel:
             )
         return Channel, (self._name, self._settings)
 
-    # Where a key lives.
-
-    @property
-    def _size(self) -> int:
-        return len(self._settings.nodes)
-
-    def _route_to(self, home: int) -> Route:
-        """Return the way to a home, over the connections that this process has now."""
-        if self._local is not None:
-            return self._local
-        endpoint = self._endpoint
-        if endpoint is None or endpoint.is_closed or self._pid != os.getpid():
-            with self._lock:
-                endpoint = self._endpoint = process_talk(self._identity).messages.endpoint
-                self._pid = os.getpid()
-                self._routes.clear()
-        route = self._routes.get(home)
-        if route is None:
-            route = self._routes[home] = RemoteRoute(endpoint, f"{self._name}:{home}")
-        return route
-
-    def route_of(self, key: Hashable) -> Route:
-        """Return the way to the home of a key."""
-        if key is not DEFAULT_KEY:
-            check_key(key)
-        if self._size == 1:
-            return self._route_to(0)
-        place = self._places.get(key)
-        if place is None:
+    def _place(self, key: Hashable) -> tuple[Client, bytes]:
+        """Return what asks the home of a key, and how that knows the key."""
+        if self._local is None and (self._endpoint is None or self._endpoint.is_closed):
+            # It has not been used in this process, or the Cluster of that time is closed.
+            self._connect()
+        if type(key) is str and key in self._places:
+            return self._places[key]
+        known = write_key(key)
+        found = self._clients[zlib.crc32(known) % len(self._clients)], known
+        if type(key) is str:
             if len(self._places) >= _MOST_PLACES:
-                # What is in use is found again.
                 self._places.clear()
-            place = self._places[key] = self._locate(key, 0, assigns=True).wait(_ASK_SECONDS)
-        return self._route_to(place[0])
-
-    def known_route(self, key: Hashable) -> Route:
-        """Return the way to the home where a key was last."""
-        place = self._places.get(key)
-        return self._route_to(place[0] if place is not None else 0)
-
-    def place_of(self, key: Hashable) -> Place | None:
-        """Return where a key lives, as far as is known."""
-        return self._places.get(key)
-
-    def release(self, put: PutOperation) -> None:
-        """Note that a put has ended, so that another one may be sent."""
-        self._puts.release(put)
-
-    def _locate(self, key: Hashable, but_not: int, *, assigns: bool) -> Handle[Any]:
-        directory = self._route_to(0)
-        nodes = self._settings.nodes
-        node_rank = self._endpoint.own.node_rank if self._endpoint is not None else -1
-        near = nodes.index(node_rank) if node_rank in nodes else 0
-        return directory.call(Op.LOCATE, key, near, but_not, assigns)
-
-    def move(self, operation: Operation) -> None:
-        """Start an operation where its key lives now; in the thread that reads."""
-        key = operation.key
-        place = self._places.get(key)
-        if place is not None and (place != operation.place or self._route_to(place[0]) is not operation.route):
-            # Another operation has found out meanwhile. The directory would assign the key again.
-            self._restart(operation, place)
-            return
-        located = self._locate(key, place[1] if place is not None else 0, assigns=True)
-
-        def go_on() -> None:
-            try:
-                found = located.wait(0)
-            except Exception as error:
-                operation.fail(error)
-                return
             self._places[key] = found
-            self._restart(operation, found)
-
-        located.on_done(go_on)
-
-    def _restart(self, operation: Operation, place: Place) -> None:
-        operation.start(self._route_to(place[0]))
-        if operation.is_given_up:
-            # Meanwhile, and so at the home before this one.
-            operation.give_up()
-
-    def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
-        check_key(key)
-        seconds = check_timeout(timeout)
-        route = self._route_to(0)
-        if self._size > 1:
-            place = self._locate(key, 0, assigns=False).wait(seconds)
-            if place is None:
-                return 0, False
-            route = self._route_to(place[0])
-        found: tuple[int, bool] = route.call(Op.DEPTH, key).wait(seconds)
         return found
 
-    # Gets.
+    def _connected(self) -> Sequence[Client]:
+        """Return what asks each of the homes."""
+        self._place(DEFAULT_KEY)
+        return self._clients
 
-    def _get(
-        self, key: Hashable, want: Want, take: Callable[[Arrival], Any], async_op: bool, timeout: float | None
-    ) -> Any:
-        check_async(async_op, timeout)
-        seconds = check_timeout(timeout)
-        route = self.route_of(key)
+    def _connect(self) -> None:
+        with self._lock:
+            endpoint = process_talk(self._identity).messages.endpoint
+            homes = range(len(self._settings.nodes))
+            self._places = {}
+            self._clients = [Client(endpoint, self._name, home, self._settings) for home in homes]
+            self._endpoint = endpoint
+
+    def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
+        client, place = self._place(key)
+        found: tuple[int, bool] = client.ask(Op.DEPTH, place).wait(check_timeout(timeout))
+        return found
+
+    def _get_list(self, key: Hashable, want: Want, async_op: bool, timeout: float | None) -> Any:
+        client, place = self._place(key)
+        timeout = _check_wait(async_op, timeout)
         if async_op:
-            handle = AsyncGetOperation(self, route.loop, key, want, take)
-            handle.start(route)
-            return handle
-        get = GetOperation(self, route.loop, key, want, take)
-        return wait_get(get, route, seconds)
+            return client.get_async(place, want, take_all)
+        return client.get(GetOperation(client, place, want), take_all, timeout)
+
+
+class ItemLease:
+    """An item that goes back to the queue unless the block around it ends well."""
+
+    def __init__(self, channel: Channel, key: Hashable, seconds: float | None) -> None:
+        self._channel = channel
+        self._key = key
+        self._seconds = seconds
+        self._arrival: Arrival | None = None
+
+    def __enter__(self) -> Any:
+        client, place = self._channel._place(self._key)
+        return client.get(GetOperation(client, place, _ONE), self._open, self._seconds)
+
+    async def __aenter__(self) -> Any:
+        client, place = self._channel._place(self._key)
+        return await client.await_get(GetOperation(client, place, _ONE), self._open, self._seconds)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.give_back()
+        elif self._arrival is not None:
+            self._arrival.acknowledge()
+            self._arrival = None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __del__(self) -> None:
+        arrival = getattr(self, "_arrival", None)
+        if arrival is not None:
+            arrival.give_back_soon()
+
+    def give_back(self) -> None:
+        """Return the item to the front of the queue; the block may go on."""
+        if self._arrival is not None:
+            self._arrival.give_back()
+            self._arrival = None
+
+    def _open(self, arrival: Arrival) -> Any:
+        value = open_one(arrival)
+        self._arrival = arrival
+        return value
+
+
+class ChannelIterator(Iterator[Any], AsyncIterator[Any]):
+    """The items of a channel, until it is closed and all of them are taken."""
+
+    def __init__(self, channel: Channel, key: Hashable, seconds: float | None) -> None:
+        self._channel = channel
+        self._key = key
+        self._seconds = seconds
+        self._ahead: Ahead | None = None
+
+    def __iter__(self) -> ChannelIterator:
+        return self
+
+    def __aiter__(self) -> ChannelIterator:
+        return self
+
+    def __next__(self) -> Any:
+        while True:
+            found = self._ahead.take() if self._ahead is not None else ()
+            if found:
+                return found[0]
+            client, place = self._channel._place(self._key)
+            try:
+                client.get(AheadOperation(client, place, _AHEAD), self._keep, self._seconds)
+            except ChannelClosed:
+                raise StopIteration from None
+
+    async def __anext__(self) -> Any:
+        while True:
+            found = self._ahead.take() if self._ahead is not None else ()
+            if found:
+                return found[0]
+            client, place = self._channel._place(self._key)
+            try:
+                await client.await_get(AheadOperation(client, place, _AHEAD), self._keep, self._seconds)
+            except ChannelClosed:
+                raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        """Return the items that the loop did not get; the end of the loop does that, too."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.give_back()
+
+    def __del__(self) -> None:
+        ahead = getattr(self, "_ahead", None)
+        if ahead is not None:
+            ahead.give_back_soon()
+
+    def _keep(self, ahead: Ahead) -> None:
+        self._ahead = ahead
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"{name!r} is not the name of a channel")
+
+
+def _check_weight(weight: Any, label: str = "weight") -> float:
+    """Return the weight of an item as a number that a frame can carry; ConfigError if it is none."""
+    if (type(weight) is int or type(weight) is float) and 0 <= weight <= sys.float_info.max:
+        return weight
+    if not isinstance(weight, bool | str) and hasattr(weight, "__float__"):
+        with contextlib.suppress(OverflowError, ValueError, TypeError):
+            if 0 <= float(weight) <= sys.float_info.max:
+                return float(weight)
+    raise ConfigError(f"{label} is {shorten(repr(weight), 100)}: it is a number, 0 or more")
+
+
+def _check_version(version: Any) -> int:
+    if type(version) is not int or not -_MOST_VERSION <= version < _MOST_VERSION:
+        raise ConfigError(f"version is {shorten(repr(version), 100)}: it is a whole number of 64 bits")
+    return version
+
+
+def _check_wait(async_op: bool, timeout: float | None) -> float | None:
+    """Return the seconds that a call waits; ConfigError if a call that does not wait was given a timeout."""
+    if async_op and timeout is not None:
+        raise ConfigError(
+            "with async_op=True the call does not wait", hint="give the timeout to the handle: wait(timeout)"
+        )
+    return check_timeout(timeout)

@@ -4,7 +4,8 @@ No sockets, no clock, no threads, and nothing in here looks into an item. What h
 be done about it is the list of events that it returns. So tests compare lists.
 
 An item that is handed to a client stays here, leased, until the client acknowledges it. If the client dies or gives up
-before that, the item goes back to its place at the front.
+before that, the item goes back to its place at the front. An item that three clients died with is set aside: it may be
+what ends them, and would end one after another.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ import enum
 import itertools
 import operator
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _AHEAD_BYTES = 1 << 20
 """How much an iterator may have ahead of the loop that it feeds; always at least one item."""
+
+_LIVES = 3
+"""How many clients may die with an item before it is set aside."""
+_MOST_IDLE = 256
+"""Of how many keys that are empty the counts are kept."""
 
 _PLACE = operator.attrgetter("place")
 
@@ -35,19 +41,21 @@ class Status(enum.IntEnum):
     CLOSED = 3
     TOO_HEAVY = 4
     CANCELLED = 5
-    MOVED = 6
-    FAILED = 7
+    FAILED = 6
 
 
 class Item:
-    """One item: its weight and size, and what it is, which only its consumer looks at."""
+    """One item: its weight, size and version, and what it is, which only its consumer looks at."""
 
-    __slots__ = ("content", "place", "size", "weight")
+    __slots__ = ("content", "lives", "place", "size", "version", "weight")
 
-    def __init__(self, content: Any, weight: float = 0, size: int = 0) -> None:
+    def __init__(self, content: Any, weight: float = 0, size: int = 0, version: int = 0, lives: float = _LIVES) -> None:
         self.content = content
         self.weight = weight
         self.size = size
+        self.version = version
+        self.lives = lives
+        """How many clients may die with it before it is set aside; `math.inf` for one that never is."""
         self.place = 0
         """Its place in the order of all items; set when it is accepted."""
 
@@ -75,7 +83,16 @@ class Recall(NamedTuple):
     number: int
 
 
-Event = Answer | Recall
+class SetAside(NamedTuple):
+    """Clients died with items again and again: no other client gets these."""
+
+    client: Client
+    """The last that died."""
+    key: Hashable
+    how_many: int
+
+
+Event = Answer | Recall | SetAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +106,8 @@ class Want:
     waits: bool = True
     ahead: bool = False
     """Whether the client hands them out one by one, and acknowledges each."""
+    min_version: int | None = None
+    """Items of an older version are dropped, as soon as it is this request's turn."""
 
 
 class _Getter:
@@ -106,25 +125,28 @@ class _Getter:
 
 
 class _Putter:
-    __slots__ = ("client", "count", "items", "number", "order")
+    __slots__ = ("client", "count", "is_whole", "items", "number", "order")
 
-    def __init__(self, client: Client, number: int, items: deque[Item], order: int) -> None:
+    def __init__(self, client: Client, number: int, items: deque[Item], order: int, is_whole: bool) -> None:
         self.client = client
         self.number = number
         self.items = items
         self.count = 0
         self.order = order
+        self.is_whole = is_whole
+        """Whether all of its items go in at once."""
 
 
 class _Lease:
-    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line")
+    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line", "since")
 
-    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool) -> None:
+    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool, since: float) -> None:
         self.client = client
         self.line = line
         self.items = items
         self.is_ahead = is_ahead
         self.is_recalled = False
+        self.since = since
 
 
 @dataclass(slots=True, eq=False)
@@ -138,10 +160,17 @@ class _Line:
     leases: dict[Request, _Lease] = field(default_factory=dict)
     ahead: int = 0
     """How many items iterators have that they did not hand out."""
+    drafts: dict[Request, Sequence[Item]] = field(default_factory=dict)
+    """Puts as a whole that have their room, and go in when the client acknowledges that it knows."""
+    drafted: int = 0
+    """How many items these are."""
     turn: int = 0
     """Changes when items go back to the front."""
     puts: int = 0
     gets: int = 0
+    dropped: int = 0
+    """How many items were dropped because a get wanted newer ones."""
+    set_aside: int = 0
 
     @property
     def depth(self) -> int:
@@ -149,14 +178,18 @@ class _Line:
 
     @property
     def is_unused(self) -> bool:
-        return not (self.items or self.getters or self.putters or self.leases)
+        return not (self.items or self.getters or self.putters or self.leases or self.drafts)
 
 
 class Queues:
     """A first-in, first-out queue for each key, with limits on items and bytes, fair to all that wait."""
 
-    def __init__(self, maxsize: int = 0, max_bytes: int = 0) -> None:
-        """Take the most items for each key and the most bytes for all, where 0 is no limit."""
+    def __init__(self, maxsize: int = 0, max_bytes: int = 0, clock: Callable[[], float] = lambda: 0.0) -> None:
+        """Take the most items for each key and the most bytes for all, where 0 is no limit.
+
+        Only `stats` shows what the clock says, in seconds.
+        """
+        self._clock = clock
         self.maxsize = maxsize
         self.max_bytes = max_bytes
         self.is_closed = False
@@ -165,32 +198,45 @@ class Queues:
         self.puts = 0
         self.gets = 0
         self._lines: dict[Hashable, _Line] = {}
+        self._idle: OrderedDict[Hashable, _Line] = OrderedDict()
+        """The lines that were used and are empty, the one that was used last at the end: for their counts."""
         self._lease_of: dict[Request, _Lease] = {}
         self._line_of: dict[Request, _Line] = {}
         """By request that waits: where."""
+        self._draft_of: dict[Request, _Line] = {}
         self._full: dict[Hashable, _Line] = {}
         """The lines where puts wait."""
         self._places = itertools.count(1)
         self._orders = itertools.count(1)
 
-    def put(self, client: Client, number: int, key: Hashable, items: Sequence[Item], waits: bool = True) -> list[Event]:
-        """Take items in, in order; answered when all are in, or at once if it does not wait."""
+    def put(
+        self,
+        client: Client,
+        number: int,
+        key: Hashable,
+        items: Sequence[Item],
+        waits: bool = True,
+        is_whole: bool = False,
+    ) -> list[Event]:
+        """Take items in, in order; answered when all are in, or at once if it does not wait.
+
+        They go in one by one as there is room. With `is_whole` they go in together, when the client has acknowledged
+        the answer: if it gives up or dies before that, none of them do.
+        """
         out: list[Event] = []
         if self.is_closed:
             return [Answer(client, number, Status.CLOSED)]
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(key)
-        if not line.putters and self._fits(line, items):
+        line = self._lines.get(key) or self._open_line(key)
+        if not is_whole and not line.putters and self._fits(line, items):
             self._accept(line, items)
             out.append(Answer(client, number, Status.DONE, (), len(items)))
             if line.getters:
                 self._work(line, out)
             return out
-        if not waits and (line.putters or not (line.getters or self._has_room(line, items[0]))):
+        if not waits and (line.putters or not (line.getters or self._has_room(line, 1, items[0].size))):
             self._tidy(line)
             return [*out, Answer(client, number, Status.FULL)]
-        line.putters[client, number] = _Putter(client, number, deque(items), next(self._orders))
+        line.putters[client, number] = _Putter(client, number, deque(items), next(self._orders), is_whole)
         self._line_of[client, number] = line
         self._full[key] = line
         self._work(line, out)
@@ -203,7 +249,7 @@ class Queues:
         if line is None:
             if not want.waits and not self.is_closed:
                 return [Answer(client, number, Status.EMPTY if want.least else Status.DONE)]
-            line = self._lines[key] = _Line(key)
+            line = self._open_line(key)
         line.getters[client, number] = _Getter(client, number, want)
         self._line_of[client, number] = line
         self._work(line, out)
@@ -216,6 +262,9 @@ class Queues:
                 out += self._recall(line)
         else:
             self._tidy(line)
+        if want.min_version is not None:
+            # What it dropped has made room, for puts under other keys too.
+            self._settle(line, out)
         return out
 
     def acknowledge(self, client: Client, number: int, count: int = 0) -> list[Event]:
@@ -223,6 +272,10 @@ class Queues:
         out: list[Event] = []
         lease = self._lease_of.get((client, number))
         if lease is None:
+            draft = self._draft_of.get((client, number))
+            if draft is not None:
+                self._accept(draft, self._end_draft(draft, (client, number)))
+                self._settle(draft, out)
             return out
         line = lease.line
         if not count or count >= len(lease.items):
@@ -250,6 +303,9 @@ class Queues:
         elif request in self._lease_of:
             line = self._lease_of[request].line
             self._give_back(line, [request])
+        elif request in self._draft_of:
+            line = self._draft_of[request]
+            self._end_draft(line, request)
         else:
             return out
         self._settle(line, out)
@@ -263,13 +319,18 @@ class Queues:
             line = self._line_of[request]
             changed[line.key] = line
             self._stop_waiting(line, request)
+        for request in [request for request in self._draft_of if request[0] == client]:
+            line = self._draft_of[request]
+            changed[line.key] = line
+            self._end_draft(line, request)
         by_line: dict[Hashable, list[Request]] = {}
         for request, lease in self._lease_of.items():
             if request[0] == client:
                 changed[lease.line.key] = lease.line
                 by_line.setdefault(lease.line.key, []).append(request)
         for key, requests in by_line.items():
-            self._give_back(changed[key], requests)
+            if count := self._give_back(changed[key], requests, is_dead=True):
+                out.append(SetAside(client, key, count))
         for line in changed.values():
             self._settle(line, out)
         return out
@@ -295,7 +356,7 @@ class Queues:
         line = self._lines.get(key)
         if line is None:
             line = _Line(key)
-        return bool(line.putters) or not self._has_room(line, Item(None))
+        return bool(line.putters) or not self._has_room(line, 1, 0)
 
     @property
     def is_empty(self) -> bool:
@@ -317,40 +378,51 @@ class Queues:
         }
 
     def stats(self) -> dict[str, Any]:
-        """Return depth, bytes and counts, and who waits, in types that JSON has, with clients by their names."""
+        """Return depth, bytes and counts, and who waits or has what, with keys and clients as they are here."""
         return {
             "puts": self.puts,
             "gets": self.gets,
             "bytes": self.bytes,
             "is_closed": self.is_closed,
             "keys": {
-                key if isinstance(key, str) else repr(key): {
+                key: {
                     "depth": line.depth,
                     "leased": sum(len(lease.items) for lease in line.leases.values() if not lease.is_ahead),
                     "bytes": sum(item.size for item in line.items),
                     "puts": line.puts,
                     "gets": line.gets,
+                    "dropped": line.dropped,
+                    "set_aside": line.set_aside,
+                    "versions": (
+                        min((item.version for item in line.items), default=None),
+                        max((item.version for item in line.items), default=None),
+                    ),
                     "getters": dict(Counter(client for client, _ in line.getters)),
                     "putters": dict(Counter(client for client, _ in line.putters)),
+                    "holders": {
+                        lease.client: self._clock() - lease.since
+                        for lease in line.leases.values()
+                        if not lease.is_ahead
+                    },
                 }
-                for key, line in self._lines.items()
+                for key, line in itertools.chain(self._lines.items(), self._idle.items())
             },
         }
 
     def _fits(self, line: _Line, items: Sequence[Item]) -> bool:
         """Whether all items can be accepted at once."""
-        if self.maxsize and line.depth + len(items) > self.maxsize:
+        if self.maxsize and line.depth + line.drafted + len(items) > self.maxsize:
             return False
         if not self.max_bytes:
             return True
         return not self._full and self.bytes + sum(item.size for item in items) <= self.max_bytes
 
-    def _has_room(self, line: _Line, item: Item, order: int = 0) -> bool:
-        if self.maxsize and line.depth >= self.maxsize:
+    def _has_room(self, line: _Line, count: int, size: int, order: int = 0) -> bool:
+        if self.maxsize and line.depth + line.drafted + count > self.maxsize:
             return False
         if not self.max_bytes or not self.bytes:
             return True
-        if self.bytes + item.size > self.max_bytes or self.bytes >= self.max_bytes:
+        if self.bytes + size > self.max_bytes or self.bytes >= self.max_bytes:
             return False
         # Small items do not overtake a large one that waits for bytes.
         return not any(
@@ -382,18 +454,36 @@ class Queues:
             if not line.putters:
                 return
             putter = next(iter(line.putters.values()))
-            # A get that waits may need more than the limits allow: what it lacks is accepted.
-            if not line.getters and not self._has_room(line, putter.items[0], putter.order):
+            count = len(putter.items) if putter.is_whole else 1
+            size = sum([item.size for item in itertools.islice(putter.items, count)])
+            if not self._is_short(line) and not self._has_room(line, count, size, putter.order):
                 return
-            self._accept(line, [putter.items.popleft()])
-            putter.count += 1
+            if putter.is_whole:
+                request = putter.client, putter.number
+                self._stop_waiting(line, request)
+                line.drafts[request], self._draft_of[request] = putter.items, line
+                line.drafted += count
+                self.bytes += size
+                out.append(Answer(*request, Status.DONE, (), count))
+                continue
+            self._accept(line, [putter.items.popleft() for _ in range(count)])
+            putter.count += count
             if not putter.items:
                 self._stop_waiting(line, (putter.client, putter.number))
                 out.append(Answer(putter.client, putter.number, Status.DONE, (), putter.count))
 
+    def _is_short(self, line: _Line) -> bool:
+        """Whether a get waits: it may need more than the limits allow, and what it lacks is accepted."""
+        if not line.getters or not line.drafted:
+            return bool(line.getters)
+        want = next(iter(line.getters.values())).want
+        return want.target is None and len(line.items) + line.drafted < want.least
+
     def _serve(self, line: _Line, getter: _Getter, out: list[Event]) -> bool:
         """Answer a get if what it wants is there, or if it never will be; returns whether it was answered."""
         want = getter.want
+        if want.min_version is not None:
+            self._drop_older(line, want.min_version)
         if want.target is not None:
             count, is_ready = self._count_batch(line, getter, want.target)
             if not count and is_ready:
@@ -407,7 +497,9 @@ class Queues:
             if want.ahead and count > 1:
                 count = self._count_ahead(line, count)
         # Even if it is closed, what others have may come back.
-        is_over = self.is_closed and all(lease.client == getter.client for lease in line.leases.values())
+        is_over = (
+            self.is_closed and not line.drafts and all(lease.client == getter.client for lease in line.leases.values())
+        )
         if not is_ready and not is_over:
             return False
         request = getter.client, getter.number
@@ -418,12 +510,20 @@ class Queues:
             items, line.items = line.items, deque()
         line.turn += 1
         if items:
-            lease = _Lease(getter.client, line, items, want.ahead)
+            lease = _Lease(getter.client, line, items, want.ahead, self._clock())
             line.leases[request] = self._lease_of[request] = lease
             line.ahead += len(items) if want.ahead else 0
         status = Status.CLOSED if is_over and not items else Status.DONE
         out.append(Answer(*request, status, tuple(items)))
         return True
+
+    def _drop_older(self, line: _Line, min_version: int) -> None:
+        old = [item for item in line.items if item.version < min_version]
+        if old:
+            line.items = deque(item for item in line.items if item.version >= min_version)
+            line.turn += 1
+            line.dropped += len(old)
+            self.bytes -= sum(item.size for item in old)
 
     def _count_batch(self, line: _Line, getter: _Getter, target: float) -> tuple[int, bool]:
         """Count the items at the front that fit into a batch; returns also whether it is complete."""
@@ -478,21 +578,47 @@ class Queues:
         del line.leases[request]
         return lease
 
-    def _give_back(self, line: _Line, requests: Sequence[Request]) -> None:
-        """Put leased items back where they were: before all that were put after them."""
+    def _end_draft(self, line: _Line, request: Request) -> Sequence[Item]:
+        del self._draft_of[request]
+        items = line.drafts.pop(request)
+        line.drafted -= len(items)
+        self.bytes -= sum(item.size for item in items)
+        return items
+
+    def _give_back(self, line: _Line, requests: Sequence[Request], *, is_dead: bool = False) -> int:
+        """Put leased items back where they were: before all that were put after them.
+
+        Returns how many were set aside, because a client died with them once too often. What an iterator had ahead does
+        not count: it acknowledges an item before it opens it.
+        """
         items: list[Item] = []
+        set_aside = 0
         for request in requests:
             lease = self._end_lease(line, request)
             line.ahead -= len(lease.items) if lease.is_ahead else 0
-            items += lease.items
+            for item in lease.items:
+                item.lives -= is_dead and not lease.is_ahead
+                if item.lives > 0:
+                    items.append(item)
+                else:
+                    self.bytes -= item.size
+                    set_aside += 1
+        line.set_aside += set_aside
         items.sort(key=_PLACE)
         if not line.items or not items or items[-1].place < line.items[0].place:
             line.items.extendleft(reversed(items))
         else:
             line.items = deque(sorted((*items, *line.items), key=_PLACE))
         line.turn += 1
+        return set_aside
+
+    def _open_line(self, key: Hashable) -> _Line:
+        line = self._lines[key] = self._idle.pop(key) if key in self._idle else _Line(key)
+        return line
 
     def _tidy(self, line: _Line) -> None:
-        """Forget a key that is empty and unused."""
-        if line.is_unused:
-            self._lines.pop(line.key, None)
+        """Free a key that is empty and unused, but for its counts."""
+        if line.is_unused and self._lines.pop(line.key, None) is not None and line.puts:
+            self._idle[line.key] = line
+            if len(self._idle) > _MOST_IDLE:
+                self._idle.popitem(last=False)

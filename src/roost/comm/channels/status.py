@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,13 +10,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util import list_named_actors
 
+from roost.comm.limits import STATUS_SECONDS
+from roost.deadline import Deadline
 from roost.errors import RoostError
 from roost.runtime.managers.ledgers.workers import GroupRecord
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.status import visit
-
-_ASK_SECONDS = 5.0
-"""For one home: one that hangs must not hide the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +49,19 @@ def get_channels(address: str | None = None, timeout: float = 60.0) -> tuple[Cha
         named = list_named_actors(all_namespaces=True)
         for namespace in sorted({entry["namespace"] for entry in named if entry["name"] == WorkerManager.NAME}):
             with contextlib.suppress(RoostError):
-                groups = WorkerManager.get_proxy(namespace).within(_ASK_SECONDS).get_groups()
+                groups = WorkerManager.get_proxy(namespace).within(STATUS_SECONDS).get_groups()
                 found += [(namespace, group) for group in groups if "channel_stats" in dict(group.methods)]
         calls = [
             (namespace, group, [_ask(namespace, identity.address) for identity in group.identities])
             for namespace, group in found
         ]
-        until = min(deadline.at, time.monotonic() + _ASK_SECONDS)
+        soon = deadline.within(STATUS_SECONDS)
         return tuple(
             ChannelStatus(
                 namespace=namespace,
                 name=group.name,
                 homes=tuple(
-                    _home(identity.address, identity.node, call, until)
+                    _home(identity.address, identity.node, call, soon)
                     for identity, call in zip(group.identities, asked, strict=True)
                 ),
             )
@@ -79,11 +77,11 @@ def _ask(namespace: str, address: str) -> Any:
     return actor.channel_stats.remote()
 
 
-def _home(address: str, node: str, call: Any, until: float) -> HomeStatus:
+def _home(address: str, node: str, call: Any, deadline: Deadline) -> HomeStatus:
     problem = "it is dead"
     if call is not None:
         try:
-            stats, _ = ray.get(call, timeout=max(0.1, until - time.monotonic()))
+            stats, _ = ray.get(call, timeout=max(0.1, deadline.left))
             return HomeStatus(address=address, node=node, stats=stats)
         except GetTimeoutError:
             problem = "it does not answer"

@@ -170,7 +170,9 @@ class Endpoint:
         self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
     ) -> int:
         """Ask a process something; `sink` takes the reply, a `Frame`, or fails. Returns the number of the request."""
-        return self.peer(address).request(kind, envelope, data, buffers, sink)
+        number = self.number()
+        self.peer(address).request(number, envelope, data, buffers, sink, kind)
+        return number
 
     def serve(self, answer: Callable[[Peer, Frame], None]) -> None:
         """Let a function answer requests, those that are here already too; it is called in the thread that reads."""

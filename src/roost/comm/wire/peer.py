@@ -338,14 +338,14 @@ class Peer:
         if error is not None:
             handle.fail(error)
 
-    def request(self, kind: int, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any) -> int:
-        """Ask the other process something; `sink` takes the reply, a `Frame`, or fails. Returns the number."""
-        number = self.endpoint.number()
+    def request(
+        self, number: int, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
+    ) -> None:
+        """Ask the other process something; `sink` takes the reply, a `Frame`, or fails."""
         self.requests[number] = sink
         self.send(kind, number, envelope, data, buffers)
         if self.error is not None and self.requests.pop(number, None) is not None:
             sink.fail(self.error)
-        return number
 
     def hold(self, *, is_holding: bool) -> None:
         """Have the other process keep its messages, or let them come again. Everything else goes on."""

@@ -17,14 +17,13 @@ from roost.errors import CallTimedOut, ClusterError
 from roost.rl.engine import PauseMode
 from roost.rl.engines.samples import Finish, Prompt, Sample, VersionSpan
 from roost.rl.engines.token_batch import Choice
+from roost.rl.limits import WEIGHTS_SECONDS
 from roost.text import error_text
 
 _NUMBER_BITS = 48
 _STARTED_TOKENS = 8192
 """How many tokens of prompts one step computes, unless a single prompt has more."""
 
-_PAUSE_SECONDS = 600.0
-"""How long sequences that run may take to finish, or a step to end, before what a pause is for is given up."""
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -208,14 +207,14 @@ class Generation:
 
     @contextlib.contextmanager
     def _paused(self) -> Iterator[None]:
-        if not self._one_pause.acquire(timeout=_PAUSE_SECONDS):
-            raise CallTimedOut(f"another pause of the engine has taken {_PAUSE_SECONDS:g} s")
+        if not self._one_pause.acquire(timeout=WEIGHTS_SECONDS):
+            raise CallTimedOut(f"another pause of the engine has taken {WEIGHTS_SECONDS:g} s")
         try:
             try:
                 with self._changed:
                     self._is_paused = True
-                    if not self._changed.wait_for(self._is_still, _PAUSE_SECONDS):
-                        raise CallTimedOut(f"the engine has not paused within {_PAUSE_SECONDS:g} s")
+                    if not self._changed.wait_for(self._is_still, WEIGHTS_SECONDS):
+                        raise CallTimedOut(f"the engine has not paused within {WEIGHTS_SECONDS:g} s")
                     if self._end:
                         raise ClusterError(f"the engine does not serve: {self._end}")
                     if self._pause_mode == "abort":

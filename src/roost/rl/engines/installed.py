@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping
 
 from roost.errors import ConfigError
+from roost.rl.limits import FIND_SECONDS
 
 PIP_LINES: Mapping[str, str] = {
     "vllm": "pip install vllm",
@@ -15,7 +16,6 @@ PIP_LINES: Mapping[str, str] = {
 """By the name of the package: how to install it on a machine with GPUs."""
 
 _FIND = "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))"
-_FIND_SECONDS = 60.0
 
 
 def is_installed(package: str, python: str, environment: Mapping[str, str] | None = None) -> bool:
@@ -26,7 +26,7 @@ def is_installed(package: str, python: str, environment: Mapping[str, str] | Non
             env=None if environment is None else dict(environment),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_FIND_SECONDS,
+            timeout=FIND_SECONDS,
             check=False,
         )
     except OSError as error:

@@ -17,19 +17,18 @@ from roost.errors import ClusterError, ConfigError, EngineFailed
 from roost.machine.devices import nvidia_devices
 from roost.machine.ports import taken_ports
 from roost.machine.server_process import ServerProcess
-from roost.rl.ask import ask
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
 from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.staging import StagedFile, StagedOnDevice, StagedWeights, staging_folder
+from roost.rl.json_request import ask
+from roost.rl.limits import CALL_SECONDS, GENERATE_SECONDS
 from roost.text import join_words
 
 WeightsPlace = Literal["host", "device"]
 """Where an engine has memory for the next version of its weights."""
 
 _INSIDE = Path(__file__).with_name("inside")
-_CALL_SECONDS = 60.0
-_GENERATE_SECONDS = 600.0
 
 
 class ServerEngine(ABC):
@@ -177,7 +176,7 @@ class ServerEngine(ABC):
         """Answer a prompt, which is a `Prompt` as JSON, with samples."""
         spec, _ = self._running()
         prompt = Prompt.from_json(dict(request))
-        answer = self._ask(self.path, self.to_request(prompt), timeout=_GENERATE_SECONDS)
+        answer = self._ask(self.path, self.to_request(prompt), timeout=GENERATE_SECONDS)
         samples = self.from_answer(prompt, answer)
         return {"samples": [one.to_json() for one in samples], "engine": spec.engine_rank}
 
@@ -265,7 +264,7 @@ class ServerEngine(ABC):
             raise ClusterError("the engine does not run")
         return self._spec, self._server
 
-    def _ask(self, path: str, body: Any = None, timeout: float = _CALL_SECONDS) -> Any:
+    def _ask(self, path: str, body: Any = None, timeout: float = CALL_SECONDS) -> Any:
         spec, _ = self._running()
         who = f"the {self.name} of engine {spec.engine_rank}"
         return ask(spec.url, path, body, secret=spec.secret, timeout=timeout, who=who)

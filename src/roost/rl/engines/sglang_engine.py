@@ -15,9 +15,8 @@ from roost.errors import ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec, PauseMode
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.engines.server_engine import ServerEngine, to_flags
+from roost.rl.limits import STEP_SECONDS, WEIGHTS_SECONDS
 
-_UPDATE_SECONDS = 600.0
-_STEP_SECONDS = 60
 # After "abort" a last step may still run, and the cache of prefixes is not cleared while one does: "retract" ends it.
 _PAUSES: Mapping[PauseMode, tuple[str, ...]] = {"keep": ("retract",), "abort": ("abort", "retract")}
 
@@ -94,11 +93,11 @@ class SglangEngine(ServerEngine):
         # Requests wait, or are aborted, as `pause_mode` says.
         with self._changing():
             self._pause()
-            self._ask("/release_memory_occupation", {}, timeout=_UPDATE_SECONDS)
+            self._ask("/release_memory_occupation", {}, timeout=WEIGHTS_SECONDS)
 
     def _wake(self) -> None:
         with self._changing():
-            self._ask("/resume_memory_occupation", {}, timeout=_UPDATE_SECONDS)
+            self._ask("/resume_memory_occupation", {}, timeout=WEIGHTS_SECONDS)
             self._ask("/continue_generation", {})
 
     def _warm_up(self) -> None:
@@ -115,15 +114,15 @@ class SglangEngine(ServerEngine):
         }
         with self._changing():
             self._pause()
-            self._ask("/update_weights_from_disk", update, timeout=_UPDATE_SECONDS)
+            self._ask("/update_weights_from_disk", update, timeout=WEIGHTS_SECONDS)
             self._ask("/continue_generation", {})
             # It answers before all copies are made; a step of the model, of whatever request, comes after them.
-            self._ask("/health_generate", timeout=2.0 * _STEP_SECONDS)
+            self._ask("/health_generate", timeout=2.0 * STEP_SECONDS)
             self._check_version(self._ask("/model_info")["weight_version"], version)
 
     def _pause(self) -> None:
         for mode in _PAUSES[self._pause_mode]:
-            self._ask("/pause_generation", {"mode": mode}, timeout=_UPDATE_SECONDS)
+            self._ask("/pause_generation", {"mode": mode}, timeout=WEIGHTS_SECONDS)
 
     def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
         """Return the options of the server, those of the user last."""
@@ -151,7 +150,7 @@ class SglangEngine(ServerEngine):
         return {
             # /health asks for a token, which a server without its memory cannot make.
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
-            "SGLANG_HEALTH_CHECK_TIMEOUT": str(_STEP_SECONDS),
+            "SGLANG_HEALTH_CHECK_TIMEOUT": str(STEP_SECONDS),
             # The router keeps connections for longer than a server usually does.
             "SGLANG_TIMEOUT_KEEP_ALIVE": "600",
         }

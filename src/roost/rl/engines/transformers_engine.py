@@ -26,12 +26,10 @@ from roost.rl.engines.generation import Generation
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.host_copies import HostCopies, free_memory
+from roost.rl.limits import END_SECONDS, LOOK_SECONDS
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
 from roost.text import join_words, shorten
 from roost.weights.specs import map_safetensors
-
-_LOOK_SECONDS = 0.2
-_END_SECONDS = 60.0
 
 
 class TransformersEngine:
@@ -198,7 +196,7 @@ class TransformersEngine:
             if server is not None:
                 server.close(seconds)
             if generation is not None:
-                generation.close(_END_SECONDS)
+                generation.close(END_SECONDS)
             self._forget_model()
 
     def _running(self) -> Generation:
@@ -225,7 +223,7 @@ class TransformersEngine:
     async def _answer_generate(self, request: web.Request) -> web.Response:
         samples = asyncio.wrap_future(self._submit(await read_json(request)))
         try:
-            while not (await asyncio.wait([samples], timeout=_LOOK_SECONDS))[0]:
+            while not (await asyncio.wait([samples], timeout=LOOK_SECONDS))[0]:
                 if request.transport is None:
                     return error_response(499, "the client is gone")
             return web.json_response(self._answer(samples.result()))

@@ -12,10 +12,7 @@ from roost.errors import ClusterError
 from roost.rl.engine import EngineSpec
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.engines.server_engine import ServerEngine, WeightsPlace, to_flags
-
-_UPDATE_SECONDS = 600.0
-# Half of what a server has before it is killed.
-_DRAIN_SECONDS = 5
+from roost.rl.limits import DRAIN_SECONDS, WEIGHTS_SECONDS
 
 
 class VllmEngine(ServerEngine):
@@ -82,7 +79,7 @@ class VllmEngine(ServerEngine):
                 # An update whose end is not known may still be open.
                 self._ask("/finish_weight_update", {})
         try:
-            self._ask(f"/pause?mode={self._pause_mode}", {}, timeout=_UPDATE_SECONDS)
+            self._ask(f"/pause?mode={self._pause_mode}", {}, timeout=WEIGHTS_SECONDS)
             self._ask("/start_weight_update", {})
         except BaseException:
             if self._is_sound:
@@ -91,7 +88,7 @@ class VllmEngine(ServerEngine):
                     self._ask("/resume", {})
             raise
         with self._changing():
-            self._ask("/update_weights", {"update_info": dict(where)}, timeout=_UPDATE_SECONDS)
+            self._ask("/update_weights", {"update_info": dict(where)}, timeout=WEIGHTS_SECONDS)
             self._ask("/finish_weight_update", {"weight_version": str(version)})
             self._check_version(self._ask("/weight_info")["weight_version"], version)
             # What was computed with the old weights.
@@ -100,10 +97,10 @@ class VllmEngine(ServerEngine):
 
     def _sleep(self) -> None:
         # On CPUs it only stops generating.
-        self._ask("/sleep?level=1", {}, timeout=_UPDATE_SECONDS)
+        self._ask("/sleep?level=1", {}, timeout=WEIGHTS_SECONDS)
 
     def _wake(self) -> None:
-        self._ask("/wake_up", {}, timeout=_UPDATE_SECONDS)
+        self._ask("/wake_up", {}, timeout=WEIGHTS_SECONDS)
 
     def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
         """Return the options of the server, those of the user last."""
@@ -114,7 +111,7 @@ class VllmEngine(ServerEngine):
             "enable_scale_out": True,
             # Those that a trainer's ratios are about: after temperature and limits.
             "logprobs_mode": "processed_logprobs",
-            "shutdown_timeout": _DRAIN_SECONDS,
+            "shutdown_timeout": DRAIN_SECONDS,
             "disable_uvicorn_access_log": True,
             "worker_extension_cls": "roost_vllm.Extension",
             "weight_transfer_config": json.dumps({"backend": "roost"}),

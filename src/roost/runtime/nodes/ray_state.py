@@ -2,8 +2,7 @@
 
 Ray's public state API needs the dashboard and does not say which accelerator an actor has. The tables of its head do,
 but have no public interface, so this one module uses a private one. Only explanations depend on it, where a holder that
-it cannot name is shown as unknown, and the news that a process has died, which comes late without it. Names and
-commands are those of other users: they are made safe to show here.
+it cannot name is shown as unknown. Names and commands are those of other users: they are made safe to show here.
 """
 
 from __future__ import annotations
@@ -170,25 +169,6 @@ def find_instance(name: str) -> str | None:
         return str(within(ASK_SECONDS, lambda: ray.get_actor(name), "find an actor")._actor_id.hex())
     except ValueError:
         return None
-
-
-def dead_processes(processes: Mapping[str, str]) -> set[str]:
-    """Return those of these processes that have ended: Ray's ids of drivers, actors and workers, and of their nodes.
-
-    A process counts as alive if Ray does not say.
-    """
-    # The head marks the processes of a node that is lost neither dead nor alive.
-    table = within(ASK_SECONDS, ray.nodes, "list its nodes")
-    nodes = {node["NodeID"] for node in table if not node["Alive"]}
-    ended: set[str] = _tried("its processes", lambda: _read_ended(processes), set())
-    return ended | {process for process, node in processes.items() if node in nodes}
-
-
-def _read_ended(processes: Collection[str]) -> set[str]:
-    accessor = _accessor()
-    table = importlib.import_module("ray.core.generated.gcs_pb2").WorkerTableData
-    found = {one: accessor.get_worker_info(ray.WorkerID(bytes.fromhex(one))) for one in processes}
-    return {one for one, raw in found.items() if raw is not None and not table.FromString(raw).is_alive}
 
 
 def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
