@@ -5,9 +5,9 @@ from .comm.channels.channel import Channel as Channel
 from .comm.channels.channel import ChannelWorker as ChannelWorker
 from .comm.collectives import plan_routes as plan_routes
 from .comm.devices import DeviceLock as DeviceLock
-from .comm.wire.loop import Handle as Handle
 from .comm.mailbox import ANY as ANY
 from .comm.options import CollectiveGroupOptions as CollectiveGroupOptions
+from .comm.wire.loop import Handle as Handle
 from .comm.worker import Worker as Worker
 from .config.hardware import AcceleratorType as AcceleratorType
 from .config.hardware import register_accelerator_type as register_accelerator_type

@@ -20,6 +20,8 @@ _LAZY_PEER_ACCESS = 1
 _MOST_MAPPED = 16
 """How many allocations of other processes stay mapped: mapping one takes longer than copying from it."""
 
+NO_HANDLE = "no IPC handle for its memory of the device, as with torch's expandable segments"
+"""Why other processes cannot map memory whose handle is empty."""
 _STREAMS = 4
 _CHECK_EVERY = 64
 
