@@ -20,13 +20,16 @@ class Watched(Server):
         self.may_change.set()
 
     def fail_at_accept(self) -> None:
-        """Raise the next time that it is asked where the weights go."""
+        """Raise when it is asked where the weights go for the second time: it is prepared, and begins to move."""
 
         def fail() -> None:
             self.hook: Callable[[], None] | None = None
             raise RuntimeError("not now")
 
-        self.hook = fail
+        def begin() -> None:
+            self.hook = fail
+
+        self.hook = begin
 
     def hold(self) -> None:
         """Let the next change of the weights wait until `go_on`."""
@@ -63,8 +66,8 @@ class Watched(Server):
 
     def kept(self) -> list[bool]:
         """By link: whether it has memory of this worker, or for it."""
-        links = vars(self)["_roost_weights"]._links.values()
-        return [bool(one._staged) or any(side.memory for side in one._sides.values()) for one in links]
+        links = vars(self)["_roost_weights"].links.values()
+        return [bool(one.staged) or any(plan.seen for plan in one.transfers.values()) for one in links]
 
 
 class Bulky(WeightWorker):

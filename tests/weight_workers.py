@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roost.weights.layout import Held, TensorSpec
-from roost.weights.specs import map_safetensors
+from roost.weights.safetensors import map_safetensors
 from roost.weights.worker import WeightWorker
 
 SHAPES = {"embed": (1000, 64), "up": (256, 64), "down": (64, 256), "scale": (), "empty": (0, 4)}

@@ -25,7 +25,7 @@ from roost import (
 from roost.machine.devices import nvidia_devices
 from roost.testing import LocalNode, local_cluster
 from roost.weights.link import WeightLink
-from roost.weights.specs import save_safetensors
+from roost.weights.safetensors import save_safetensors
 from waiting import wait_until
 from weight_workers import SHAPES, Both, Odd, Server, Stored, Trainer, value
 

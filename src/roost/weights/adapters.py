@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from roost.comm.move.arrays import dtype_of
 from roost.errors import ConfigError
-from roost.weights.arrays import dtype_of
 from roost.weights.boxes import Box, whole
 from roost.weights.layout import Held, TensorSpec
 

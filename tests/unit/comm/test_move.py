@@ -86,6 +86,6 @@ def test_a_piece_of_shared_memory_takes_one_descriptor_and_none_when_nothing_loo
 
 def test_memory_that_cannot_be_mapped_leaves_no_descriptor():
     before = descriptors()
-    with pytest.raises(OSError, match="Invalid argument|Bad file"):
+    with pytest.raises(OSError, match=r"Invalid argument|Bad file"):
         Memory(0, os.open("/dev/null", os.O_RDWR))
     assert descriptors() == before

@@ -244,6 +244,21 @@ def lending(endpoint: Endpoint, to: str = "") -> Lending | None:
     return Lending(loans, to) if loans is not None and loans.can_lend else None
 
 
+def can_group(endpoint: Endpoint) -> bool:
+    """Whether this process has a device and can be in process groups of two."""
+    loans = _here.get(endpoint.own) if "torch" in sys.modules else None
+    return loans is not None and loans.can_lend and loans.pairs.is_possible
+
+
+def why_refused(endpoint: Endpoint, address: str) -> str:
+    """Say why tensors of a worker do not come through a process group any more; empty if that was never refused."""
+    loans = _here.get(endpoint.own)
+    refused = loans.pairs.refused.items() if loans is not None else ()
+    return next(
+        (f"{peer.address} cannot be reached by NCCL: {why}" for peer, why in refused if peer.address == address), ""
+    )
+
+
 def fetch_tensor(loan: Loan) -> Any:
     """Make a tensor with the content of one that was lent: on the same device, else on the current one or the host."""
     import torch

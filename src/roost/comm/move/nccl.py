@@ -39,7 +39,12 @@ class Pairs:
 
     def can_reach(self, owner: Peer) -> bool:
         """Whether tensors can be fetched from that process in this way, or it was not tried yet."""
-        if self._host is None or owner in self.refused:
+        return owner not in self.refused and self.is_possible
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this process can be in such groups at all."""
+        if self._host is None:
             return False
         distributed = importlib.import_module("torch.distributed")
         return bool(getattr(distributed, f"is_{self._backend}_available")())

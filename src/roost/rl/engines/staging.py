@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from roost.comm.move.arrays import copy, wrap
 from roost.comm.move.cuda import export
 from roost.errors import ClusterError, ConfigError
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.weights.adapters import DictWeights
-from roost.weights.arrays import copy, wrap
-from roost.weights.specs import create_safetensors, map_safetensors, read_safetensors
+from roost.weights.safetensors import create_safetensors, map_safetensors, read_safetensors
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
 _ALIGNMENT = 256

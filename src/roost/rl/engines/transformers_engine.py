@@ -28,7 +28,7 @@ from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
 from roost.text import join_words, shorten
-from roost.weights.specs import map_safetensors
+from roost.weights.safetensors import map_safetensors
 
 _LOOK_SECONDS = 0.2
 _END_SECONDS = 60.0
