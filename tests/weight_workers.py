@@ -121,6 +121,28 @@ class _Part(WeightWorker):
         """Have a tensor in another type."""
         self.arrays[name] = self.arrays[name].astype(dtype)
 
+    def transform(self, name: str, how: str) -> None:
+        """Have a tensor in another form, as it lies in memory then; `restore` undoes it."""
+        self.kept = dict(self.arrays)
+        one = self.arrays[name]
+        if how == "turned":
+            # The same values, but the columns lie together.
+            self.arrays[name] = np.asfortranarray(one)
+        elif how == "short":
+            # As an optimizer does that packs: the same object, and less of it.
+            self.arrays[name] = one[: len(one) // 2].copy()
+        elif how == "flat":
+            self.arrays[name] = one.reshape(-1)
+        elif how == "reshaped in place":
+            self.arrays[name] = again = one.copy()
+            self.kept[name] = one
+            again.shape = again.shape[::-1]
+        else:
+            self.arrays[name] = one.astype(how)
+
+    def restore(self) -> None:
+        self.arrays = self.kept
+
 
 class Trainer(_Part):
     """Holds some rows of each, as with FSDP."""

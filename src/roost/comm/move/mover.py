@@ -78,10 +78,17 @@ MOVERS: tuple[type[Mover], ...] = (CudaMover, HostMover)
 """The first that has a place for an array copies it."""
 
 
-def make_offer(tensors: Mapping[str, Any], node: int, *, may_share: bool, can_group: bool = False) -> Offer:
+def make_offer(
+    tensors: Mapping[str, Any],
+    node: int,
+    *,
+    may_share: bool,
+    can_group: bool = False,
+    movers: Sequence[type[Mover]] = MOVERS,
+) -> Offer:
     """Describe arrays of this process; with `may_share`, storages of torch move into shared memory first."""
     plain = {name: one.detach() if is_tensor(one) else one for name, one in tensors.items()}
-    places = {mover.name: mover.offer(plain, may_share=may_share) for mover in MOVERS}
+    places = {mover.name: mover.offer(plain, may_share=may_share) for mover in movers}
     arrays = {
         name: RemoteArray(
             dtype=dtype_of(one),
