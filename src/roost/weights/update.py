@@ -343,12 +343,12 @@ class Update:
         missing = join_words(sorted({worker for worker, _ in self.waiting}))
         if self.phase is not Phase.COMMITTING:
             what = f"{self.phase.value!r} of update {self.attempt}, to version {self.version}"
-            return self._fail(CallTimedOut(f"{missing} has not answered {what}"))
+            return self._fail(CallTimedOut(f"no answer to {what}, from {missing} in time"))
         having = join_words(sorted(self.pauses)) or "none"
         error: Exception = UpdateDecided(
-            f"version {self.version} is decided: {missing} had not answered 'commit' at the deadline, and takes it "
-            f"over when it answers; {having} has it",
-            hint="wait until `versions` says so, or restart the worker and call `refill`; the next update brings all",
+            f"version {self.version} is decided, and in use by {having}; not heard from by the deadline, to take it over "
+            f"when it goes on: {missing}",
+            hint="`versions` says who has it; a worker that stays silent can be restarted, and filled with `refill`",
         )
         dead = _worst(self.errors)
         return replace(self, phase=Phase.OVER), [End(dead if isinstance(dead, WorkerDied) else error)]

@@ -142,7 +142,8 @@ def test_what_fails_before_the_decision_ends_the_update_for_all():
     assert update.give_up() == ()
     late, after = moving()[0].take(Late())
     assert after[:-1] == ABORTS
-    assert str(after[-1].error).startswith("actor:0, rollout:0 and rollout:1 has not answered 'move' of update 7")
+    what = "no answer to 'move' of update 7, to version 3, from actor:0, rollout:0 and rollout:1 in time"
+    assert str(after[-1].error) == what
     assert type(after[-1].error) is CallTimedOut
     assert late.phase is Phase.OVER
     # As after Ctrl-C.
@@ -164,8 +165,8 @@ def test_what_fails_after_the_decision_ends_it_for_none():
     _, (end,) = one.take(Late())
     assert isinstance(end.error, UpdateDecided)
     assert isinstance(end.error, CallTimedOut)
-    assert "version 3 is decided: rollout:0 had not answered" in str(end.error)
-    assert "takes it over when it answers; rollout:1 has it" in str(end.error)
+    assert "version 3 is decided, and in use by rollout:1; not heard from" in str(end.error)
+    assert "to take it over when it goes on: rollout:0" in str(end.error)
 
 
 def test_every_pair_that_did_not_go_as_planned_is_named_with_the_reason():
