@@ -107,7 +107,7 @@ class Transfer:
         self._link = link
         self._targets = targets
         self._sources: dict[str, RemoteMemory] = {}
-        """Those that this target copies from itself."""
+        """The sources that this target copies from without their help."""
         self._routes: dict[str, tuple[Route, str]] = {}
         self._copies = Copies()
         """From memory that this process can map."""

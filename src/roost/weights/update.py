@@ -234,7 +234,7 @@ class Update:
 
     @property
     def sources(self) -> list[str]:
-        """Those that something is copied from."""
+        """The workers that something is copied from."""
         return [worker for worker, (sent, _) in self.plan.bytes_by_worker().items() if sent]
 
     def begin(self) -> tuple[Update, Sequence[LinkStep]]:
@@ -346,8 +346,8 @@ class Update:
             return self._fail(CallTimedOut(f"no answer to {what}, from {missing} in time"))
         having = join_words(sorted(self.pauses)) or "none"
         error: Exception = UpdateDecided(
-            f"version {self.version} is decided, and in use by {having}; not heard from by the deadline, to take it over "
-            f"when it goes on: {missing}",
+            f"version {self.version} is decided, and in use by {having}; not heard from by the deadline, to take it "
+            f"over when it goes on: {missing}",
             hint="`versions` says who has it; a worker that stays silent can be restarted, and filled with `refill`",
         )
         dead = _worst(self.errors)

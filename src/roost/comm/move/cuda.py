@@ -87,7 +87,7 @@ class Mappings:
         self._most = most
         self._mapped: OrderedDict[bytes, int] = OrderedDict()
         self._copies: list[Any] = []
-        """Those that may not be done."""
+        """Copies that may still be under way."""
         self._lock = threading.Lock()
 
     def copy(self, memory: DeviceMemory, target: Any) -> Any:

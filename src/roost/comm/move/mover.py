@@ -172,7 +172,7 @@ class Copies:
 
     def __init__(self) -> None:
         self.devices: set[Any] = set()
-        """Those that the arrays are on."""
+        """The devices that the arrays are on."""
         self._on_devices: dict[Any, list[DeviceCopy]] = defaultdict(list)
         self._others: list[tuple[Any, Any]] = []
 
