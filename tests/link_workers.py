@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from roost.comm.move import host, mover
 from roost.weights.worker import WeightWorker
-from weight_workers import Server
+from weight_workers import Server, Trainer
 
 
 class Watched(Server):
@@ -20,13 +21,16 @@ class Watched(Server):
         self.may_change.set()
 
     def fail_at_accept(self) -> None:
-        """Raise the next time that it is asked where the weights go."""
+        """Raise when it is asked where the weights go for the second time: it is prepared, and begins to move."""
 
         def fail() -> None:
             self.hook: Callable[[], None] | None = None
             raise RuntimeError("not now")
 
-        self.hook = fail
+        def begin() -> None:
+            self.hook = fail
+
+        self.hook = begin
 
     def hold(self) -> None:
         """Let the next change of the weights wait until `go_on`."""
@@ -63,8 +67,17 @@ class Watched(Server):
 
     def kept(self) -> list[bool]:
         """By link: whether it has memory of this worker, or for it."""
-        links = vars(self)["_roost_weights"]._links.values()
-        return [bool(one._staged) or any(side.memory for side in one._sides.values()) for one in links]
+        links = vars(self)["_roost_weights"].links.values()
+        return [bool(one.staged) or any(plan.seen for plan in one.transfers.values()) for one in links]
+
+
+class Hidden(Trainer):
+    """A trainer whose number is that of another process for those who would read its memory, as in a container."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        address, content = host.own_cookie()
+        mover.own_cookie = lambda: (address, bytes(len(content)))
 
 
 class Bulky(WeightWorker):

@@ -8,8 +8,9 @@ from typing import Any
 from roost import Worker
 from roost.comm.move import loans
 from roost.comm.move.cuda import DeviceMemory
-from roost.comm.move.loans import Lending, Loan, Loans, Way, bytes_of
+from roost.comm.move.loans import Lending, Loan, Loans, bytes_of
 from roost.comm.move.nccl import Pairs
+from roost.comm.move.route import Route
 from roost.comm.process import process_talk
 from waiting import wait_until
 
@@ -18,8 +19,8 @@ class Lender(Worker):
     """Lends tensors in host memory as if they were on a device, by gloo in place of NCCL."""
 
     def __init__(self, can_pair: bool = True) -> None:
-        # Which way is chosen is tested as a function, and cannot be NCCL here.
-        loans.choose_way = lambda *_, **given: Way.PAIR if given["can_pair"] else Way.HOST
+        # Which route is chosen is tested as a function, and cannot be NCCL here.
+        loans.choose_route = lambda source, _: Route.GROUP if source.can_group else Route.NETWORK
         endpoint = process_talk().messages.endpoint
         self.loans: Loans = loans._here[endpoint.own]
         self.loans.pairs = Pairs(endpoint.own, endpoint.host if can_pair else None, "gloo")
@@ -59,4 +60,4 @@ class Lender(Worker):
 
     def refused(self) -> bool:
         """Whether it fetches through the host from someone."""
-        return bool(self.loans.pairs._refused)
+        return bool(self.loans.pairs.refused)

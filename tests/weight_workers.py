@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roost.weights.layout import Held, TensorSpec
-from roost.weights.specs import map_safetensors
+from roost.weights.safetensors import map_safetensors
 from roost.weights.worker import WeightWorker
 
 SHAPES = {"embed": (1000, 64), "up": (256, 64), "down": (64, 256), "scale": (), "empty": (0, 4)}
@@ -120,6 +120,28 @@ class _Part(WeightWorker):
     def retype(self, name: str, dtype: str) -> None:
         """Have a tensor in another type."""
         self.arrays[name] = self.arrays[name].astype(dtype)
+
+    def transform(self, name: str, how: str) -> None:
+        """Have a tensor in another form, as it lies in memory then; `restore` undoes it."""
+        self.kept = dict(self.arrays)
+        one = self.arrays[name]
+        if how == "turned":
+            # The same values, but the columns lie together.
+            self.arrays[name] = np.asfortranarray(one)
+        elif how == "short":
+            # As an optimizer does that packs: the same object, and less of it.
+            self.arrays[name] = one[: len(one) // 2].copy()
+        elif how == "flat":
+            self.arrays[name] = one.reshape(-1)
+        elif how == "reshaped in place":
+            self.arrays[name] = again = one.copy()
+            self.kept[name] = one
+            again.shape = again.shape[::-1]
+        else:
+            self.arrays[name] = one.astype(how)
+
+    def restore(self) -> None:
+        self.arrays = self.kept
 
 
 class Trainer(_Part):

@@ -60,7 +60,7 @@ def test_tensors_in_an_object_arrive_as_they_were(pair):
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "way"), [("cuda", "cuda", [IPC]), ("cuda", "cpu", ["host memory"]), ("cpu", "cuda", [])]
+    ("source", "target", "way"), [("cuda", "cuda", [IPC]), ("cuda", "cpu", ["messages"]), ("cpu", "cuda", [])]
 )
 def test_a_tensor_arrives_in_a_buffer_on_either_device(pair, source, target, way):
     left, right = pair

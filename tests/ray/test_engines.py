@@ -28,7 +28,7 @@ from roost.rl.engines import Prompt, Sample, VllmEngine
 from roost.rl.engines.server_engine import _INSIDE, _staging_folder
 from roost.testing import NumpyEngine, local_cluster
 from roost.weights.link import WeightLink
-from roost.weights.specs import save_safetensors
+from roost.weights.safetensors import save_safetensors
 from staging_engines import NeverReady, StagingEngine
 from stored_weights import Holder
 from waiting import is_gone, wait_until

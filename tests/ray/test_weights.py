@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from link_workers import Bulky, Watched
+from link_workers import Bulky, Hidden, Watched
 from roost import (
     CallTimedOut,
     Cluster,
@@ -24,8 +24,9 @@ from roost import (
 )
 from roost.machine.devices import nvidia_devices
 from roost.testing import LocalNode, local_cluster
+from roost.weights import UpdateDecided
 from roost.weights.link import WeightLink
-from roost.weights.specs import save_safetensors
+from roost.weights.safetensors import save_safetensors
 from waiting import wait_until
 from weight_workers import SHAPES, Both, Odd, Server, Stored, Trainer, value
 
@@ -121,6 +122,110 @@ def test_members_with_another_plan_refuse_an_update(pair):
     with pytest.raises(ConfigError, match=f"has another plan than {link.plan.digest[:8]}"):
         link.update(1)
     assert contents(rollout) == [(-1, {0.0})] * 2
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [1, 1]])
+def test_a_source_whose_arrays_change_is_compared_with_the_plan_before_a_byte_moves(shared_cluster, nodes):
+    with (
+        launch(shared_cluster, Trainer, "a", [0, 0], "numpy") as actor,
+        launch(shared_cluster, Server, "r", nodes, "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        actor.set_version(1).wait(60)
+        link.update(1)
+        version = 1
+        for how, message in {
+            "short": r"down of a:1 has shape \[16, 256\]: \[32, 256\] is needed",
+            "flat": r"down of a:1 has shape \[8192\]: \[32, 256\] is needed",
+            "reshaped in place": r"down of a:1 has shape \[256, 32\]: \[32, 256\] is needed",
+            "float64": "down of a:1 is float64, not float32",
+            "int32": "down of a:1 is int32, not float32",
+        }.items():
+            actor[1].transform("down", how).wait(60)
+            version += 1
+            with pytest.raises(ConfigError, match=message):
+                link.update(version)
+            assert contents(rollout) == [(1, {1.0})] * 2
+            actor[1].restore().wait(60)
+        # Other strides are as good.
+        actor.set_version(2).wait(60)
+        actor[1].transform("down", "turned").wait(60)
+        link.update(version + 1)
+        assert contents(rollout) == [(version + 1, {2.0})] * 2
+
+
+def rounds_of_two_links(cluster: Cluster, count: int, *, in_place: bool) -> None:
+    """Let two links bring versions to the same targets at the same time, again and again."""
+    with (
+        launch(cluster, Trainer, "even", [0], "numpy") as even,
+        launch(cluster, Trainer, "odd", [0], "numpy") as odd,
+        launch(cluster, Server, "r", [0, 0], "numpy") as rollout,
+    ):
+        links = [WeightLink.between(source, rollout, in_place=in_place) for source in (even, odd)]
+        for number in range(count):
+            versions = 2 * number, 2 * number + 1
+            for source, version in zip((even, odd), versions, strict=True):
+                source.set_version(version).wait(60)
+            refused: dict[int, str] = {}
+
+            def update(place: int, version: int, refused: dict[int, str] = refused) -> None:
+                try:
+                    links[place].update(version, timeout=60)
+                except (ClusterError, ConfigError) as error:
+                    refused[version] = str(error)
+
+            threads = [threading.Thread(target=update, args=pair) for pair in enumerate(versions)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+            # The newer one is never refused, and no target ends on the older.
+            assert all("only go up" in words for words in refused.values()), refused
+            assert versions[1] not in refused
+            assert contents(rollout) == [(versions[1], {float(versions[1])})] * 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_two_links_to_the_same_targets_end_on_the_newer_version(small_cluster, in_place):
+    rounds_of_two_links(small_cluster, 25, in_place=in_place)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("in_place", [False, True])
+def test_two_links_to_the_same_targets_end_on_the_newer_version_in_500_rounds(small_cluster, in_place):
+    rounds_of_two_links(small_cluster, 500, in_place=in_place)
+
+
+def test_an_update_that_is_late_after_the_decision_says_who_has_it_and_who_takes_it(small_cluster):
+    with (
+        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
+        launch(small_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        actor.set_version(1).wait(60)
+        rollout[1].hold().wait(60)
+        with pytest.raises(UpdateDecided, match=r"version 1 is decided, and in use by rollout:0; [^;]*: rollout:1"):
+            link.update(1, timeout=3)
+        assert link.version == 1
+        rollout[1].let_held_go_on().wait(60)
+        wait_until(lambda: link.versions() == {"rollout:0": 1, "rollout:1": 1}, "both have it")
+        assert contents(rollout) == [(1, {1.0})] * 2
+
+
+def test_the_report_names_each_pair_that_did_not_go_as_planned(small_cluster):
+    with (
+        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
+        launch(small_cluster, Hidden, "hidden", [0], "numpy") as hidden,
+        launch(small_cluster, Server, "rollout", [0], "numpy") as rollout,
+    ):
+        assert WeightLink.between(actor, rollout).update(1).detours == ()
+        link = WeightLink.between(hidden, rollout)
+        hidden.set_version(2).wait(60)
+        (detour,) = link.update(2).detours
+        assert str(detour).startswith("hidden:0 -> rollout:0: same node, sent, not same node: process "), (
+            "which is another one here, as in a container"
+        )
+        assert contents(rollout) == [(2, {2.0})]
 
 
 def test_a_target_that_hangs_is_named_and_the_others_keep_their_version(pair):

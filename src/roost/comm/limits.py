@@ -27,6 +27,12 @@ ASK_SECONDS = 60.0
 GRACE_SECONDS = 1.0
 """How long a call that timed out waits to learn from the home what became of its request."""
 STATUS_SECONDS = 5.0
-"""How long `roost status --channels` waits for one job's manager, or for all homes: one that hangs must not hide the others."""
+"""How long `roost status --channels` waits for one manager, or for all homes: one that hangs must not hide the rest."""
 RATE_SECONDS = 10.0
 """Over how long a home counts its rates of puts and gets."""
+FETCH_SECONDS = 600.0
+"""A receiver waits so long for the owner of a tensor on a device to hand over its content, in any way."""
+MEET_SECONDS = 60.0
+"""The two processes of a process group wait so long for each other to join it."""
+COPY_POLL_SECONDS = 0.0002
+"""A receiver looks so often whether a tensor has come through NCCL: its `wait` returns before it has."""

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class HostCopies:
-    """Moves tensors to the host and back: the tensors stay the same objects, and their memory is elsewhere meanwhile.
+    """Moves tensors to the host and back: they stay the same objects, and their memory is elsewhere meanwhile.
 
     Memory of the host is pinned, which devices copy to at full speed, and kept: taking it takes longer than a copy.
     """
@@ -18,7 +18,7 @@ class HostCopies:
         self._hosts: dict[int, tuple[Any, Any]] = {}
         """By identity of a tensor: the tensor, and its memory on the host."""
         self._away: list[tuple[Any, Any]] = []
-        """Those that are on the host, and the device of each."""
+        """The tensors that are on the host, and the device of each."""
 
     def leave(self, tensors: Iterable[Any]) -> None:
         """Move tensors to the host, and give the memory of their device back; those on the host stay as they are."""
@@ -40,7 +40,7 @@ class HostCopies:
         torch: Any = importlib.import_module("torch")
         devices = {device for _, device in self._away}
         while self._away:
-            # One that there is no room for stays, for the next try.
+            # A tensor that there is no room for stays, for the next try.
             tensor, device = self._away[-1]
             tensor.data = tensor.data.to(device, non_blocking=True)
             self._away.pop()

@@ -27,7 +27,9 @@ from .rules import columns as columns
 from .rules import fully_sharded as fully_sharded
 from .rules import make_layout as make_layout
 from .rules import rows as rows
-from .specs import map_safetensors as map_safetensors
-from .specs import read_safetensors as read_safetensors
-from .specs import save_safetensors as save_safetensors
+from .safetensors import map_safetensors as map_safetensors
+from .safetensors import read_safetensors as read_safetensors
+from .safetensors import save_safetensors as save_safetensors
+from .update import Detour as Detour
+from .update import UpdateDecided as UpdateDecided
 from .worker import WeightWorker as WeightWorker

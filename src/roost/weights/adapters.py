@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from roost.comm.move.arrays import dtype_of
 from roost.errors import ConfigError
-from roost.weights.arrays import dtype_of
 from roost.weights.boxes import Box, whole
 from roost.weights.layout import Held, TensorSpec
 
@@ -15,8 +15,8 @@ from roost.weights.layout import Held, TensorSpec
 class Weights(Protocol):
     """Weights in memory.
 
-    One that is also `Committing` is memory beside the weights in use, such as those of a server in another process: a
-    link fills it, and calls `commit` when all targets have everything.
+    Weights that are also `Committing` are memory beside the weights in use, such as those of a server in another
+    process: a link fills it, and calls `commit` when all targets have everything.
     """
 
     def tensors(self) -> Mapping[str, Any]:

@@ -8,17 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from roost.comm.move.dtypes import SIZES
 from roost.errors import ConfigError, Problem
 from roost.text import join_words
 from roost.weights.boxes import Box, count, whole
 
-SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("float64", "int64", "uint64"), 8),
-    **dict.fromkeys(("float32", "int32", "uint32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "bool"), 1),
-}
-"""The bytes of an element, by torch's name of its type."""
 _CAST = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -135,11 +129,32 @@ class Layout:
     def held_by(self, worker: str) -> Iterator[Held]:
         """Return what a worker holds."""
         number = self.workers.index(worker)
+        # Tensors that are split alike share their parts, of which there may be hundreds for thousands of tensors.
+        own: dict[int, list[Part]] = {}
         for name, held in self.tensors.items():
-            for part in held.parts:
-                if part.worker == number:
-                    storage = held.storages[part.storage]
-                    yield Held(name=name, spec=held.spec, box=part.box, storage=storage, at=part.at)
+            parts = own.get(id(held.parts))
+            if parts is None:
+                parts = own[id(held.parts)] = [part for part in held.parts if part.worker == number]
+            for part in parts:
+                storage = held.storages[part.storage]
+                yield Held(name=name, spec=held.spec, box=part.box, storage=storage, at=part.at)
+
+    def misfits(self, worker: str, arrays: Mapping[str, Any]) -> list[str]:
+        """Say which memory of a worker is not as the layout says: arrays by name, with a shape and a named `dtype`."""
+        wrong = []
+        for held in self.held_by(worker):
+            storage = held.storage or held.name
+            have = arrays.get(storage)
+            if have is None:
+                wrong.append(f"{worker} has no {storage}")
+                continue
+            at = held.at or (0,) * len(held.box)
+            ends = [start + stop - first for start, (first, stop) in zip(at, held.box, strict=True)]
+            if have.dtype != held.spec.dtype:
+                wrong.append(f"{storage} of {worker} is {have.dtype}, not {held.spec.dtype}")
+            if len(have.shape) != len(ends) or any(end > size for end, size in zip(ends, have.shape, strict=True)):
+                wrong.append(f"{storage} of {worker} has shape {list(have.shape)}: {ends} is needed")
+        return list(dict.fromkeys(wrong))
 
     def bytes_by_worker(self) -> dict[str, int]:
         """Return how many bytes each worker holds."""

@@ -8,25 +8,45 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roost.comm.process import process_talk
-from roost.comm.wire.loop import Handle
+from roost.comm.wire.connection import Frame
+from roost.comm.wire.loop import Handle, Loop
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
 from roost.runtime.events.emitter import emitter
 from roost.runtime.groups.group import WorkerGroup
 from roost.text import join_words
 from roost.weights.layout import Layout
-from roost.weights.offers import Offer
+from roost.weights.limits import MARGIN_SECONDS, PEER_SECONDS, UPDATE_SECONDS
 from roost.weights.plan import BUCKET_BYTES, Place, SyncPlan, make_sync_plan
+from roost.weights.update import (
+    Answered,
+    Ask,
+    AskVersion,
+    Decide,
+    Detour,
+    End,
+    Event,
+    Failed,
+    Late,
+    Learn,
+    Leave,
+    Phase,
+    Request,
+    Routes,
+    Tell,
+    Update,
+)
+from roost.weights.versions import NO_VERSION, check_newer
 
-UPDATE_SECONDS = 60.0
-_PEER_SECONDS = 5.0
-_MARGIN_SECONDS = 1.0
-"""How long before the caller's deadline members give up, so that their error arrives before it."""
+if TYPE_CHECKING:
+    from roost.comm.move.mover import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +62,8 @@ class UpdateReport:
     """The longest time in which a target's weights were changing."""
     slowest: str
     """The target that took longest to copy, and from which source."""
+    detours: tuple[Detour, ...] = ()
+    """Every pair of workers between which bytes did not go as planned, and why."""
 
     @property
     def gigabytes_per_second(self) -> float:
@@ -89,9 +111,9 @@ class WeightLink:
         self._whole = plan
         self._missing: frozenset[str] = frozenset()
         """Who is in the whole plan, and not in the present one."""
-        self.version = -1
+        self.version = NO_VERSION
         """The highest version that a target has; -1 if none has any."""
-        self._begun = -1
+        self._begun = NO_VERSION
         """The highest version that an update was begun to: the sources have it, or a later one."""
         self._groups = {source.name: source, target.name: target}
         self._options = in_place, may_share
@@ -100,10 +122,10 @@ class WeightLink:
         self._lock = threading.Lock()
         self._offers: dict[tuple[str, str], tuple[int, Offer]] = {}
         """By worker and what it was asked for: its last offer, and the number of that."""
-        self._senders: dict[str, dict[str, tuple[str, ...]]] = {}
-        """By digest of a plan and target: the sources that have to send."""
+        self._routes: dict[str, Routes] = {}
+        """By digest of a plan: how bytes come to those of its targets that know where the sources' memory is."""
         self._endpoint = process_talk().messages.endpoint
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         try:
             versions = self._open(self._members(plan), deadline)
             self.version = max(versions[worker] for worker in plan.target.workers)
@@ -123,39 +145,39 @@ class WeightLink:
         **options: Any,
     ) -> WeightLink:
         """Ask the workers what they hold, plan, and open a link."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         offered = ask_layout(source, "offer", timeout)
-        wanted = ask_layout(target, "accept", _left(deadline))
+        wanted = ask_layout(target, "accept", deadline.left)
         plan = make_sync_plan(offered, wanted, places_in(source, target), bucket_bytes=bucket_bytes)
-        return cls(plan, source, target, timeout=_left(deadline), **options)
+        return cls(plan, source, target, timeout=deadline.left, **options)
 
     def update(self, version: int, timeout: float = UPDATE_SECONDS) -> UpdateReport:
         """Give all targets the present weights of the sources, as a version that is higher than the last.
 
-        If a worker dies or is late, the error names it, and no target takes the version over; one that has died can be
-        left out with `without`, or restarted and then filled with `refill`, or with `rejoin` if it is a source.
+        If a worker dies or is late, the error names it, and no target takes the version over; a worker that has died
+        can be left out with `without`, or restarted and then filled with `refill`, or with `rejoin` if it is a source.
+        `UpdateDecided` says that all have the version: a target that is late takes it over when it goes on.
         """
-        if isinstance(version, bool) or not isinstance(version, int) or version <= self.version:
-            raise ConfigError(f"version is {version!r}: it is a whole number above {self.version}, the present one")
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._alone(deadline):
+            check_newer(version, self.version, "the link")
             self._begun = version
             return self._update(self.plan, version, deadline)
 
     def versions(self, timeout: float = UPDATE_SECONDS) -> dict[str, int]:
         """Return the version that each target says it has; -1 for one without a whole version."""
-        return self._ask(self.plan.target.workers, "status", (), time.monotonic() + timeout)
+        return self._ask(self.plan.target.workers, AskVersion(), Deadline.after(timeout))
 
     def without(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Go on without some workers, such as those that have died; ConfigError if others cannot replace them."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._alone(deadline):
             self._go_on(self._missing | set(workers), deadline)
             self._dismiss(workers)
 
     def rejoin(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Let workers that were restarted take part again; a target has no version until `refill` or an update."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         with self._alone(deadline):
             self._open(workers, deadline)
             if self._missing.isdisjoint(workers):
@@ -163,7 +185,7 @@ class WeightLink:
             else:
                 self._go_on(self._missing - set(workers), deadline)
 
-    def _go_on(self, missing: frozenset[str], deadline: float) -> None:
+    def _go_on(self, missing: frozenset[str], deadline: Deadline) -> None:
         plan = self._whole.without(missing) if missing else self._whole
         self._teach(plan, self._members(plan), deadline)
         self.plan, self._missing = plan, missing
@@ -178,7 +200,7 @@ class WeightLink:
             raise ConfigError("there is no version yet", hint="the first update fills all targets")
         if worker not in self._whole.target.workers:
             raise ConfigError(f"{worker} is not a target: there are {join_words(self._whole.target.workers)}")
-        deadline = time.monotonic() + timeout
+        deadline = Deadline.after(timeout)
         self.rejoin(worker, timeout=timeout)
         with self._alone(deadline):
             # What a trainer has may be newer.
@@ -201,12 +223,12 @@ class WeightLink:
 
     def _dismiss(self, workers: Iterable[str]) -> None:
         for worker in workers:
-            self._tell(worker, "leave")
+            self._tell(worker, Leave())
 
     @contextlib.contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
         """Let one operation of the link run at a time."""
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self._lock.acquire(timeout=deadline.left):
             raise CallTimedOut(f"another update of {self._name} is under way")
         try:
             yield
@@ -217,11 +239,11 @@ class WeightLink:
         target = self.plan.target.only([worker])
         return make_sync_plan(source, target, self.plan.places, bucket_bytes=self.plan.bucket_bytes)
 
-    def _peers(self, worker: str, deadline: float) -> list[str]:
+    def _peers(self, worker: str, deadline: Deadline) -> list[str]:
         """Return the other targets that have the present version; one that does not answer soon is none."""
         others = [other for other in self.plan.target.workers if other != worker]
-        asked = {other: self._request(other, "holds", ()) for other in others}
-        soon = min(deadline, time.monotonic() + _PEER_SECONDS)
+        soon = deadline.within(PEER_SECONDS)
+        asked = {other: self._request(other, AskVersion(to_copy=True), soon) for other in others}
         found = []
         for other, handle in asked.items():
             with contextlib.suppress(ClusterError, CallTimedOut):
@@ -240,92 +262,85 @@ class WeightLink:
     def __repr__(self) -> str:
         return f"<WeightLink {self._name} at version {self.version}: {self.plan!r}>"
 
-    def _update(self, plan: SyncPlan, version: int, deadline: float, method: str = "offer") -> UpdateReport:
-        began = time.monotonic()
-        attempt, digest = next(self._attempts), plan.digest
-        sources = [worker for worker, (sent, _) in plan.bytes_by_worker().items() if sent]
-        targets = plan.target.workers
-        try:
-            self._prepare(plan, attempt, version, sources, deadline, method)
-            prepared = time.monotonic()
-            left = max(0.1, deadline - time.monotonic() - _MARGIN_SECONDS)
-            sending: dict[str, list[str]] = {}
-            for target, senders in self._senders.get(digest, {}).items():
-                for sender in senders:
-                    sending.setdefault(sender, []).append(target)
-            handles = [
-                self._request(sender, "send", (attempt, digest, tuple(wanted), left))
-                for sender, wanted in sending.items()
-            ]
-            try:
-                moved = self._ask(targets, "move", (attempt, digest, left), deadline)
-            except ClusterError:
-                # What went wrong with a sender is the cause of it.
-                for handle in handles:
-                    if handle.done():
-                        self._answer(handle, deadline)
-                raise
-            for handle in handles:
-                self._answer(handle, deadline)
-            done = time.monotonic()
-        except BaseException:
-            for worker in dict.fromkeys([*sources, *targets]):
-                self._tell(worker, "abort", attempt)
-            raise
-        # From here on targets take it over, whatever happens to some of them.
-        self.version = version
-        pauses = self._ask(targets, "commit", (attempt, version, digest), deadline)
-        taken = [(seconds, target, name) for target, parts in moved.items() for name, seconds in parts.items()]
-        slow = max(taken, default=None)
-        report = UpdateReport(
+    def _update(self, plan: SyncPlan, version: int, deadline: Deadline, method: str = "offer") -> UpdateReport:
+        """Carry out the steps of an update, and tell it what comes of them."""
+        known = {
+            worker: self._offers[worker, method] for worker in plan.source.workers if (worker, method) in self._offers
+        }
+        update = Update(
+            plan=plan,
+            attempt=next(self._attempts),
             version=version,
-            nbytes=sum(plan.traffic.values()),
+            offers=known,
+            routes=self._routes.get(plan.digest),
+        )
+        arrived = _Arrivals(self._endpoint.loop, lambda: f"{update.phase.value} of version {version}")
+        times: dict[Phase, float] = {Phase.PREPARING: time.monotonic()}
+        update, steps = update.begin()
+        try:
+            while update.phase is not Phase.OVER or steps:
+                times.setdefault(update.phase, time.monotonic())
+                for step in steps:
+                    match step:
+                        case Ask():
+                            arrived.expect(step, self._request(step.worker, step.request, deadline))
+                        case Tell():
+                            self._tell(step.worker, step.request)
+                        case Decide():
+                            self.version = step.version
+                        case End() if step.error is not None:
+                            raise step.error
+                steps = ()
+                if update.phase is not Phase.OVER:
+                    before = update.phase
+                    update, steps = update.take(arrived.next(deadline))
+                    if update.phase is Phase.MOVING is not before:
+                        self._remember(update, known, method)
+        except BaseException:
+            for step in update.give_up():
+                if isinstance(step, Tell):
+                    self._tell(step.worker, step.request)
+            raise
+        return self._report(update, times)
+
+    def _remember(self, update: Update, known: Mapping[str, tuple[int, Offer]], method: str) -> None:
+        """Keep what members need not say again: all targets know where the memory of the sources is."""
+        if any(known.get(worker) is not offer for worker, offer in update.offers.items()):
+            # Other plans read from it too: none of their targets knows the new place.
+            self._routes.clear()
+            self._offers |= {(worker, method): offer for worker, offer in update.offers.items()}
+        self._routes[update.plan.digest] = update.routes or {}
+
+    def _report(self, update: Update, times: Mapping[Phase, float]) -> UpdateReport:
+        taken = [(took, target, name) for target, moved in update.moved.items() for name, took in moved.seconds.items()]
+        slow = max(taken, default=None)
+        began, prepared, done = (times[phase] for phase in (Phase.PREPARING, Phase.MOVING, Phase.COMMITTING))
+        report = UpdateReport(
+            version=update.version,
+            nbytes=sum(update.plan.traffic.values()),
             seconds=time.monotonic() - began,
             prepare_seconds=prepared - began,
             move_seconds=done - prepared,
-            pause_seconds=max(pauses.values(), default=0.0),
+            pause_seconds=max(update.pauses.values(), default=0.0),
             slowest="" if slow is None else f"{slow[1]} from {slow[2]}",
+            detours=tuple(update.detours),
         )
         emitter.note(
             "weights",
             " -> ".join(self._groups),
-            version=version,
+            version=report.version,
             d=round(report.seconds, 4),
             pause=round(report.pause_seconds, 6),
             size=report.nbytes >> 20,
             slowest=report.slowest or None,
+            detours=len(report.detours) or None,
         )
         return report
-
-    def _prepare(
-        self, plan: SyncPlan, attempt: int, version: int, sources: Sequence[str], deadline: float, method: str
-    ) -> None:
-        """Make sure that everyone is there with the same plan, and knows where the memory of the sources lies."""
-        digest = plan.digest
-        asked = []
-        for role, workers in (("source", sources), ("target", plan.target.workers)):
-            for worker in workers:
-                number = self._offers[worker, method][0] if (worker, method) in self._offers else 0
-                asked.append((worker, self._request(worker, "prepare", (attempt, version, digest, role, number))))
-        for worker, handle in asked:
-            new: tuple[int, Offer] | None = self._answer(handle, deadline)
-            if new is not None:
-                self._offers[worker, method] = new
-                # Wherever it is read from: until all know the new place, none of them does.
-                self._senders.clear()
-        if digest in self._senders:
-            return
-        offers = {worker: self._offers[worker, method][1] for worker in sources}
-        wanted: dict[str, dict[str, Offer]] = {target: {} for target in plan.target.workers}
-        for source, target in plan.traffic:
-            wanted[target][source] = offers[source]
-        handles = [(target, self._request(target, "connect", (digest, mine))) for target, mine in wanted.items()]
-        self._senders[digest] = {target: self._answer(handle, deadline) for target, handle in handles}
 
     def _members(self, plan: SyncPlan) -> list[str]:
         return list(dict.fromkeys([*plan.source.workers, *plan.target.workers]))
 
-    def _open(self, workers: Iterable[str], deadline: float) -> dict[str, int]:
+    def _open(self, workers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """Let workers take part, by a call: one that has never communicated begins to. Returns their versions."""
         calls = {}
         for worker in workers:
@@ -333,19 +348,19 @@ class WeightLink:
             group = self._groups[name]
             calls[worker] = group.on(int(rank)).call("open_weights", self._name, *self._options)
             self._offers = {key: offer for key, offer in self._offers.items() if key[0] != worker}
-        self._senders.clear()
-        return {worker: call.wait(_left(deadline))[0] for worker, call in calls.items()}
+        self._routes.clear()
+        return {worker: call.wait(deadline.left)[0] for worker, call in calls.items()}
 
-    def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: float, method: str = "") -> None:
+    def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: Deadline, method: str = "") -> None:
         """Tell workers a plan, the link's own unless it says what its sources are asked for."""
-        wrong = self._ask(list(workers), "plan", (plan, method or "offer", not method), deadline)
-        self._senders.pop(plan.digest, None)
+        wrong = self._ask(list(workers), Learn(plan, method or "offer", not method), deadline)
+        self._routes.pop(plan.digest, None)
         if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
             raise ConfigError(problems)
 
-    def _ask(self, workers: Sequence[str], command: str, arguments: Sequence[Any], deadline: float) -> dict[str, Any]:
-        """Ask all at once, and return their answers; if some fail, the error of the first, with all that died."""
-        handles = {worker: self._request(worker, command, arguments) for worker in workers}
+    def _ask(self, workers: Sequence[str], request: Request, deadline: Deadline) -> dict[str, Any]:
+        """Ask all at once, and return their answers; if some fail, the error of the first that died, or the first."""
+        handles = {worker: self._request(worker, request, deadline) for worker in workers}
         answers: dict[str, Any] = {}
         errors: list[Exception] = []
         for worker, handle in handles.items():
@@ -353,34 +368,78 @@ class WeightLink:
                 answers[worker] = self._answer(handle, deadline)
             except (ClusterError, ConfigError) as error:
                 errors.append(error)
-                if command == "move":
-                    # The others wait for the same.
-                    break
         if errors:
             raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
         return answers
 
-    def _tell(self, worker: str, command: str, *arguments: Any) -> None:
+    def _tell(self, worker: str, request: Request) -> None:
         """Ask without waiting, and only a process that is there: the next one of the name has nothing to end."""
         with contextlib.suppress(ClusterError):
             if worker in self._endpoint.peers and self._endpoint.peers[worker].is_open:
-                self._request(worker, command, arguments)
+                self._request(worker, request, Deadline.after(UPDATE_SECONDS))
 
-    def _request(self, worker: str, command: str, arguments: Sequence[Any]) -> Handle[Any]:
-        late = f"{worker} has not answered {command!r} of a link of weights"
+    def _request(self, worker: str, request: Request, deadline: Deadline) -> Handle[Any]:
+        late = f"{worker} has not answered {type(request).__name__.lower()!r} of a link of weights"
         handle: Handle[Any] = Handle(self._endpoint.loop, late=lambda: late)
-        data = pickle.dumps((self._name, command, tuple(arguments)))
-        self._endpoint.request(worker, b"", data, (), handle)
+        # What is late gets a moment to say so itself.
+        seconds = max(0.1, deadline.left - MARGIN_SECONDS)
+        try:
+            self._endpoint.request(worker, b"", self._pickled(request, seconds), (), handle)
+        except ClusterError as error:
+            handle.fail(error)
         return handle
 
-    def _answer(self, handle: Handle[Any], deadline: float) -> Any:
-        frame = handle.wait(_left(deadline))
-        succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
-        if not succeeded:
-            raise value
-        return value
+    def _pickled(self, request: Request, seconds: float) -> bytes:
+        return pickle.dumps((self._name, request, seconds))
+
+    def _answer(self, handle: Handle[Any], deadline: Deadline) -> Any:
+        return _value_of(handle.wait(max(0.01, deadline.left)))
 
 
-def _left(deadline: float) -> float:
-    """Return how many seconds are left; what is late gets a moment to say so itself."""
-    return max(0.01, deadline - time.monotonic())
+class _Arrivals:
+    """The answers of members, in the order in which they arrive."""
+
+    def __init__(self, loop: Loop, words: Callable[[], str]) -> None:
+        self._loop = loop
+        self._words = words
+        self._arrived: deque[tuple[Ask, Handle[Any]]] = deque()
+        self._more: Handle[None] | None = None
+        """What a thread waits for that has found nothing."""
+        self._lock = threading.Lock()
+
+    def expect(self, ask: Ask, handle: Handle[Any]) -> None:
+        """Take in what becomes of a request."""
+
+        def arrive() -> None:
+            with self._lock:
+                self._arrived.append((ask, handle))
+                more, self._more = self._more, None
+            if more is not None:
+                more.complete(None)
+
+        handle.on_done(arrive)
+
+    def next(self, deadline: Deadline) -> Event:
+        """Wait for the next answer; `Late` at the deadline."""
+        with self._lock:
+            more = None
+            if not self._arrived:
+                more = self._more = Handle(self._loop, late=lambda: f"{self._words()} has not been answered")
+        if more is not None:
+            try:
+                more.wait(deadline.left)
+            except CallTimedOut:
+                return Late()
+        with self._lock:
+            ask, handle = self._arrived.popleft()
+        try:
+            return Answered(ask.worker, ask.request, _value_of(handle.wait(0)))
+        except (ClusterError, ConfigError) as error:
+            return Failed(ask.worker, ask.request, error)
+
+
+def _value_of(frame: Frame) -> Any:
+    succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
+    if not succeeded:
+        raise value
+    return value

@@ -6,7 +6,6 @@ has a few hundred.
 
 from __future__ import annotations
 
-import enum
 import functools
 import hashlib
 import itertools
@@ -16,10 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roost.comm.move.dtypes import SIZES
+from roost.comm.move.route import End, choose_route
+from roost.comm.move.route import Route as Route
 from roost.errors import ConfigError, Problem
 from roost.text import join_words, plural, size_text
 from roost.weights.boxes import Box, count, intersect, offset, subtract
-from roost.weights.layout import SIZES, HeldTensor, Layout, Part, can_cast
+from roost.weights.layout import HeldTensor, Layout, Part, can_cast
 
 if TYPE_CHECKING:
     from roost.placement.placement import Placement
@@ -27,20 +29,6 @@ if TYPE_CHECKING:
 
 SYNC_PLAN_VERSION = 1
 BUCKET_BYTES = 1 << 28
-
-
-class Route(enum.IntEnum):
-    """How bytes get from one worker to another, nearest first."""
-
-    MEMORY = 0
-    DEVICE = 1
-    NODE = 2
-    NETWORK = 3
-
-    @property
-    def words(self) -> str:
-        """How it is shown."""
-        return ("same process", "same device", "same node", "network")[self]
 
 
 SPEEDS: Mapping[Route, float] = {Route.MEMORY: 1e12, Route.DEVICE: 1e12, Route.NODE: 20e9, Route.NETWORK: 10e9}
@@ -60,6 +48,10 @@ class Place:
         """Return where a placement puts a worker."""
         return cls(placement.cluster_node_rank, placement.local_hardware_ranks)
 
+    def end(self, worker: str) -> End:
+        """Return what is known of the end of a route here, before there is a process."""
+        return End(process=worker, node=self.node, devices=self.devices)
+
 
 def places_of(plan: Plan) -> dict[str, Place]:
     """Return where the workers of a plan are."""
@@ -68,20 +60,6 @@ def places_of(plan: Plan) -> dict[str, Place]:
         for component in plan.components
         for placement in component.placements
     }
-
-
-def choose_route(source: str, target: str, places: Mapping[str, Place]) -> Route:
-    """Decide how bytes go from one worker to another; one whose place is not known is far away.
-
-    >>> choose_route("actor:0", "rollout:1", {"actor:0": Place(0, (0,)), "rollout:1": Place(0, (0, 1))})
-    <Route.DEVICE: 1>
-    """
-    if source == target:
-        return Route.MEMORY
-    here, there = places.get(source), places.get(target)
-    if here is None or there is None or here.node != there.node:
-        return Route.NETWORK
-    return Route.DEVICE if set(here.devices) & set(there.devices) else Route.NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +206,11 @@ class SyncPlan:
 
     def route(self, source: str, target: str) -> Route:
         """Return how bytes go from one worker to another."""
-        return choose_route(source, target, self.places)
+        return choose_route(self._ends[source], self._ends[target])
+
+    @functools.cached_property
+    def _ends(self) -> dict[str, End]:
+        return _ends(self.source, self.target, self.places)
 
     @functools.cached_property
     def traffic(self) -> Mapping[tuple[str, str], int]:
@@ -244,7 +226,7 @@ class SyncPlan:
 
     def bytes_by_route(self) -> dict[Route, int]:
         """Return how many bytes go which way."""
-        found = dict.fromkeys(Route, 0)
+        found = dict.fromkeys(SPEEDS, 0)
         for (source, target), size in self.traffic.items():
             found[self.route(source, target)] += size
         return found
@@ -339,12 +321,13 @@ def make_sync_plan(
     tensors = []
     turns: Counter[object] = Counter()
     problems: list[Problem] = []
+    ends = _ends(source, target, places)
     for name, wanted in target.tensors.items():
         held = source.tensors[name]
         # By content, so that the plan does not depend on which tensors share their parts; hashed once each.
         alike = known.of(held.parts), known.of(wanted.parts)
         if alike not in patterns:
-            moves, missing = _moves(held, wanted, source, target, places)
+            moves, missing = _moves(held, wanted, source, target, ends)
             if missing is not None:
                 problems.append(Problem(message=f"no source holds {name}{_box_text(missing)}"))
                 continue
@@ -367,6 +350,12 @@ def make_sync_plan(
     if problems:
         raise ConfigError(problems)
     return SyncPlan(source, target, places, bucket_bytes, made, tensors)
+
+
+def _ends(source: Layout, target: Layout, places: Mapping[str, Place]) -> dict[str, End]:
+    """Return the ends of all routes; a worker whose place is not known is far from the others."""
+    workers = dict.fromkeys([*source.workers, *target.workers])
+    return {worker: places[worker].end(worker) if worker in places else End(process=worker) for worker in workers}
 
 
 class _Known:
@@ -401,7 +390,7 @@ def _check(source: Layout, target: Layout) -> None:
 
 
 def _moves(
-    held: HeldTensor, wanted: HeldTensor, source: Layout, target: Layout, places: Mapping[str, Place]
+    held: HeldTensor, wanted: HeldTensor, source: Layout, target: Layout, ends: Mapping[str, End]
 ) -> tuple[list[tuple[Move, ...]], Box | None]:
     """Return the moves of a tensor, in as many variants as there are equal sources, and what no source has."""
     # By box: those who hold it.
@@ -412,12 +401,12 @@ def _moves(
     for part in wanted.parts:
         if not count(part.box):
             continue
-        name = target.workers[part.worker]
+        here = ends[target.workers[part.worker]]
         near: dict[Box, tuple[Route, list[Part]]] = {}
         for box, those in holders.items():
             if intersect(box, part.box) is None:
                 continue
-            routes = [choose_route(source.workers[one.worker], name, places) for one in those]
+            routes = [choose_route(ends[source.workers[one.worker]], here) for one in those]
             best = min(routes)
             near[box] = best, [one for one, route in zip(those, routes, strict=True) if route == best]
         left = [part.box]

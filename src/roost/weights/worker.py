@@ -10,6 +10,8 @@ from roost.comm.worker import Worker
 from roost.errors import ConfigError
 from roost.weights.adapters import as_weights
 from roost.weights.layout import Held
+from roost.weights.limits import RELEASE_SECONDS
+from roost.weights.versions import NO_VERSION
 
 if TYPE_CHECKING:
     from roost.weights.member import Member
@@ -39,9 +41,9 @@ class WeightWorker(Worker):
     def weights_version(self) -> int:
         """The version that this worker's weights have, wholly; -1 if no update has come, or one was broken off."""
         member: Member | None = vars(self).get("_roost_weights")
-        return member.version if member is not None else -1
+        return member.versions.whole if member is not None else NO_VERSION
 
-    def let_go_of_weights(self, timeout: float = 60.0) -> None:
+    def let_go_of_weights(self, timeout: float = RELEASE_SECONDS) -> None:
         """Free the memory that links took for updates, such as before its device is lent to another process.
 
         The next update takes it again; one that is under way is broken off.
@@ -62,4 +64,4 @@ class WeightWorker(Worker):
         if member is None:
             member = vars(self).setdefault("_roost_weights", Member(self))
         member.join(link, in_place=in_place, may_share=may_share)
-        return member.version
+        return member.versions.whole

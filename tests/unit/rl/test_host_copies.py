@@ -45,7 +45,7 @@ def test_tensors_that_there_was_no_room_for_come_back_at_the_next_try(monkeypatc
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_weights_on_a_device_leave_all_of_it(tmp_path):
     from roost.rl.engines.staging import StagedOnDevice
-    from roost.weights.specs import save_safetensors
+    from roost.weights.safetensors import save_safetensors
 
     save_safetensors(tmp_path / "model.safetensors", {"w": torch.ones(1 << 24)})
     staged = StagedOnDevice(tmp_path, lambda *_: None)

@@ -20,7 +20,7 @@ from roost.errors import CallTimedOut, ClusterError, ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec
 from roost.rl.engines import Prompt, Sample, SglangEngine, VersionSpan
 from roost.rl.engines import sglang_engine as module
-from roost.weights.specs import save_safetensors
+from roost.weights.safetensors import save_safetensors
 from sockets import free_port
 from waiting import is_gone, wait_until
 

@@ -15,13 +15,13 @@ from functools import partial
 import pytest
 
 from engine_parts import spec_here
+from roost.comm.move.arrays import copy, cut
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import RolloutEngine, check_engine_class
 from roost.rl.engines import Prompt, Sample, TransformersEngine, VersionSpan
 from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.rollout_engines import EngineWorker
 from roost.weights.adapters import as_weights
-from roost.weights.arrays import copy, cut
 from waiting import wait_until
 
 torch = pytest.importorskip("torch", reason="torch is not installed")

@@ -36,7 +36,7 @@ from roost.weights import (
     read_safetensors,
     save_safetensors,
 )
-from roost.weights.specs import create_safetensors
+from roost.weights.safetensors import create_safetensors
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "weights.yaml"
 
@@ -155,11 +155,10 @@ def test_what_is_saved_is_mapped_again_and_a_full_disk_leaves_nothing(tmp_path):
 
 SMALL_SHM = """
 import os, torch
-from roost.weights.arrays import read_memory
-from roost.weights.offers import make_offer
+from roost.comm.move.mover import make_offer
 weights = {"small": torch.ones(1000), "large": torch.ones(1 << 20)}
 offer = make_offer(weights, 0, may_share=True)
-print([array.shared is None for array in offer.arrays.values()], float(weights["large"].sum()))
+print([array.places["host"][1] is None for array in offer.arrays.values()], float(weights["large"].sum()))
 """
 
 

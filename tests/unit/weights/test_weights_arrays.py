@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from roost.weights.arrays import can_wrap, copy
+from roost.comm.move.arrays import can_wrap, copy
+from roost.deadline import NEVER
 from roost.weights.layout import Held, Layout, TensorSpec
-from roost.weights.member import _Link
+from roost.weights.member import MemberLink
 from roost.weights.plan import Place, make_sync_plan
+from roost.weights.update import Learn
+from roost.weights.versions import Versions
 
 
 def test_a_type_that_numpy_does_not_have_is_cast_on_the_way_into_an_array():
@@ -33,6 +37,8 @@ def test_a_target_without_torch_refuses_a_type_of_torch_in_the_plan(monkeypatch)
     ]
     plan = make_sync_plan(*sides, {"actor:0": Place(0, (0,)), "rollout:0": Place(0, (1,))})
     worker = SimpleNamespace(address="rollout:0", accept=lambda: {"w": np.zeros(4, np.float32)})
-    link = _Link(SimpleNamespace(), worker, "link", False, True)
-    assert link.plan(plan, "offer", True) == ["rollout:0 gets bfloat16, which takes torch there"]
+    link = MemberLink(worker, Versions("rollout:0"), "link", in_place=False, may_share=True)
+    answers: SimpleQueue[tuple[bool, object]] = SimpleQueue()
+    link.ask(Learn(plan, "offer", is_main=True), NEVER, lambda *answer: answers.put(answer))
+    assert answers.get(timeout=60) == (True, ["rollout:0 gets bfloat16, which takes torch there"])
     link.close()

@@ -17,8 +17,8 @@ from roost.render.grid import make_grid
 from roost.render.html import draw_html
 from roost.render.svg import draw_svg
 from roost.text import size_text
+from roost.weights.job_plan import bytes_by_piece, plan_weights
 from roost.weights.plan import describe
-from roost.weights.section import bytes_by_piece, plan_weights
 
 
 @with_flags

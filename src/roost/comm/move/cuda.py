@@ -11,15 +11,26 @@ import functools
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from roost.comm.move.arrays import is_on_device, is_on_host
+from roost.comm.move.dtypes import SIZES
+from roost.errors import WorkerDied
+
+if TYPE_CHECKING:
+    from roost.comm.move.mover import Offer, RemoteArray
 
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 _MOST_MAPPED = 16
 """How many allocations of other processes stay mapped: mapping one takes longer than copying from it."""
 
+_MOST_MAPPED_OF_ONE = 1 << 16
+"""The same for a source of weights, all of whose allocations are copied from in each update."""
+NO_HANDLE = "no IPC handle for its memory of the device, as with torch's expandable segments"
+"""Why other processes cannot map memory whose handle is empty."""
 _STREAMS = 4
 _CHECK_EVERY = 64
 
@@ -42,12 +53,6 @@ class DeviceMemory:
     """What the driver maps the allocation by; empty if it cannot be mapped."""
     offset: int
     nbytes: int
-
-
-def is_on_device(thing: Any) -> bool:
-    """Return whether this is a tensor on a CUDA device; torch is not loaded for it."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(thing, torch.Tensor) and bool(thing.is_cuda)
 
 
 @functools.cache
@@ -82,7 +87,7 @@ class Mappings:
         self._most = most
         self._mapped: OrderedDict[bytes, int] = OrderedDict()
         self._copies: list[Any] = []
-        """Those that may not be done."""
+        """Copies that may still be under way."""
         self._lock = threading.Lock()
 
     def copy(self, memory: DeviceMemory, target: Any) -> Any:
@@ -134,6 +139,58 @@ class Mappings:
             copy.synchronize()
         _, place = self._mapped.popitem(last=False)
         _call("cuIpcCloseMemHandle", ctypes.c_uint64(place))
+
+
+class CudaMover:
+    """Maps memory of devices that both processes use."""
+
+    name: ClassVar[str] = "cuda"
+
+    def __init__(self, owner: str, offer: Offer) -> None:
+        del offer
+        self._owner = owner
+        self._mappings = Mappings(_MOST_MAPPED_OF_ONE)
+
+    @staticmethod
+    def offer(arrays: Mapping[str, Any], *, may_share: bool) -> dict[str, DeviceMemory]:
+        """Return where arrays on devices are; memory of the device is always shared."""
+        del may_share
+        return {name: export(one) for name, one in arrays.items() if not is_on_host(one)}
+
+    def why_not(self, array: RemoteArray) -> str:
+        memory: DeviceMemory = array.places[self.name]
+        if not memory.handle:
+            return NO_HANDLE
+        if "torch" not in sys.modules:
+            return "torch is not loaded, which memory of a device takes"
+        return "" if memory.device in visible_devices() else f"device {memory.device} of {self._owner} is not seen"
+
+    def view(self, array: RemoteArray) -> Any:
+        torch = sys.modules["torch"]
+        memory: DeviceMemory = array.places[self.name]
+        number = visible_devices()[memory.device]
+        try:
+            address = self._mappings.address(memory, torch.device("cuda", number))
+        except CudaError:
+            raise WorkerDied(f"{self._owner} has ended, or its memory on the device is gone") from None
+        size = SIZES[array.dtype]
+        span = sum((count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)) + size
+        flat = torch.as_tensor(_CudaBytes(address, span), device=f"cuda:{number}").view(getattr(torch, array.dtype))
+        return torch.as_strided(flat, array.shape, [stride // size for stride in array.strides])
+
+    def read(self, array: RemoteArray, at: Sequence[int], target: Any) -> None:
+        del at, target
+        raise CudaError(f"memory of a device is viewed, not read: {array}")
+
+    def close(self) -> None:
+        self._mappings.close()
+
+
+class _CudaBytes:
+    """Memory of a device, in the form in which libraries exchange it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 DeviceCopy = tuple[ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t]

@@ -6,23 +6,23 @@ device is visible to it too, otherwise by NCCL into a device of its own, or thro
 
 from __future__ import annotations
 
-import enum
 import logging
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.comm.move.cuda import CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
+from roost.comm.limits import FETCH_SECONDS
+from roost.comm.move.cuda import NO_HANDLE, CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
 from roost.comm.move.nccl import Pairs
+from roost.comm.move.route import End, Route, choose_route
 from roost.comm.wire.connection import Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle
 from roost.comm.wire.peer import Peer, gone_error
 from roost.errors import ClusterError, WorkerDied
 
-_FETCH_SECONDS = 600.0
 _SENT, _NOT_SENT = b"sent", b"not sent"
 """What the owner of a tensor answers that is wanted in a process group."""
 
@@ -31,38 +31,6 @@ log: logging.Logger = logging.getLogger(__name__)
 
 Fetched = dict[tuple[PeerInfo, int], list[Any]]
 """By owner and number of a message: the copies on the device of its tensors."""
-
-
-class Way(enum.Enum):
-    """How the content of a tensor on a device gets to another process."""
-
-    OWN = "the process's own memory"
-    DEVICE = "CUDA IPC"
-    PAIR = "NCCL"
-    HOST = "host memory"
-
-
-def choose_way(
-    memory: DeviceMemory, *, is_own: bool, is_near: bool, devices: Collection[str], target: str, can_pair: bool
-) -> Way:
-    """Decide how a tensor is fetched, by a process that sees these devices, from one on the same node or not.
-
-    `target` is the device that it goes to, or empty; `can_pair` whether both processes can be in a process group.
-
-    >>> memory = DeviceMemory(device="GPU-1", handle=b"h", offset=0, nbytes=8)
-    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0", "GPU-1"], target="GPU-0", can_pair=True)
-    <Way.DEVICE: 'CUDA IPC'>
-    >>> choose_way(memory, is_own=False, is_near=True, devices=["GPU-0"], target="GPU-0", can_pair=True)
-    <Way.PAIR: 'NCCL'>
-    >>> choose_way(memory, is_own=False, is_near=False, devices=["GPU-0"], target="", can_pair=True)
-    <Way.HOST: 'host memory'>
-    """
-    if is_own:
-        return Way.OWN
-    if is_near and memory.handle and memory.device in devices:
-        return Way.DEVICE
-    # NCCL takes no two processes on one device.
-    return Way.PAIR if can_pair and target and target != memory.device else Way.HOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,27 +128,33 @@ class Loans:
         WorkerDied if its owner has ended.
         """
         owner = _here.get(loan.owner)
-        is_near = loan.owner.node_rank == self.own.node_rank
-        way = choose_way(
-            loan.memory,
-            is_own=owner is not None,
-            is_near=is_near,
-            devices=visible_devices() if target.is_cuda else (),
-            target=uuid_of(target.device) if target.is_cuda else "",
-            can_pair=self.pairs.can_reach(loan.owner),
+        there = End(
+            process=loan.owner.instance if owner is None else self.own.instance,
+            node=loan.owner.node_rank,
+            memory=loan.memory.device,
+            closed="" if loan.memory.handle else NO_HANDLE,
+            can_group=self.pairs.can_reach(loan.owner),
         )
-        log.debug("a tensor of %d bytes comes from %s through %s", loan.memory.nbytes, loan.owner, way.value)
+        here = End(
+            process=self.own.instance,
+            node=self.own.node_rank,
+            devices=visible_devices() if target.is_cuda else (),
+            memory=uuid_of(target.device) if target.is_cuda else "",
+            can_group=True,
+        )
+        route = choose_route(there, here)
+        log.debug("a tensor of %d bytes comes from %s through %s", loan.memory.nbytes, loan.owner, route.mover)
         if owner is not None:
             tensor = owner.tensor(loan.number, loan.place)
             if tensor is None:
                 raise _lost(loan)
             target.copy_(bytes_of(tensor))
-        elif way is Way.DEVICE:
+        elif route is Route.DEVICE:
             try:
                 return self._mappings.copy(loan.memory, target)
             except CudaError:
                 raise _lost(loan) from None
-        elif way is not Way.PAIR or not self.pairs.receive(
+        elif route is not Route.GROUP or not self.pairs.receive(
             loan.owner, target, lambda place: self._ask_to_send(loan, place)
         ):
             self._fetch_by_host(loan, target)
@@ -198,7 +172,7 @@ class Loans:
                 copy.synchronize()
             self._endpoint.peer(owner.address).send(Kind.RETURN, number, owner.instance.encode())
 
-        # Return before the copy ends: the device copies while the caller goes on.
+        # Return before the copies end: the device copies while the caller goes on.
         self._endpoint.loop.call(send)
 
     def _fetch_by_host(self, loan: Loan, target: Any) -> None:
@@ -214,7 +188,7 @@ class Loans:
         answer: Handle[Any] = Handle(self._endpoint.loop, late=lambda: f"{loan.owner} has not sent a tensor")
         wanted = f"{loan.owner.instance} {loan.number} {loan.place}".encode()
         self._endpoint.request(loan.owner.address, wanted, place, (), answer, Kind.FETCH)
-        frame: Frame = answer.wait(_FETCH_SECONDS)
+        frame: Frame = answer.wait(FETCH_SECONDS)
         if not frame.buffers and not frame.envelope:
             raise _lost(loan)
         return frame
@@ -269,6 +243,21 @@ def lending(endpoint: Endpoint, to: str = "") -> Lending | None:
         return None
     loans = _here.get(endpoint.own)
     return Lending(loans, to) if loans is not None and loans.can_lend else None
+
+
+def can_group(endpoint: Endpoint) -> bool:
+    """Whether this process has a device and can be in process groups of two."""
+    loans = _here.get(endpoint.own) if "torch" in sys.modules else None
+    return loans is not None and loans.can_lend and loans.pairs.is_possible
+
+
+def why_refused(endpoint: Endpoint, address: str) -> str:
+    """Say why tensors of a worker do not come through a process group any more; empty if that was never refused."""
+    loans = _here.get(endpoint.own)
+    refused = loans.pairs.refused.items() if loans is not None else ()
+    return next(
+        (f"{peer.address} cannot be reached by NCCL: {why}" for peer, why in refused if peer.address == address), ""
+    )
 
 
 def fetch_tensor(loan: Loan) -> Any:

@@ -1,4 +1,4 @@
-"""Memory for large buffers: shared by the processes of a node, or private, and used again and again.
+"""Memory for large buffers: shared by the processes of a node, or private; kept to be used again.
 
 The first use of fresh memory costs more than copying into it. So a pool keeps what comes back, up to a limit. Shared
 memory has no name: a process passes its descriptor to another one through a socket, and the kernel frees it when the
@@ -8,6 +8,7 @@ last process that has it is gone, however that ended.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import threading
@@ -24,17 +25,18 @@ _MOST_BYTES = 1 << 30
 """How much of a pool may be in use: what is larger goes through the socket."""
 _MOST_PIECES = 64
 """Each piece of shared memory takes a descriptor."""
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class Memory:
-    """A piece of memory; a shared one has a descriptor."""
+    """A piece of memory; a shared one has a descriptor, which it closes."""
 
     __slots__ = ("__weakref__", "fd", "map", "size")
 
     def __init__(self, size: int, fd: int) -> None:
         self.size = size
         self.fd = fd
-        self.map = mmap.mmap(fd, size)
+        self.map = _map(size, fd)
 
     def borrow(self, size: int, give_back: Callable[[], None]) -> tuple[memoryview, weakref.finalize[Any, Any]]:
         """Return its first bytes, and what calls `give_back` when no object uses them any more, in any thread."""
@@ -107,6 +109,31 @@ class Pool:
 def copy(source: Any, target: Any, size: int) -> None:
     """Copy bytes from one buffer to another; other threads run meanwhile."""
     np.copyto(np.frombuffer(target, np.uint8, size), np.frombuffer(source, np.uint8, size))
+
+
+def _map(size: int, fd: int) -> memoryview:
+    """Map a shared file, or private memory; it is unmapped when nothing looks at it any more.
+
+    Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
+    """
+    libc = _libc()
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, _FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    mapped = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(mapped, libc.munmap, address, size).atexit = False
+    return memoryview(mapped).cast("B")
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    return libc
 
 
 def _shared_file(size: int) -> int:

@@ -15,12 +15,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from roost.comm.limits import COPY_POLL_SECONDS, FETCH_SECONDS, MEET_SECONDS
 from roost.comm.process_groups import new_group
 from roost.comm.wire.connection import PeerInfo
-
-_MEET_SECONDS = 60.0
-_TENSOR_SECONDS = 600.0
-_POLL_SECONDS = 0.0002
+from roost.deadline import Deadline
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -34,13 +32,19 @@ class Pairs:
         self._backend = backend
         self._from: dict[PeerInfo, _Meeting] = {}
         self._to: dict[tuple[PeerInfo, bytes], Any] = {}
-        self._refused: set[PeerInfo] = set()
+        self.refused: dict[PeerInfo, str] = {}
+        """Processes that nothing is exchanged with in this way any more, and why."""
         self._sender: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def can_reach(self, owner: PeerInfo) -> bool:
         """Whether tensors can be fetched from that process in this way, or it was not tried yet."""
-        if self._host is None or owner in self._refused:
+        return owner not in self.refused and self.is_possible
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether this process can be in such groups at all."""
+        if self._host is None:
             return False
         distributed = importlib.import_module("torch.distributed")
         return bool(getattr(distributed, f"is_{self._backend}_available")())
@@ -63,9 +67,9 @@ class Pairs:
                 work = meeting.group.recv([target], 0, 0)
                 work.wait()
                 # With NCCL that only waits in the device's stream; a group that is ended lets go of it.
-                deadline = time.monotonic() + _TENSOR_SECONDS
-                while not work.is_completed() and time.monotonic() < deadline:
-                    time.sleep(_POLL_SECONDS)
+                deadline = Deadline.after(FETCH_SECONDS)
+                while not work.is_completed() and not deadline.is_over:
+                    time.sleep(COPY_POLL_SECONDS)
                 if not work.is_completed() or self._from.get(owner) is not meeting:
                     raise RuntimeError("a tensor did not come")
         except RuntimeError as error:
@@ -93,7 +97,7 @@ class Pairs:
     def refuse(self, peer: PeerInfo, error: BaseException) -> None:
         """Exchange nothing with a process in this way any more."""
         log.warning("tensors between %s and %s go through host memory: %s", self._own, peer, error)
-        self._refused.add(peer)
+        self.refused[peer] = str(error)
         self.forget(peer)
 
     def forget(self, peer: PeerInfo) -> None:
@@ -118,7 +122,7 @@ class _Meeting:
 
     def __init__(self, host: str | None) -> None:
         distributed = importlib.import_module("torch.distributed")
-        limit = datetime.timedelta(seconds=_MEET_SECONDS)
+        limit = datetime.timedelta(seconds=MEET_SECONDS)
         self.lock = threading.Lock()
         self.group: Any = None
         self._store = distributed.TCPStore(host, 0, 2, True, limit, wait_for_workers=False)
@@ -133,9 +137,9 @@ class _Meeting:
 def _connect(place: bytes) -> Any:
     host, port = place.decode().split()
     distributed = importlib.import_module("torch.distributed")
-    limit = datetime.timedelta(seconds=_MEET_SECONDS)
+    limit = datetime.timedelta(seconds=MEET_SECONDS)
     return distributed.TCPStore(host, int(port), 2, False, limit, wait_for_workers=False)
 
 
 def _make_group(store: Any, rank: int, label: str, backend: str) -> Any:
-    return new_group(backend, store, rank, 2, label, None, datetime.timedelta(seconds=_MEET_SECONDS))
+    return new_group(backend, store, rank, 2, label, None, datetime.timedelta(seconds=MEET_SECONDS))

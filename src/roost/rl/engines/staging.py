@@ -1,4 +1,4 @@
-"""Weights for a server in another process, which a link fills and it reads.
+"""Weights for a server in another process: a link fills them, and the server reads them.
 
 They are a safetensors file in shared memory, or memory of the device that both processes use. The file has a folder of
 its own, because some servers load folders.
@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roost.comm.move.cuda import export
+from roost.comm.move.arrays import copy, wrap
+from roost.comm.move.cuda import NO_HANDLE, export
+from roost.comm.move.route import End, Route, choose_route
 from roost.errors import ClusterError, ConfigError
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.weights.adapters import DictWeights
-from roost.weights.arrays import copy, wrap
-from roost.weights.specs import create_safetensors, map_safetensors, read_safetensors
+from roost.weights.safetensors import create_safetensors, map_safetensors, read_safetensors
 
 _SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
 _ALIGNMENT = 256
@@ -51,7 +52,7 @@ class StagedWeights(DictWeights, ABC):
         """Give the memory back."""
 
     def fill(self, weights: Any) -> None:
-        """Write weights that are not those of a link: arrays by name, or a path of safetensors files."""
+        """Write weights that no link brings: arrays by name, or a path of safetensors files."""
         given = map_safetensors(weights) if isinstance(weights, str | os.PathLike) else weights
         if not isinstance(given, Mapping):
             raise ConfigError(f"weights are arrays by name, or a path, not {type(weights).__name__}")
@@ -117,7 +118,9 @@ class StagedOnDevice(StagedWeights):
 
     def where(self) -> dict[str, Any]:
         memory = export(self._memory)
-        if not memory.handle:
+        own = End(process="engine", node=0, memory=memory.device, closed="" if memory.handle else NO_HANDLE)
+        # The server is a child of this process, on the same devices.
+        if choose_route(own, End(process="server", node=0, devices=(memory.device,))) is not Route.DEVICE:
             hint = 'torch\'s expandable segments are one cause; leave them out, or weights_on="device"'
             raise ClusterError("other processes cannot map this process's memory of the device", hint=hint)
         tensors = {name: (spec.dtype, spec.shape, self._places[name]) for name, spec in self._specs.items()}

@@ -29,7 +29,7 @@ from roost.rl.host_copies import HostCopies, free_memory
 from roost.rl.limits import END_SECONDS, LOOK_SECONDS
 from roost.rl.web import HttpServer, Route, error_response, read_json, web
 from roost.text import join_words, shorten
-from roost.weights.specs import map_safetensors
+from roost.weights.safetensors import map_safetensors
 
 
 class TransformersEngine:

@@ -77,7 +77,7 @@ def create_safetensors(path: str | os.PathLike[str], specs: Mapping[str, TensorS
 
 def save_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
     """Write tensors or arrays into a file, which is there wholly or not at all; ClusterError if there is no room."""
-    from roost.weights.arrays import dtype_of, raw_bytes
+    from roost.comm.move.arrays import dtype_of, raw_bytes
 
     header = _header({name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()})
     target = Path(path)
@@ -115,7 +115,7 @@ def _header(specs: Mapping[str, TensorSpec]) -> bytes:
 
 
 def _wrap_all(file: Path, content: mmap.mmap) -> dict[str, Any]:
-    from roost.weights.arrays import wrap
+    from roost.comm.move.arrays import wrap
 
     found: dict[str, Any] = {}
     view = memoryview(content)

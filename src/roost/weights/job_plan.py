@@ -12,7 +12,7 @@ from roost.placement.plan import Plan
 from roost.weights.layout import Layout, TensorSpec
 from roost.weights.plan import SyncPlan, make_sync_plan, places_of
 from roost.weights.rules import At, Fuse, Numbered, Rule, Split, Tie, make_layout
-from roost.weights.specs import read_safetensors
+from roost.weights.safetensors import read_safetensors
 
 
 def plan_weights(config: WeightSyncConfig, plan: Plan, folder: Path) -> SyncPlan:

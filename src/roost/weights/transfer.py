@@ -1,0 +1,337 @@
+"""`Transfer`: one plan, as one of its workers carries it out: where its sources are, what it copies, what it sends."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import operator
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roost.comm.move.arrays import (
+    address_of,
+    copy,
+    cut,
+    devices_of,
+    dtype_of,
+    empty_bytes,
+    finish,
+    is_on_device,
+    is_tensor,
+    wrap,
+)
+from roost.comm.move.cuda import uuid_of, visible_devices
+from roost.comm.move.dtypes import SIZES
+from roost.comm.move.loans import can_group, why_refused
+from roost.comm.move.mover import Copies, Offer, RemoteMemory
+from roost.comm.move.route import End, Route, choose_route, explain
+from roost.deadline import Deadline
+from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.weights.adapters import as_weights
+from roost.weights.boxes import count, shape_of
+from roost.weights.layout import TensorSpec
+from roost.weights.limits import LOOK_SECONDS, SENT_SECONDS
+from roost.weights.plan import Piece, SyncPlan
+from roost.weights.update import Moved
+
+if TYPE_CHECKING:
+    from roost.comm.messages import Messages
+    from roost.comm.wire.loop import Handle
+    from roost.weights.worker import WeightWorker
+
+_ALIGNMENT = 16
+_AHEAD = 2
+"""How many buckets a source has on their way to each target."""
+
+log: logging.Logger = logging.getLogger(__name__)
+
+Check = Callable[[str], None]
+"""Raises if the attempt was broken off, or if the deadline has passed; takes what is still missing, for the error."""
+Owed = list[tuple[str, deque[Hashable]]]
+"""By sender: the tags of what it sends in an attempt, and was not received yet."""
+
+
+class ArraysSeen:
+    """Arrays by name as they were at a moment, to see whether they are still the same memory."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self.tensors = dict(tensors)
+        self.devices = devices_of(tensors.values())
+        self._look = [_place_of_tensor if is_tensor(one) else _place_of_array for one in self.tensors.values()]
+        self._places = self._places_now()
+
+    def is_same(self, tensors: Mapping[str, Any]) -> bool:
+        """Whether these arrays lie where those lay, with the same shapes, strides and types."""
+        are_known = list(tensors) == list(self.tensors) and all(
+            map(operator.is_, tensors.values(), self.tensors.values())
+        )
+        if not are_known:
+            return list(tensors) == list(self.tensors) and self._places == ArraysSeen(tensors)._places
+        # The same objects can have another shape, another type, and other memory.
+        return self._places_now() == self._places
+
+    def _places_now(self) -> list[tuple[Any, ...]]:
+        return [look(one) for look, one in zip(self._look, self.tensors.values(), strict=True)]
+
+
+def _place_of_tensor(one: Any) -> tuple[Any, ...]:
+    return one.data_ptr(), one.shape, one.stride(), one.dtype
+
+
+def _place_of_array(one: Any) -> tuple[Any, ...]:
+    return address_of(one), one.shape, one.strides, one.dtype
+
+
+def specs_of(tensors: Mapping[str, Any]) -> dict[str, TensorSpec]:
+    """Return the shapes and types of arrays."""
+    return {name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()}
+
+
+class Transfer:
+    """What a worker knows of a plan in which it takes part."""
+
+    def __init__(
+        self, plan: SyncPlan, method: str, worker: WeightWorker, link: str, targets: Callable[[Transfer], Any]
+    ) -> None:
+        """Take a plan, what its sources are asked for, and what returns the memory that the new version goes to."""
+        self.plan = plan
+        self.method = method
+        self.seen: ArraysSeen | None = None
+        """Where the weights of this target were when the copies were found."""
+        self._worker = worker
+        self._own = str(worker.address)
+        self._link = link
+        self._targets = targets
+        self._sources: dict[str, RemoteMemory] = {}
+        """The sources that this target copies from without their help."""
+        self._routes: dict[str, tuple[Route, str]] = {}
+        self._copies = Copies()
+        """From memory that this process can map."""
+        self._reads: list[tuple[RemoteMemory, Piece, Any]] = []
+        """Pieces that are read, and where to."""
+        self._parts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+        self._forms: list[tuple[Any, ...]] | None = None
+        """The shapes and types of this target's memory when that was last found to fit the plan."""
+
+    @property
+    def parts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """What this target gets: storages, and where in them; the rest of its memory is not touched."""
+        if not self._parts:
+            held = self.plan.target.held_by(self._own)
+            self._parts = [(one.storage, one.at or (0,) * len(one.box), shape_of(one.box)) for one in held]
+        return self._parts
+
+    def source_arrays(self) -> Mapping[str, Any]:
+        """Return the arrays that this worker has as a source."""
+        return as_weights(getattr(self._worker, self.method)(), self.method).tensors()
+
+    def check_target(self) -> None:
+        """Raise ConfigError if the memory of this target has changed, and does not fit the plan any more."""
+        accepted = as_weights(self._worker.accept(), "accept").tensors()
+        # Without holding on to the arrays, whose memory the worker may give back.
+        forms = [(name, accepted[name].shape, accepted[name].dtype) for name, _, _ in self.parts if name in accepted]
+        if forms != self._forms:
+            self._check_fit(accepted)
+            self._forms = forms
+
+    def _check_fit(self, accepted: Mapping[str, Any]) -> None:
+        needed = {name: accepted[name] for name, _, _ in self.parts if name in accepted}
+        if wrong := self.plan.target.misfits(self._own, specs_of(needed)):
+            raise ConfigError("\n".join(wrong))
+
+    def connect(self, offers: Mapping[str, Offer]) -> dict[str, tuple[Route, str]]:
+        """Learn where the memory of sources is; returns how the bytes of each come, and why if not as planned."""
+        # Memory that a source has replaced is free only when it is mapped nowhere.
+        self.let_go()
+        wanted: dict[str, dict[str, str]] = {}
+        for piece in self.plan.pieces(target=self._own):
+            wanted.setdefault(piece.source, {})[piece.source_storage] = piece.target_storage
+        self._sources, self._routes = {}, {}
+        for name, storages in wanted.items():
+            source = RemoteMemory(name, offers[name])
+            there, here = source.end(storages), self._end(offers[name], storages)
+            taken, planned = choose_route(there, here), self.plan.route(name, self._own)
+            why = explain(planned, taken, there, here)
+            if not taken.is_sent:
+                self._sources[name] = source
+            elif why:
+                log.warning("%s gets the weights of %s by messages, which is slower: %s", self._own, name, why)
+            self._routes[name] = taken, why
+        return self._routes
+
+    def _end(self, offer: Offer, storages: Mapping[str, str]) -> End:
+        """Return this end of the way from a source, by whose storages come into which."""
+        has_device = any(offer.arrays[name].device for name in storages)
+        tensors = self._targets(self) if has_device else {}
+        into = [tensors[name] for name in storages.values() if name in tensors]
+        devices = {uuid_of(one.device) if is_on_device(one) else "" for one in into}
+        return End(
+            process=self._own,
+            node=self._worker.node_rank,
+            devices=visible_devices() if has_device and "torch" in sys.modules else (),
+            memory=devices.pop() if len(devices) == 1 else "",
+            can_group=can_group(self._messages.endpoint),
+        )
+
+    @property
+    def _messages(self) -> Messages:
+        return self._worker._roost_talk.messages
+
+    def let_go(self) -> None:
+        """Let go of the memory of both sides, which is found again when it is needed."""
+        finish(self._copies.devices)
+        self._copies, self._reads, self.seen = Copies(), [], None
+        for source in self._sources.values():
+            source.close()
+
+    def copy_all(self, attempt: int, check: Check, owed: Owed, *, in_place: bool) -> Moved:
+        """Copy everything that the plan says; returns the seconds for each source."""
+        senders = [name for name, (route, _) in self._routes.items() if route.is_sent]
+        coming = {name: self._tags(name, attempt) for name in senders}
+        owed += coming.items()
+        began = time.monotonic()
+        is_ready = self.seen is not None and not (in_place and not self._is_found())
+        if not is_ready:
+            self._find()
+        self._copies.start(lambda: check("all weights"))
+        # Devices copy meanwhile; memory beside the weights can be written in vain.
+        if is_ready and not in_place and not self._is_found():
+            self._find()
+            self._copies.start(lambda: check("all weights"))
+        seconds = {"mapped memory": time.monotonic() - began}
+        for source, piece, target in self._reads:
+            began = time.monotonic()
+            source.read(piece.source_storage, piece.source_at, target)
+            seconds[source.owner] = seconds.get(source.owner, 0.0) + time.monotonic() - began
+            check("all weights")
+        self._receive(coming, check, seconds)
+        finish(self._copies.devices | devices_of(target for _, _, target in self._reads))
+        check("all weights")
+        endpoint = self._messages.endpoint
+        refused = {name: why_refused(endpoint, name) for name in senders if self._routes[name][0] is Route.GROUP}
+        return Moved(seconds=seconds, detours={name: why for name, why in refused.items() if why})
+
+    def take_over(self, staged: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+        """Copy what lies beside the weights over them."""
+        for name, at, shape in self.parts:
+            copy(cut(live[name], at, shape), cut(staged[name], at, shape))
+        finish(devices_of(live.values()))
+
+    def send(self, attempt: int, targets: Sequence[str], check: Check, deadline: Deadline) -> None:
+        """Send their parts to targets that cannot copy them."""
+        tensors = self.source_arrays()
+        steps = [self.plan.buckets(self._own, target) for target in targets]
+        on_their_way: deque[Handle[None]] = deque()
+        for number, step in enumerate(itertools.zip_longest(*steps, fillvalue=None)):
+            for target, bucket in zip(targets, step, strict=True):
+                if bucket is None:
+                    continue
+                check("sent all weights")
+                packed = _room(bucket, [tensors[piece.source_storage] for piece in bucket])
+                for piece, part in _parts(bucket, packed):
+                    copy(part, cut(tensors[piece.source_storage], piece.source_at, shape_of(piece.box)))
+                finish(devices_of(tensors[piece.source_storage] for piece in bucket))
+                on_their_way.append(self._messages.send_tensor(packed, target, self._tag(attempt, number)))
+                while len(on_their_way) > _AHEAD * len(targets):
+                    _wait(on_their_way.popleft(), check, deadline)
+        for handle in on_their_way:
+            _wait(handle, check, deadline)
+
+    def _tag(self, attempt: int, number: int) -> Hashable:
+        return "weights", self._link, attempt, number
+
+    def _tags(self, sender: str, attempt: int) -> deque[Hashable]:
+        """Return the tags of what a sender sends to this worker."""
+        return deque(self._tag(attempt, number) for number in range(len(self.plan.buckets(sender, self._own))))
+
+    def _receive(self, coming: Mapping[str, deque[Hashable]], check: Check, seconds: dict[str, float]) -> None:
+        live = self._targets(self) if coming else {}
+        steps = [(name, self.plan.buckets(name, self._own)) for name in coming]
+        for number in range(max((len(buckets) for _, buckets in steps), default=0)):
+            for name, buckets in steps:
+                if number >= len(buckets):
+                    continue
+                began = time.monotonic()
+                bucket, tags = buckets[number], coming[name]
+                packed = _room(bucket, [live[piece.target_storage] for piece in bucket])
+                is_here = False
+                while not is_here:
+                    check(f"those of {name}")
+                    # A receive that is late is withdrawn.
+                    with contextlib.suppress(CallTimedOut):
+                        self._messages.wait_for_next(name, tags[0], packed, LOOK_SECONDS)
+                        is_here = True
+                tags.popleft()
+                for piece, part in _parts(bucket, packed):
+                    copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
+                finish(devices_of(live[piece.target_storage] for piece in bucket))
+                seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
+
+    def _is_found(self) -> bool:
+        """Whether the memory that is copied to is where it was."""
+        return self.seen is not None and self.seen.is_same(self._targets(self))
+
+    def _find(self) -> None:
+        """Find the memory that is copied."""
+        live = self._targets(self)
+        self._copies, self._reads = Copies(), []
+        self._check_fit(live)
+        mine = self.source_arrays() if self._own in self._sources else {}
+        for piece in self.plan.pieces(target=self._own):
+            source, shape = self._sources.get(piece.source), shape_of(piece.box)
+            if source is None or not count(piece.box):
+                continue
+            target = cut(live[piece.target_storage], piece.target_at, shape)
+            if piece.source == self._own:
+                self._copies.add(target, cut(mine[piece.source_storage], piece.source_at, shape))
+                continue
+            view = source.view(piece.source_storage, piece.source_at, shape)
+            if view is None:
+                self._reads.append((source, piece, target))
+            else:
+                self._copies.add(target, view)
+        self.seen = ArraysSeen(live)
+
+
+def drop_owed(messages: Messages, owed: Owed) -> None:
+    """Drop what came of attempts that were broken off, which nothing else would receive."""
+    for name, tags in owed:
+        with contextlib.suppress(ClusterError):
+            # They come in order: where one is not here, the rest was not sent.
+            for tag in tags:
+                # A tensor is received into memory, and is dropped without.
+                with contextlib.suppress(ConfigError):
+                    messages.wait_for_next(name, tag, None, 0.0)
+
+
+def _wait(handle: Handle[Any], check: Check, deadline: Deadline) -> None:
+    while not handle.done():
+        check("sent all weights")
+        with contextlib.suppress(CallTimedOut):
+            handle.wait(max(0.01, deadline.within(LOOK_SECONDS).left))
+    handle.wait(SENT_SECONDS)
+
+
+def _room(bucket: Sequence[Piece], like: Sequence[Any]) -> Any:
+    """Return memory for a packed bucket, on the device of these arrays if they are on one."""
+    return empty_bytes(sum(_aligned(piece.nbytes) for piece in bucket), like)
+
+
+def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:
+    """Return the part of a packed bucket that each piece has, in the type that travels."""
+    at = 0
+    whole = packed if is_tensor(packed) else memoryview(packed)
+    for piece in bucket:
+        types = piece.target_dtype, piece.source_dtype
+        dtype = min(types, key=SIZES.__getitem__)
+        yield piece, wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box))
+        at += _aligned(piece.nbytes)
+
+
+def _aligned(nbytes: int) -> int:
+    """Return where the next part of any type can begin after so many bytes."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
