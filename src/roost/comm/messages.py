@@ -213,7 +213,7 @@ class Messages:
         if buffers or not data:
             raise ConfigError(f"the tag, a {type(tag).__name__}, is too large")
         receipt = _Receipt(self.endpoint.loop, late=lambda: f"{to} has not read a tag")
-        number = self.endpoint.number()
+        number = next(self.endpoint.numbers)
         self.endpoint.peer(to).requests[number] = receipt
         return b"x" + number.to_bytes(8, "little") + data, receipt
 
@@ -246,7 +246,7 @@ class Messages:
             handle = self._send_lent(_TENSOR, to, envelope, pickle.dumps(loan), (), lent)
             return self._confirmed(handle, receipt) or handle
         source = as_buffer(tensor, "send_tensor")
-        size, number = source.nbytes, self.endpoint.number()
+        size, number = source.nbytes, next(self.endpoint.numbers)
         envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
         sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         peer = sender.peer = self.endpoint.peer(to)

@@ -107,7 +107,7 @@ class Loans:
 
     def add(self, lending: Lending) -> int:
         """Keep the tensors of a message, under a number."""
-        number = self._endpoint.number()
+        number = next(self._endpoint.numbers)
         self._lent[number] = lending
         return number
 

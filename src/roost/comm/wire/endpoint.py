@@ -111,7 +111,8 @@ class Endpoint:
         """Connections whose other ends have not proved to be members, the oldest first."""
         self._dials: dict[Connection, tuple[Peer, int]] = {}
         """Connections that this process opens: to whom, and with which epoch."""
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Numbers that this process has not used yet."""
         self._listeners: list[socket.socket] = []
         self._most_strangers = min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         _endpoints.add(self)
@@ -147,10 +148,6 @@ class Endpoint:
         """Whether other processes can reach this one."""
         return bool(self._listeners) and not self.is_closed
 
-    def number(self) -> int:
-        """Return a number that this process has not used yet."""
-        return next(self._numbers)
-
     def peer(self, address: str) -> Peer:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
         peer = self.peers.get(address)
@@ -170,7 +167,7 @@ class Endpoint:
         self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
     ) -> int:
         """Ask a process something; `sink` takes the reply, a `Frame`, or fails. Returns the number of the request."""
-        number = self.number()
+        number = next(self.numbers)
         self.peer(address).request(number, envelope, data, buffers, sink, kind)
         return number
 
@@ -345,7 +342,7 @@ class Endpoint:
     def _about(self, **more: Any) -> dict[str, Any]:
         own = self._listing
         about = {"info": asdict(self.own), "local": own.local_name, "host": own.host, "port": own.port}
-        return about | {"count": self.number()} | more
+        return about | {"count": next(self.numbers)} | more
 
     def hello(self, connection: Connection) -> dict[str, Any]:
         """Return what this end of a connection that it opened says about itself."""

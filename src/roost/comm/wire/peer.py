@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import LOST_SECONDS
@@ -33,7 +34,7 @@ from roost.comm.wire.connection import (
     PeerInfo,
     SharedBuffer,
 )
-from roost.comm.wire.loop import Handle, is_interruptible, uninterrupted
+from roost.comm.wire.loop import Handle, interruptible, uninterrupted
 from roost.errors import WorkerDied
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class Peer:
         With `late`, which says what is missing, a handle is returned unless the caller's memory is free to be changed
         and little waits to be written.
         """
-        if is_interruptible():
+        if get_ident() == interruptible.thread:
             # Between a write and the note of how much was written, no exception may come.
             with uninterrupted():
                 return self._send(kind, number, envelope, data, buffers, on_free, late)
@@ -201,12 +202,10 @@ class Peer:
             frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
             self.told = self.received
             self._kept.append(frame)
-            if connection is not None:
-                connection.write((frame,))
-                if connection.backlog < SHARED_FROM:
-                    if handle is not None:
-                        handle.complete(None)
-                    return handle
+            if connection is not None and connection.write((frame,)) < SHARED_FROM:
+                if handle is not None:
+                    handle.complete(None)
+                return handle
             if handle is None and late is not None:
                 handle = Handle(self.loop, late=late)
             if handle is not None:
