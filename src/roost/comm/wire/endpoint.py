@@ -31,7 +31,7 @@ from roost.comm.move.memory import Pool
 from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo
 from roost.comm.wire.loop import Loop
 from roost.comm.wire.peer import OwnPeer, Peer, gone_error, lost_error
-from roost.errors import ClusterError, RoostError
+from roost.errors import ClusterError, RoostError, WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Endpoint:
         self.shared, self.private = Pool(is_shared=True), Pool(is_shared=False)
         self.peers: dict[str, Peer] = {}
         """By address: the processes that this one talks to, or looks for."""
-        self.on_message: Callable[[Peer, Frame], None] | None = None
+        self.on_message: Callable[[Peer, Frame], None] = lambda _peer, _frame: None
         """What takes messages and tensors."""
         self.on_loan: Callable[[Peer, Frame], None] | None = None
         """What answers those who fetch a tensor from a device."""
@@ -184,7 +184,7 @@ class Endpoint:
         self.loop.call(begin)
 
     def take(self, peer: Peer, frame: Frame) -> None:
-        """Take a frame in; in the thread that reads."""
+        """Take a request or a word about loans in; in the thread that reads."""
         if frame.kind == Kind.REQUEST:
             answer = self._on_request
             if answer is None:
@@ -194,11 +194,8 @@ class Endpoint:
                         self._early.append((peer, frame))
                         return
             answer(peer, frame)
-        elif frame.kind in (Kind.FETCH, Kind.RETURN):
-            if self.on_loan is not None:
-                self.on_loan(peer, frame)
-        elif self.on_message is not None:
-            self.on_message(peer, frame)
+        elif self.on_loan is not None:
+            self.on_loan(peer, frame)
 
     def close(self) -> None:
         """End all of it; what waits fails."""
@@ -254,7 +251,10 @@ class Endpoint:
         try:
             listing = found.result(0)
         except Exception as error:
-            self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
+            if peer.session and isinstance(error, WorkerDied):
+                self._end(peer, gone_error(peer.info))
+            else:
+                self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
             return
         if peer.session and peer.info is not None and listing.peer.instance != peer.info.instance:
             # Another process has its name now.

@@ -367,7 +367,6 @@ class Loop:
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""
         began = time.perf_counter()
-        deadline = Deadline.after(timeout)
         source = None
         if (timeout is None or timeout > READ_SECONDS) and threading.get_ident() != interruptible.thread:
             source = handle.source()
@@ -376,7 +375,8 @@ class Loop:
         if handle.is_done and time.perf_counter() - began < LEAST_WAIT_SECONDS:
             return True
         with waiting(handle.waits_for, began):
-            return handle.is_done or self._sleep(handle, source, deadline)
+            left = None if timeout is None else timeout - (time.perf_counter() - began)
+            return handle.is_done or self._sleep(handle, source, Deadline.after(left))
 
     def _sleep(self, handle: Handle[Any], source: Source | None, deadline: Deadline) -> bool:
         self.nudge()
