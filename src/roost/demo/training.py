@@ -22,6 +22,7 @@ from roost import (
     WorkerDied,
     WorkerGroup,
 )
+from roost.deadline import Deadline
 from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.limits import POLL_SECONDS, ROUND_SECONDS, UPDATE_SECONDS
 from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
@@ -117,7 +118,7 @@ class _Run:
 
     def _wait(self, playing: CallResult[Any]) -> list[Played]:
         """Return what the environments played; restart rollout workers that die before they finish."""
-        deadline = time.monotonic() + ROUND_SECONDS
+        deadline = Deadline.after(ROUND_SECONDS)
         while True:
             try:
                 return playing.wait(POLL_SECONDS)
@@ -125,7 +126,7 @@ class _Run:
                 if playing.done():
                     # The last answer has just arrived, or an environment gave up waiting for its rollout worker.
                     return playing.wait(0)
-                if time.monotonic() > deadline:
+                if deadline.is_over:
                     raise
             self._restart_dead()
 

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from roost import Channel, Cluster, ClusterError, Plan
+from roost.deadline import Deadline
 from roost.demo.jobs import Mode
 from roost.demo.limits import RETRY_SECONDS, ROUND_SECONDS
 from roost.demo.llm.model import DIGITS, make_prompts, reward, write_model
@@ -306,12 +307,12 @@ class _Run:
 
     def _update(self) -> None:
         """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
-        deadline = time.monotonic() + ROUND_SECONDS
+        deadline = Deadline.after(ROUND_SECONDS)
         while True:
             try:
                 self._manager.update_weights(self._link, self._version, ROUND_SECONDS)
             except ClusterError:
-                if self._mending is None or time.monotonic() > deadline:
+                if self._mending is None or deadline.is_over:
                     raise
                 time.sleep(RETRY_SECONDS)
             else:
