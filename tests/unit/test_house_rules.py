@@ -185,6 +185,7 @@ TIME_OF_DAY = {
     "cli/text/status.py": "how old a job is, for people",
     "comm/process.py": "part of a name that no other process has",
     "demo/llm/training.py": "the interval of the events that the summary is about",
+    "demo/rounds.py": "the same",
     "demo/training.py": "the same",
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
