@@ -137,6 +137,7 @@ soak-search: $(VENV)/.installed-dev
 	@SEARCH_INSTANCES=$(SEARCH_INSTANCES) $(BIN)/pytest -n 2 -k brute_force tests/property/test_search.py
 
 golden: $(VENV)/.installed-dev
+	@$(BIN)/python docs/limits.py
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
 
 bench: $(VENV)/.installed-dev
