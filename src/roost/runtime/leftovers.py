@@ -35,7 +35,7 @@ from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import GROUP_PREFIX, remove_groups
-from roost.runtime.nodes.ray_state import read_roost_jobs
+from roost.runtime.nodes.ray_state import RayJob, read_jobs
 from roost.runtime.status import find_left_processes, visit
 from roost.text import printable
 
@@ -127,7 +127,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
             what=f"of {printable(left.job)}: {command}",
             id=str(left.since),
         )
-    ended = {job.id: job for job in read_roost_jobs() if job.user == user and job.has_ended}
+    ended = {job.id: job for job in read_jobs().values() if job.user == user and job.has_ended}
     namespaces = {job.namespace for job in ended.values()}
     for entry in list_named_actors(all_namespaces=True):
         name, namespace = entry["name"], entry["namespace"]
@@ -142,7 +142,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
                     kind=RemnantKind.ACTOR,
                     name=printable(name),
                     where=f"in namespace {printable(namespace)}",
-                    what=f"of {printable(str(job))}",
+                    what=_left_by(job),
                     id=actor_id,
                 )
     for group_id, group in placement_group_table().items():
@@ -152,9 +152,13 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
                 kind=RemnantKind.PLACEMENT_GROUP,
                 name=printable(group["name"]),
                 where=f"in namespace {printable(job.namespace)}",
-                what=f"of {printable(str(job))}",
+                what=_left_by(job),
                 id=group_id,
             )
+
+
+def _left_by(job: RayJob) -> str:
+    return f"of {printable(job.namespace)} (Ray job {job.id}, pid {job.pid})"
 
 
 def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> None:

@@ -24,7 +24,7 @@ from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo, SickNode
-from roost.runtime.nodes.ray_state import read_roost_jobs
+from roost.runtime.nodes.ray_state import read_jobs
 from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
 from roost.text import join_words, plural
 
@@ -211,7 +211,7 @@ def find_left_processes(
     jobs = _jobs()
     # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
     alive = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)
-    drivers = {job.pid for job in read_roost_jobs() if not job.has_ended}
+    drivers = {job.pid for job in read_jobs().values() if job.user and not job.has_ended}
     left = [
         Leftover(
             node=names[ray_id],

@@ -8,7 +8,6 @@ import functools
 import importlib
 import logging
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -54,11 +53,6 @@ class Connection:
     """Ray's id of this connection; a later one has another."""
     guard: Guard | None
     """The process that ends Ray with this one, if this connection started it."""
-
-    @property
-    def started_ray(self) -> bool:
-        """Whether this connection started Ray, which then ends with it."""
-        return self.guard is not None
 
     @property
     def address(self) -> str:
@@ -217,20 +211,17 @@ def _own_raylet(node_id: str) -> str:
 
 
 def _init(address: str, namespace: str, working_dir: str | None) -> None:
-    # With several nodes on one machine, older Ray picks any as this process's own, and ends the process with it. There
-    # is no public way to choose; the head is the one that must not die anyway.
-    host = address.rpartition(":")[0]
-    own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
-    if own:
-        _hide_startup_remark()
-    _print_to_stderr()
+    _print_to_stderr(shares_machine=address.startswith("127."))
     place = _on_loopback() if is_on_loopback(address) else contextlib.nullcontext()
     try:
         with place, _own_signal_handlers():
-            job = JobConfig(metadata={USER_KEY: account()})
-            if working_dir is not None:
-                own["runtime_env"] = {"working_dir": working_dir, "excludes": list(_NOT_COPIED)}
-            ray.init(address=address, namespace=namespace, job_config=job, logging_level=logging.WARNING, **own)
+            ray.init(
+                address=address,
+                namespace=namespace,
+                job_config=JobConfig(metadata={USER_KEY: account()}),
+                runtime_env={"working_dir": working_dir, "excludes": list(_NOT_COPIED)} if working_dir else None,
+                logging_level=logging.WARNING,
+            )
     except BaseException:
         # Processes that were started before the failure, or before Ctrl-C, would stay.
         _shutdown()
@@ -303,29 +294,19 @@ def _outliving_its_head() -> Iterator[None]:
             del os.environ[_OUTLIVE]
 
 
-def _hide_startup_remark() -> None:
-    """Do not print that a node of a local cluster has many processes: its nodes share the cores of one machine.
-
-    Ray's variable for what it should not print is read when Ray is loaded.
-    """
-    printed: Any = getattr(importlib.import_module("ray._private.ray_logging"), "stderr_deduplicator", None)
-    if printed is not None and getattr(printed, "skip_re", "") is None:
-        printed.skip_re = re.compile(_STARTUP_REMARK)
-
-
-def _print_to_stderr() -> None:
+def _print_to_stderr(*, shares_machine: bool) -> None:
     """Let Ray print its remarks, and what tasks of Ray print, to standard error: standard output belongs to the job.
 
-    There is no public way to choose the stream.
+    There is no public way to choose the stream. It does not print that a node has many processes where the nodes of a
+    local cluster share the cores of one machine: Ray reads its variable for that when it is loaded.
     """
     worker: Any = importlib.import_module("ray._private.worker")
-    printer = getattr(worker, "print_to_stdstream", None)
-    if printer is None or hasattr(printer, "__wrapped__"):
-        return
+    printer: Any = getattr(worker.print_to_stdstream, "__wrapped__", worker.print_to_stdstream)
 
     @functools.wraps(printer)
     def to_stderr(data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        printer({**data, "is_err": True}, *args, **kwargs)
+        lines = [line for line in data["lines"] if not (shares_machine and _STARTUP_REMARK in line)]
+        printer({**data, "lines": lines, "is_err": True}, *args, **kwargs)
 
     worker.print_to_stdstream = to_stderr
 

@@ -149,9 +149,7 @@ class NodeManager(Manager):
         return self._slots.ask(user, shares)
 
     @served
-    async def make_groups(
-        self, user: str, owner: str | None, asks: Sequence[Ask], by_label: bool
-    ) -> list[PlacementGroup]:
+    async def make_groups(self, user: str, owner: str | None, asks: Sequence[Ask]) -> list[PlacementGroup]:
         """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
         from roost.runtime.nodes.placement_groups import make_group  # only the actor needs it
 
@@ -159,7 +157,7 @@ class NodeManager(Manager):
         made: list[PlacementGroup] = []
         for ask in asks:
             # In a thread, because Ray's call waits for its head.
-            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, by_label))
+            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes))
             self._slots.add_drafts(user, owner, made[-1:])
         return made
 
