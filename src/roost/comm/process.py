@@ -168,7 +168,7 @@ def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) 
         return Endpoint(own, secret, directory, None)
     port = 0
     if context.port_range is not None:
-        port = context.node_manager.lease_ports(node_rank, 1, address)[0].port
+        port = context.node_manager.lease_ports(node_rank, 1, address).port
     return Endpoint(own, secret, directory, context.nodes[node_rank].address, port)
 
 

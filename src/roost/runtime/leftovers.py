@@ -87,7 +87,7 @@ def find_remnants(address: str | None = None) -> tuple[tuple[Remnant, ...], str]
     found = list(_find_here(user))
     try:
         with visit(address) as (at, deadline):
-            nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+            nodes, _ = discover.survey(deadline)
             found += _find_on_ray(at, nodes, deadline, user)
     except ClusterError as error:
         if address is not None:
@@ -105,7 +105,7 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
     on_ray = set(remnants) - here
     if on_ray:
         with visit(address) as (at, deadline):
-            nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+            nodes, _ = discover.survey(deadline)
             still = on_ray.intersection(_find_on_ray(at, nodes, deadline, user))
             _end_on_ray(still, nodes, deadline, user)
             soon = deadline.within(REMNANTS_SECONDS)

@@ -131,7 +131,7 @@ class LiveHardware:
 def get_nodes(address: str | None = None, timeout: float = STATUS_SECONDS) -> LiveNodes:
     """Return the nodes of a cluster, including those that cannot be probed."""
     with visit(address, timeout) as (_, deadline):
-        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+        nodes, sick = discover.survey(deadline)
     return LiveNodes(nodes=nodes, sick=sick, topology=discover.make_topology(nodes) if nodes else None)
 
 
@@ -153,7 +153,7 @@ def get_hardware(num_nodes: int | None, address: str | None = None, timeout: flo
 def get_status(address: str | None = None, timeout: float = STATUS_SECONDS) -> ClusterStatus:
     """Return the nodes, the jobs and the leftovers of a cluster."""
     with visit(address, timeout) as (found, deadline):
-        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+        nodes, sick = discover.survey(deadline)
         leftovers, jobs = find_left_processes(nodes, found, deadline)
         return ClusterStatus(
             address=found, nodes=nodes, sick=sick, jobs=jobs, leftovers=leftovers, holdings=find_holdings(nodes)

@@ -50,7 +50,7 @@ class CollectiveManager(Manager):
             if found is not None:
                 return found
             # Its port comes back when the member that listens there dies, even if no process asks for the group again.
-            lease = (await self._node_manager().lease_ports.remote(node_rank, holder=members[0]))[0]
+            lease = await self._node_manager().lease_ports.remote(node_rank, holder=members[0])
             self._leases[name] = lease
             group = CollectiveGroup(
                 name=name, members=tuple(members), node_rank=node_rank, address=lease.address, port=lease.port

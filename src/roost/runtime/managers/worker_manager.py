@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import ray
-
 from roost.deadline import Deadline
 from roost.errors import WorkerDied
 from roost.runtime.managers.base import Manager, served
@@ -25,8 +23,6 @@ class WorkerManager(Manager):
     STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_endpoints")
     KEEPER: ClassVar[str] = "NodeManager"
     WARDS: ClassVar[tuple[str, ...]] = ("NodeManager",)
-    _on_the_way: ClassVar[list[Any]] = []
-    """Registrations that this process made and has not waited for."""
 
     def _begin(self) -> None:
         self._ledger = WorkerLedger()
@@ -34,24 +30,6 @@ class WorkerManager(Manager):
         self._changed = asyncio.Event()
         self._roll = RollCall()
         self._watching: asyncio.Task[None] | None = None
-
-    def register_actors(self, workers: Sequence[WorkerRecord]) -> None:
-        """Add workers that are actors, without waiting; later calls from this process take them into account."""
-        self._on_the_way.append(self.handle.register.remote(list(workers), are_actors=True))
-
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The manager may take calls in another order than they were made in.
-        deadline = Deadline.after(self._seconds)
-        calls = list(self._on_the_way)
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=self._seconds)
-            self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
-        return super(WorkerManager, self.until(deadline))._call(method, args, kwargs)
-
-    @classmethod
-    def forget_registrations(cls) -> None:
-        """Stop waiting for registrations: the connection that they were made on ends."""
-        cls._on_the_way.clear()
 
     @served
     async def register(self, workers: Iterable[WorkerRecord], *, are_actors: bool = False) -> None:

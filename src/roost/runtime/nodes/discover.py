@@ -118,8 +118,9 @@ def discover(
     return infos, _notice(nodes, ranked, count)
 
 
-def survey(nodes: Sequence[RayNode], deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
-    """Probe all nodes at the same time; return those that answer and those that are sick, both in order."""
+def survey(deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
+    """Probe all nodes that are there; return those that answer and those that are sick, both in order."""
+    nodes = wait_for_nodes(1, deadline)
     probing = _Probing()
     probing.start(nodes)
     probing.collect(deadline)
