@@ -1,4 +1,4 @@
-"""What jobs that have ended left behind, on a Ray cluster and on this machine: `roost clean` shows it and ends it.
+"""The remnants of ended jobs, on a Ray cluster and on this machine: `roost clean` shows them and ends them.
 
 Only what belongs to this user is found, and nothing of a job that may be alive: where that cannot be told, the job
 counts as alive. Everything is looked for a second time right before it is ended.
@@ -97,7 +97,7 @@ def find_remnants(address: str | None = None) -> tuple[tuple[Remnant, ...], str]
 
 
 def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tuple[Remnant, ...]:
-    """End those that are still left over, and return those that could not be ended."""
+    """End the remnants that are still there, and return the ones that could not be ended."""
     user = account()
     here = {item for item in remnants if item.where == _HERE}
     _end_here(here.intersection(_find_here(user)), user)

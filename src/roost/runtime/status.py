@@ -129,7 +129,7 @@ class LiveHardware:
 
 
 def get_nodes(address: str | None = None, timeout: float = STATUS_SECONDS) -> LiveNodes:
-    """Return the nodes of a cluster, including those that cannot be probed."""
+    """Return the nodes of a cluster, including nodes that cannot be probed."""
     with visit(address, timeout) as (_, deadline):
         nodes, sick = discover.survey(deadline)
     return LiveNodes(nodes=nodes, sick=sick, topology=discover.make_topology(nodes) if nodes else None)
@@ -207,7 +207,7 @@ def find_left_processes(
     machines = {node.network: node for node in nodes}
     names = {node.ray_id: str(node) for node in machines.values()}
     found = discover.on_nodes(names, find_processes, JOB_VARIABLE, user, deadline=deadline)
-    # After the processes, so that those of a job that starts now are not left over.
+    # After the processes: a job that starts in between has left nothing over.
     jobs = _jobs()
     # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
     alive = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)

@@ -147,10 +147,11 @@ def connect(
                 # Another version of Ray or Python at the other end, no raylet on this machine.
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
-    head = Head(context.gcs_address)
+    own, head = context.get_node_id(), Head(context.gcs_address)
     head.use()
     try:
-        head.watch(_own_raylet(context.get_node_id()), _leave)
+        node = next(node for node in within(ASK_SECONDS, ray.nodes, "list its nodes") if node["NodeID"] == own)
+        head.watch(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _leave)
     except BaseException:
         within(DISCONNECT_SECONDS, _shutdown, "disconnect")
         if guard is not None:
@@ -202,12 +203,6 @@ def _let_ray_connect(by_itself: bool) -> None:
 def _shutdown() -> None:
     with _own_signal_handlers():
         ray.shutdown()
-
-
-def _own_raylet(node_id: str) -> str:
-    """Return the address of the raylet that this process is connected to."""
-    nodes = {node["NodeID"]: node for node in within(ASK_SECONDS, ray.nodes, "list its nodes")}
-    return f"{nodes[node_id]['NodeManagerAddress']}:{nodes[node_id]['NodeManagerPort']}"
 
 
 def _init(address: str, namespace: str, working_dir: str | None) -> None:

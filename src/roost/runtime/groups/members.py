@@ -175,7 +175,7 @@ class Members:
             return False
 
     def _find_again(self, ranks: Sequence[int]) -> set[int]:
-        """Look up the actors of ranks that are new to this process or have died; return those that are to be restarted.
+        """Look up the actors of ranks that are new to this process or have died; return the ranks to restart.
 
         A worker that is up but not constructed is one of the living: it makes its callers wait.
         """
@@ -195,7 +195,7 @@ class Members:
         return WorkerDied(f"{identity.address} on {identity.node} is dead")
 
     def _look_up(self, addresses: Collection[str]) -> dict[str, ActorHandle[Any]]:
-        """Return the actors of those of these addresses that are alive."""
+        """Return the actors of the addresses that are alive."""
         found = {}
         for address in living(addresses):
             with contextlib.suppress(ValueError):
@@ -311,7 +311,7 @@ class OwnMembers(Members):
                 emitter.note("restarted" if failure is None else "lost", spec.address, shorten(reason, 300))
 
     def _stays_alive(self, rank: int) -> bool:
-        """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
+        """Whether a rank is alive; Ray learns of a death a moment later than processes that talk to the worker."""
         deadline = Deadline.after(DEATH_NEWS_SECONDS)
         while is_alive := rank in self.alive():
             if deadline.is_over:
@@ -352,7 +352,8 @@ class OwnMembers(Members):
                 )
             if self._is_kept:
                 self.context.logs.forget([spec.address for spec in self._specs])
-                self.context.forget_group(self.name, self.close)
+                if self.context.open_groups.get(self.name) == self.close:
+                    del self.context.open_groups[self.name]
             # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
             emitter.note("closed", self.name)
@@ -430,7 +431,8 @@ class OwnMembers(Members):
                 if predecessors is None:
                     # The name is ours now. What the group needs is taken while the processes start.
                     self._is_kept = True
-                    context.keep_group(self.name, self.close)
+                    context.open_groups[self.name] = self.close
+                    context.logs.start()
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
                     self._port.propose(launch.deadline)
                 reports = launch.run(view)
@@ -453,7 +455,7 @@ class OwnMembers(Members):
         return self._specs[rank].node_rank not in self.context.watch.dead_nodes
 
     def _note_deaths(self, dead: set[str]) -> None:
-        """Write an event for each worker that died since the last time, and restart those that have restarts left.
+        """Write an event for each worker that died since the last time, and restart the ranks that have restarts left.
 
         In a thread, because the watch must go on: it calls this every time it finds dead workers.
         """

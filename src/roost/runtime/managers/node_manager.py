@@ -167,7 +167,7 @@ class NodeManager(Manager):
 
     @served
     async def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
-        """Use accelerators, some of them newly reserved; return those that are gone, in which case nothing is done."""
+        """Use accelerators, some of them newly reserved; return the ones that are gone, in which case it takes none."""
         gone, surplus = self._slots.take(user, shares, new)
         await self._remove(surplus)
         return gone

@@ -40,6 +40,11 @@ class Ask:
     cpus: int
     """In each bundle, for the tasks that a worker starts."""
 
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """As Ray takes them."""
+        return [{self.resource: 1, **({"CPU": self.cpus} if self.cpus else {})} for _ in self.node_ranks]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
@@ -52,9 +57,9 @@ class Bundle:
 
 
 def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo]) -> PlacementGroup:
-    """Ask Ray for a placement group without waiting. `nodes` are those of the cluster, by rank."""
+    """Ask Ray for a placement group without waiting. `nodes` are all of the cluster, by rank."""
     made: PlacementGroup = placement_group(
-        [{ask.resource: 1, **({"CPU": ask.cpus} if ask.cpus else {})} for _ in ask.node_ranks],
+        ask.bundles,
         # Names are unique in a namespace, and are what other jobs see.
         name=f"{GROUP_PREFIX}{namespace}:{secrets.token_hex(8)}",
         bundle_label_selector=[{_NODE_LABEL: nodes[rank].ray_id} for rank in ask.node_ranks],
@@ -101,7 +106,7 @@ def probe(
 ) -> dict[Bundle, str | None]:
     """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
 
-    `nodes` are those of the cluster, which errors name; ClusterError for one that does not answer by the deadline.
+    Errors name the nodes of the cluster, `nodes`; ClusterError for one that does not answer by the deadline.
 
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.

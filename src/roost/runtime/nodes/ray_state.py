@@ -2,7 +2,7 @@
 
 Ray's public state API needs the dashboard and does not say which accelerator an actor has. The tables of its head do,
 but have no public interface, so this one module uses a private one. Only explanations depend on it, where a holder that
-it cannot name is shown as unknown. Names and commands are those of other users: they are made safe to show here.
+it cannot name is shown as unknown. Names and commands belong to other users: this module makes them safe to show.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def name_of_job(ray_job: str) -> str:
 
 
 def living(names: Collection[str]) -> set[str]:
-    """Return those of these names that are alive: named actors of this namespace, and drivers.
+    """Return which of these names are alive: named actors of this namespace, and drivers.
 
     A driver counts as alive if Ray does not say.
     """

@@ -3,7 +3,7 @@
 Ray hands out whichever accelerators of a node are free, lowest first. If a plan wants all of a node's accelerators, or
 its first ones, the reserver asks for one placement group on that node and probes it. If Ray gave others, or the plan
 wants others, it takes every free accelerator of the node with one placement group each, probes them, and immediately
-releases those that were not planned. It holds nothing while it waits: two jobs that want the same accelerators never
+releases the unplanned ones. It holds nothing while it waits: two jobs that want the same accelerators never
 block each other.
 """
 
@@ -151,22 +151,16 @@ class Reserver:
         """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
         for number in cpus:
             ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
-            groups = self._make([ask])
-            slots = self._any_slots(settle(groups, self._until), resource)
+            groups, slots = self._make([ask]), list[Slot]()
+            bundles = [bundle for own in settle(groups, self._until).values() for bundle in own]
+            devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
+            for node in self._context.nodes:
+                own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
+                slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
             if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
                 return slots
             self._manager.discard_groups(self._user, list(groups))
         return []
-
-    def _any_slots(self, placed: Mapping[PlacementGroup, Sequence[Bundle]], resource: str) -> list[Slot]:
-        """Return what a placement group got, in order; none if Ray could not place it."""
-        bundles = [bundle for own in placed.values() for bundle in own]
-        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
-        slots = []
-        for node in self._context.nodes:
-            own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
-            slots += self._slots(node, own, pieces_on(node), devices)
-        return sorted(slots, key=lambda slot: slot.piece)
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -209,7 +203,7 @@ class Reserver:
         return self._occupancy.read(min(HOLDERS_SECONDS, max(RESERVE_UNDO_SECONDS, self._deadline.left)))
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
-        """Return those that are known to be held by others."""
+        """Return which of these others are known to hold."""
         holdings = self._holdings()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None

@@ -93,7 +93,7 @@ def add_run(folder: Path) -> str:
 
 
 def list_runs() -> list[Run]:
-    """Return the runs that have a record, the newest first; those that cannot be read come last."""
+    """Return the runs that have a record, the newest first; runs that cannot be read come last."""
     return [run for run in _read_index() if run.record is not _UNRECORDED]
 
 
