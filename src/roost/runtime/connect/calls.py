@@ -71,24 +71,18 @@ def end_actors(actors: Mapping[str, ActorHandle[Any]], deadline: Deadline) -> se
 
     with contextlib.suppress(ClusterError):
         within(deadline.left, kill, "end its actors")
-    return wait_for_names_to_go(set(actors), deadline)
-
-
-def list_actors(*, all_namespaces: bool = False) -> Any:
-    """Return what Ray's `list_named_actors` does, in time."""
-    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
-
-
-def wait_for_names_to_go(names: set[str], deadline: Deadline) -> set[str]:
-    """Wait until no actor of this namespace has one of these names; return the names that are left at the deadline."""
-    left = set(names)
-
+    left = set(actors)
     # If Ray is gone, there is nothing to wait for.
     with contextlib.suppress(Exception):
         while left and (seconds := deadline.left):
             left.intersection_update(within(seconds, list_named_actors, "list its actors"))
             time.sleep(0.02 if left else 0)
     return left
+
+
+def list_actors(*, all_namespaces: bool = False) -> Any:
+    """Return what Ray's `list_named_actors` does, in time."""
+    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
 
 
 def get(calls: Any, timeout: float | None = None) -> Any:

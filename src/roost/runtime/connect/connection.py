@@ -121,7 +121,9 @@ def connect(
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
-    with _outliving_its_head():
+    # Ray would end this process a minute after its head died, with no `finally` block and no exit handler. It reads its
+    # settings together with the token, and again while it connects; what it starts gets them too and ends with it.
+    with _variables({_OUTLIVE: os.environ.get(_OUTLIVE, str(OUTLIVE_SECONDS))}):
         guard = None
         found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
         if wanted not in ("auto", "local"):
@@ -262,31 +264,24 @@ def _on_loopback() -> Iterator[None]:
     that Ray starts get the variable, and this one what was read from it, which has no public name.
     """
     constants: Any = importlib.import_module("ray._private.ray_constants")
-    before = os.environ.get(_OTHER_MACHINES)
-    reached = getattr(constants, "ENABLE_RAY_CLUSTER", True)
-    os.environ[_OTHER_MACHINES] = "0"
-    constants.ENABLE_RAY_CLUSTER = False
+    reached, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
-        yield
+        with _variables({_OTHER_MACHINES: "0"}):
+            yield
     finally:
         constants.ENABLE_RAY_CLUSTER = reached
-        os.environ.pop(_OTHER_MACHINES) if before is None else os.environ.__setitem__(_OTHER_MACHINES, before)
 
 
 @contextlib.contextmanager
-def _outliving_its_head() -> Iterator[None]:
-    """Let Ray not end this process, with no `finally` block and no exit handler, a minute after its head died.
-
-    Ray reads its settings together with the token, and again while it connects. What it starts gets this one too, and
-    ends with this process.
-    """
-    is_set = _OUTLIVE in os.environ
-    os.environ.setdefault(_OUTLIVE, str(OUTLIVE_SECONDS))
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if not is_set:
-            del os.environ[_OUTLIVE]
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
 
 def _print_to_stderr(*, shares_machine: bool) -> None:
