@@ -264,7 +264,7 @@ def _on_loopback() -> Iterator[None]:
     that Ray starts get the variable, and this one what was read from it, which has no public name.
     """
     constants: Any = importlib.import_module("ray._private.ray_constants")
-    reached, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    reached, constants.ENABLE_RAY_CLUSTER = getattr(constants, "ENABLE_RAY_CLUSTER", True), False
     try:
         with _variables({_OTHER_MACHINES: "0"}):
             yield
@@ -281,7 +281,7 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
 def _print_to_stderr(*, shares_machine: bool) -> None:
@@ -291,7 +291,10 @@ def _print_to_stderr(*, shares_machine: bool) -> None:
     local cluster share the cores of one machine: Ray reads its variable for that when it is loaded.
     """
     worker: Any = importlib.import_module("ray._private.worker")
-    printer: Any = getattr(worker.print_to_stdstream, "__wrapped__", worker.print_to_stdstream)
+    printer = getattr(worker, "print_to_stdstream", None)
+    if printer is None:
+        return
+    printer = getattr(printer, "__wrapped__", printer)
 
     @functools.wraps(printer)
     def to_stderr(data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
