@@ -13,8 +13,7 @@ from typing import Any
 
 from roost.comm.limits import SETTLE_SECONDS
 from roost.comm.mailbox import ANY, Mailbox, Message, Receive
-from roost.comm.move.arrays import is_on_device
-from roost.comm.move.buffers import Buffer, as_buffer
+from roost.comm.move.arrays import Buffer, as_buffer, is_on_device
 from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
