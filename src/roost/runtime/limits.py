@@ -161,6 +161,8 @@ EVENTS_ASLEEP_SECONDS = 2.0
 """How often a process that has had none for a while looks for new ones."""
 EVENTS_USAGE_SECONDS = 2.0
 """How often it writes its own CPU time and memory."""
+LEAST_WAIT_SECONDS = 1e-3
+"""How long a wait must take to be worth a line in the events."""
 EVENTS_CLOCK_SECONDS = 60.0
 """How often it writes the time of day."""
 EVENTS_GAUGE_SECONDS = 0.5

@@ -26,8 +26,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from roost.comm.limits import LINGER_SECONDS, READ_SECONDS
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ConfigError
-from roost.runtime.events.emitter import LEAST_WAIT_SECONDS
 from roost.runtime.events.waits import waiting
+from roost.runtime.limits import LEAST_WAIT_SECONDS
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -27,13 +27,12 @@ from roost.runtime.limits import (
     EVENTS_EVERY_SECONDS,
     EVENTS_GAUGE_SECONDS,
     EVENTS_USAGE_SECONDS,
+    LEAST_WAIT_SECONDS,
 )
 
 MOST_WAITING = 10_000
 """How many calls, and how many other events, wait at most to be written."""
 _QUIET_TICKS = 5
-LEAST_WAIT_SECONDS = 1e-3
-"""Shorter waits are not worth a line."""
 _GAUGES_PER_SECOND = 4
 
 Gauge = tuple[str, str, dict[str, Any]]
