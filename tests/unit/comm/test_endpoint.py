@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
@@ -453,9 +454,11 @@ def reset(connection):
     """Break a connection as a network does: neither end has closed it."""
     sock = connection._sock
     with contextlib.suppress(OSError):
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.shutdown(socket.SHUT_RDWR)
+        if sock.family == socket.AF_UNIX:
+            sock.shutdown(socket.SHUT_RDWR)
+        else:
+            # To an address of no family: the kernel resets the connection.
+            ctypes.CDLL(None).connect(sock.fileno(), bytes(16), 16)
 
 
 @pytest.mark.heavy
@@ -901,3 +904,20 @@ def test_one_that_knows_the_code_does_not_know_the_secret_of_a_plain_process():
     with pytest.raises(CallTimedOut):
         handle.wait(0.5)
     stranger.endpoint.close()
+
+
+@pytest.mark.parametrize("node", [0, 1], ids=["near", "far"])
+def test_a_driver_that_listens_nowhere_lives_through_a_reset_and_is_gone_when_it_ends(node):
+    pair = Pair(is_near=True)
+    own = PeerInfo(address="driver", instance=own_instance(), node="", node_rank=node)
+    driver = Messages(Endpoint(own, b"secret", pair.directory, None))
+    driver.send("first", "b:0")
+    assert pair.two.receive("driver").wait(30) == "first"
+    reset(pair.two.endpoint.peers["driver"].connection)
+    driver.send("second", "b:0")
+    assert pair.two.receive("driver").wait(30) == "second"
+    waiting = [pair.two.receive("driver") for _ in range(3)]
+    driver.endpoint.close()
+    with pytest.raises(WorkerDied, match="driver is gone"):
+        waiting[-1].wait(30)
+    pair.close()

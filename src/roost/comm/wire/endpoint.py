@@ -119,34 +119,35 @@ class Endpoint:
 
     def open(self) -> None:
         """Let others find this process: what takes messages must be there before."""
-        host = self.host
-        if host is None:
-            return
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listener = socket.create_server((host, self._port), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            # As while the network of the node is down.
-            raise ClusterError(f"{self.own.address} cannot listen at {host}: {error.strerror}") from None
-        local_name = ""
-        self._listeners.append(listener)
+        host, port, local_name = self.host or "", 0, ""
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                listener = socket.create_server((host, self._port), family=family, backlog=_BACKLOG)
+            except OSError as error:
+                # As while the network of the node is down.
+                raise ClusterError(f"{self.own.address} cannot listen at {host}: {error.strerror}") from None
+            self._listeners.append(listener)
+            port = listener.getsockname()[1]
         if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:
-            # In the kernel's own space of names, so that no file is left.
+            # In the kernel's own space of names, so that no file is left. A driver has this one alone, by which a peer on
+            # its node sees whether it lives.
             local_name = f"\0roost-{secrets.token_hex(16)}"
             local = socket.socket(socket.AF_UNIX)
             local.bind(local_name)
             local.listen(_BACKLOG)
             self._listeners.append(local)
-        self._listing = Listing(peer=self.own, local_name=local_name, host=host, port=listener.getsockname()[1])
+        self._listing = Listing(peer=self.own, local_name=local_name, host=host, port=port)
         for one in self._listeners:
             one.setblocking(False)
             self.loop.watch(one.fileno(), lambda _event, one=one: self._accept(one))  # type: ignore[misc]
-        self._directory.announce(self._listing)
+        if host:
+            self._directory.announce(self._listing)
 
     @property
     def is_open(self) -> bool:
         """Whether other processes can reach this one."""
-        return bool(self._listeners) and not self.is_closed
+        return self.host is not None and bool(self._listeners) and not self.is_closed
 
     def peer(self, address: str) -> Peer:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
@@ -271,9 +272,11 @@ class Endpoint:
     def _dial(self, peer: Peer, *, is_near: bool) -> None:
         """Open a connection to where a process listens: near if it is on this node, else or after that far."""
         listing = peer.listing
-        if peer.is_over or peer.is_open or peer.dialing is not None or listing is None or not listing.port:
+        if peer.is_over or peer.is_open or peer.dialing is not None or listing is None:
             return
-        is_near = is_near and bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
+        is_near = is_near and self._is_near(listing)
+        if not is_near and not listing.port:
+            return
         sock = None
         try:
             if is_near:
@@ -305,6 +308,9 @@ class Endpoint:
         peer.dialing = connection
         self.loop.call_later(GREET_SECONDS, functools.partial(self._drop_ungreeted, connection))
 
+    def _is_near(self, listing: Listing) -> bool:
+        return bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
+
     def _not_reached(self, peer: Peer, is_near: bool, error: BaseException | None) -> None:
         """Try the network if the near way failed, as between containers; else try again after a while.
 
@@ -316,8 +322,9 @@ class Endpoint:
         is_refused = isinstance(error, ConnectionRefusedError)
         if is_near:
             peer.is_near_refused = is_refused
-            self._dial(peer, is_near=False)
-            return
+            if listing is not None and listing.port:
+                self._dial(peer, is_near=False)
+                return
         peer.refused = peer.refused + 1 if is_refused else 0
         if peer.session and is_refused and (peer.is_near_refused or peer.refused >= _MOST_REFUSED):
             self._end(peer, gone_error(peer.info))
@@ -440,7 +447,8 @@ class Endpoint:
             return
         epoch = peer_of.epoch
         self.loop.call_later(LOST_SECONDS, lambda: self._give_up(peer_of, epoch))
-        if peer_of.listing is not None and peer_of.listing.port:
+        listing = peer_of.listing
+        if listing is not None and (listing.port or self._is_near(listing)):
             self._dial(peer_of, is_near=True)
         elif isinstance(connection.reason, EOFError):
             # Nothing listens there that could be asked. A process that lives closes no connection, and connects again
