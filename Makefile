@@ -72,7 +72,7 @@ check: $(VENV)/.installed-dev
 
 without-clusters: $(VENV)/.installed-dev
 	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 4 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
+	@$(BIN)/pytest -n 3 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"

@@ -72,6 +72,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 # Its tests start clusters of their own.
 APART = "tests/ray/test_examples.py"
+# Its tests share what they have read of every module.
+TOGETHER = "tests/unit/test_house_rules.py"
 
 
 def group_of(nodeid: str) -> str:
@@ -82,7 +84,7 @@ def group_of(nodeid: str) -> str:
     if file == "tests/ray/test_docs_live.py" and rest.endswith(".md]"):
         specs = specs_of(ROOT / rest.partition("[")[2].removesuffix("]"))
         return nodeid if specs == ["own"] else f"{file} {specs}"
-    return file if file.startswith("tests/ray/") and file != APART else nodeid
+    return file if (file.startswith("tests/ray/") and file != APART) or file == TOGETHER else nodeid
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 ON_RAY = {
-    "comm": ("channels", "cuda", "messages"),
+    "comm": ("channels", "cuda", "messages", "wire"),
     "weights": ("weights",),
     "rl": ("engines", "rollout_manager", "train_rollout"),
     "testing": ("local_cluster", "soak"),

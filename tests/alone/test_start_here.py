@@ -31,13 +31,23 @@ def is_ray_here() -> bool:
     return any(process.name() in ("raylet", "gcs_server") for process in psutil.process_iter())
 
 
-@pytest.fixture
-def environment(tmp_path, monkeypatch):
+def wait_for_no_ray():
     try:
-        # The one of the test before ends.
+        # The one before ends.
         wait_until(lambda: not is_ray_here(), "no Ray runs on this machine", 20)
     except AssertionError:
         pytest.skip("a Ray cluster is running on this machine, and would be joined")
+
+
+@pytest.fixture(scope="module")
+def no_other_ray():
+    """Wait once for another Ray that goes on, rather than in each test."""
+    wait_for_no_ray()
+
+
+@pytest.fixture
+def environment(no_other_ray, tmp_path, monkeypatch):  # noqa: ARG001 - it looks first
+    wait_for_no_ray()
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     # Ray writes a token to the home folder.

@@ -87,7 +87,7 @@ def carry_out(pieces: list[Piece], source: dict, target: dict) -> dict[tuple[str
 
 @pytest.mark.heavy
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_every_element_of_every_target_comes_once_and_is_the_sources(data):
     model = data.draw(specs())
     source, target = data.draw(layouts(model, "actor")), data.draw(layouts(model, "rollout"))

@@ -190,7 +190,8 @@ LONGEST_FIRST = (
         "engines",
         "train_rollout",
     ),
-    *("bad_days", "commands", "group_failures", "channels", "liveness", "messages", "cluster", "logs", "local_cluster"),
+    *("bad_days", "commands", "group_failures", "channels", "liveness", "messages", "wire", "cluster", "logs"),
+    "local_cluster",
 )
 
 

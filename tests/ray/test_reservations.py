@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -361,12 +361,19 @@ def node_managers(local: LocalCluster) -> set[int]:
     return {one.pid for one in processes if (one.cmdline() or [""])[0].startswith("ray::NodeManagerActor")}
 
 
-def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(driver):
-    with local_cluster("1x4") as local, Cluster(num_nodes=1) as cluster:
-        own = node_managers(local)
-        others = [driver(HOLDING.format(place=place), local) for place in range(2)]
+@pytest.fixture(scope="module")
+def few_cpus() -> Iterator[LocalCluster]:
+    """A node with fewer CPUs than accelerators."""
+    with local_cluster([LocalNode(accelerators=4, cpus=2)]) as local:
+        yield local
+
+
+def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(few_cpus, driver):
+    with Cluster(num_nodes=1) as cluster:
+        own = node_managers(few_cpus)
+        others = [driver(HOLDING.format(place=place), few_cpus) for place in range(2)]
         assert [other.line() for other in others] == ["holds"] * 2
-        managers = node_managers(local) - own
+        managers = node_managers(few_cpus) - own
         assert len(managers) == 2
         for pid in managers:
             os.kill(pid, signal.SIGSTOP)
@@ -379,6 +386,8 @@ def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(dri
         finally:
             for pid in managers:
                 os.kill(pid, signal.SIGCONT)
+        for other in others:
+            other.finish()
 
 
 def test_a_node_that_is_lost_after_reserving_is_reported_immediately():
@@ -419,8 +428,9 @@ def test_a_bundle_lands_on_its_own_node_where_two_nodes_share_an_address():
         wait_until(lambda: all_is_free(cluster), "all was given back")
 
 
+@pytest.mark.usefixtures("few_cpus")
 def test_accelerators_can_be_reserved_on_a_node_with_fewer_cpus_than_accelerators():
-    with local_cluster([LocalNode(accelerators=4, cpus=2)]), Cluster(num_nodes=1) as cluster:
+    with Cluster(num_nodes=1) as cluster:
         with cluster.reserve(plan_of(cluster, actor="0-3")) as held:
             assert len(held) == 4
         wait_until(lambda: all_is_free(cluster), "given back")
@@ -429,6 +439,7 @@ def test_accelerators_can_be_reserved_on_a_node_with_fewer_cpus_than_accelerator
         ray.get(busy.devices.remote(), timeout=60)
         with cluster.reserve(plan_of(cluster, actor="1,3"), timeout=30) as held:
             assert held.accelerators == [(0, 1), (0, 3)]
+        ray.kill(busy)
 
 
 def test_a_node_with_an_ipv6_address():

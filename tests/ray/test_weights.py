@@ -45,10 +45,13 @@ def pid_of(group: WorkerGroup, rank: int) -> int:
 
 
 @pytest.fixture
-def pair(small_cluster: Cluster) -> tuple[WorkerGroup, WorkerGroup]:
+def pair(shared_cluster: Cluster) -> Iterator[tuple[WorkerGroup, WorkerGroup]]:
     """Two trainers and two servers on one node, without torch."""
-    actor = launch(small_cluster, Trainer, "actor", [0, 0], "numpy")
-    return actor, launch(small_cluster, Server, "rollout", [0, 0], "numpy")
+    with (
+        launch(shared_cluster, Trainer, "actor", [0, 0], "numpy") as actor,
+        launch(shared_cluster, Server, "rollout", [0, 0], "numpy") as rollout,
+    ):
+        yield actor, rollout
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,8 @@ def test_all_targets_get_each_version_wholly(shared_cluster, kind, in_place):
 
 
 @pytest.mark.wants("torch")
-def test_types_are_cast_and_a_worker_can_be_source_and_target(small_cluster):
-    with launch(small_cluster, Both, "both", [0, 0], "torch", "float32", "bfloat16") as both:
+def test_types_are_cast_and_a_worker_can_be_source_and_target(shared_cluster):
+    with launch(shared_cluster, Both, "both", [0, 0], "torch", "float32", "bfloat16") as both:
         link = WeightLink.between(both, both)
         both.set_version(0).wait(60)
         link.update(1)
@@ -186,20 +189,20 @@ def rounds_of_two_links(cluster: Cluster, count: int, *, in_place: bool) -> None
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_two_links_to_the_same_targets_end_on_the_newer_version(small_cluster, in_place):
-    rounds_of_two_links(small_cluster, 25, in_place=in_place)
+def test_two_links_to_the_same_targets_end_on_the_newer_version(shared_cluster, in_place):
+    rounds_of_two_links(shared_cluster, 25, in_place=in_place)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("in_place", [False, True])
-def test_two_links_to_the_same_targets_end_on_the_newer_version_in_500_rounds(small_cluster, in_place):
-    rounds_of_two_links(small_cluster, 500, in_place=in_place)
+def test_two_links_to_the_same_targets_end_on_the_newer_version_in_500_rounds(shared_cluster, in_place):
+    rounds_of_two_links(shared_cluster, 500, in_place=in_place)
 
 
-def test_an_update_that_is_late_after_the_decision_says_who_has_it_and_who_takes_it(small_cluster):
+def test_an_update_that_is_late_after_the_decision_says_who_has_it_and_who_takes_it(shared_cluster):
     with (
-        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
-        launch(small_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
+        launch(shared_cluster, Trainer, "actor", [0], "numpy") as actor,
+        launch(shared_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
     ):
         link = WeightLink.between(actor, rollout)
         actor.set_version(1).wait(60)
@@ -212,11 +215,11 @@ def test_an_update_that_is_late_after_the_decision_says_who_has_it_and_who_takes
         assert contents(rollout) == [(1, {1.0})] * 2
 
 
-def test_the_report_names_each_pair_that_did_not_go_as_planned(small_cluster):
+def test_the_report_names_each_pair_that_did_not_go_as_planned(shared_cluster):
     with (
-        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
-        launch(small_cluster, Hidden, "hidden", [0], "numpy") as hidden,
-        launch(small_cluster, Server, "rollout", [0], "numpy") as rollout,
+        launch(shared_cluster, Trainer, "actor", [0], "numpy") as actor,
+        launch(shared_cluster, Hidden, "hidden", [0], "numpy") as hidden,
+        launch(shared_cluster, Server, "rollout", [0], "numpy") as rollout,
     ):
         assert WeightLink.between(actor, rollout).update(1).detours == ()
         link = WeightLink.between(hidden, rollout)
@@ -267,10 +270,10 @@ def test_two_updates_at_once_come_one_after_the_other(pair):
     assert all("only go up" in str(error) or "above" in str(error) for error in errors)
 
 
-def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(small_cluster):
+def test_a_restarted_target_is_filled_from_a_peer_and_one_can_be_left_out(shared_cluster):
     with (
-        launch(small_cluster, Trainer, "actor", [0, 0], "numpy") as actor,
-        launch(small_cluster, Server, "rollout", [0] * 4, "numpy") as rollout,
+        launch(shared_cluster, Trainer, "actor", [0, 0], "numpy") as actor,
+        launch(shared_cluster, Server, "rollout", [0] * 4, "numpy") as rollout,
     ):
         link = WeightLink.between(actor, rollout)
         actor.set_version(1).wait(60)
@@ -364,11 +367,11 @@ def test_what_an_update_that_was_broken_off_sent_does_not_stay(shared_cluster):
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(small_cluster, is_new):
+def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(shared_cluster, is_new):
     with (
-        launch(small_cluster, Trainer, "actor", [0], "numpy") as actor,
+        launch(shared_cluster, Trainer, "actor", [0], "numpy") as actor,
         Watched.create_group("numpy").launch(
-            small_cluster, NodePlacementStrategy([0, 0]), name="rollout", max_concurrency=4
+            shared_cluster, NodePlacementStrategy([0, 0]), name="rollout", max_concurrency=4
         ) as rollout,
     ):
         link = WeightLink.between(actor, rollout)
@@ -390,10 +393,10 @@ def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(small_cluster
 
 @pytest.mark.wants("torch")
 @pytest.mark.parametrize("in_place", [False, True])
-def test_memory_of_updates_can_be_given_back_between_them(small_cluster, in_place):
+def test_memory_of_updates_can_be_given_back_between_them(shared_cluster, in_place):
     with (
-        launch(small_cluster, Trainer, "actor", [0], "torch") as actor,
-        launch(small_cluster, Watched, "rollout", [0, 0], "torch") as rollout,
+        launch(shared_cluster, Trainer, "actor", [0], "torch") as actor,
+        launch(shared_cluster, Watched, "rollout", [0, 0], "torch") as rollout,
     ):
         link = WeightLink.between(actor, rollout, in_place=in_place)
         for version in (1, 2):
@@ -406,10 +409,10 @@ def test_memory_of_updates_can_be_given_back_between_them(small_cluster, in_plac
 
 
 @pytest.mark.wants("torch")
-def test_types_that_only_torch_has_reach_arrays_of_numpy(small_cluster):
+def test_types_that_only_torch_has_reach_arrays_of_numpy(shared_cluster):
     with (
-        launch(small_cluster, Trainer, "actor", [0], "torch", "bfloat16") as actor,
-        launch(small_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
+        launch(shared_cluster, Trainer, "actor", [0], "torch", "bfloat16") as actor,
+        launch(shared_cluster, Watched, "rollout", [0, 0], "numpy") as rollout,
     ):
         rollout.import_torch().wait(60)
         link = WeightLink.between(actor, rollout)
@@ -440,13 +443,15 @@ def test_a_worker_is_told_from_the_first_byte_on_that_its_weights_are_overwritte
     assert contents(rollout) == [(2, {2.0})] * 2
 
 
-def test_weights_come_from_a_file(small_cluster, tmp_path):
+def test_weights_come_from_a_file(shared_cluster, tmp_path):
     path = tmp_path / "weights.safetensors"
     save_safetensors(path, {name: value(name, 3) for name in SHAPES})
-    stored = launch(small_cluster, Stored, "stored", [0], str(path))
-    rollout = launch(small_cluster, Server, "rollout", [0, 0], "numpy")
-    WeightLink.between(stored, rollout).update(3)
-    assert contents(rollout) == [(3, {3.0})] * 2
+    with (
+        launch(shared_cluster, Stored, "stored", [0], str(path)) as stored,
+        launch(shared_cluster, Server, "rollout", [0, 0], "numpy") as rollout,
+    ):
+        WeightLink.between(stored, rollout).update(3)
+        assert contents(rollout) == [(3, {3.0})] * 2
 
 
 @contextlib.contextmanager
@@ -498,15 +503,15 @@ def rounds_of_kills(cluster: Cluster, numbers: Iterator[int], seed: int) -> None
             assert contents(rollout) == [(version, {float(version)})] * 3
 
 
-def test_a_member_that_is_killed_in_an_update_leaves_the_others_on_one_version(small_cluster):
-    rounds_of_kills(small_cluster, iter(range(6)), 5)
+def test_a_member_that_is_killed_in_an_update_leaves_the_others_on_one_version(shared_cluster):
+    rounds_of_kills(shared_cluster, iter(range(6)), 5)
 
 
 @pytest.mark.soak
-def test_members_that_are_killed_in_updates_for_minutes(small_cluster, rounds):
+def test_members_that_are_killed_in_updates_for_minutes(shared_cluster, rounds):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
-    rounds_of_kills(small_cluster, rounds(), seed)
+    rounds_of_kills(shared_cluster, rounds(), seed)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -537,7 +537,7 @@ class Model(RuleBasedStateMachine):
         assert not self.refused & set(taken + left)
 
 
-Model.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Model.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestModel = Model.TestCase
 
 

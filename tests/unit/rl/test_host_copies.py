@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from roost.machine.devices import nvidia_devices
 from roost.rl.host_copies import HostCopies
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+
+@pytest.fixture
+def torch() -> Any:
+    """The module, imported when a test needs it: that takes seconds of every process that collects this file."""
+    return pytest.importorskip("torch", reason="torch is not installed")
 
 
 class Tensor:
@@ -23,12 +29,12 @@ class Tensor:
         assert non_blocking
         if self.failures:
             self.failures -= 1
-            raise torch.OutOfMemoryError("no room")
+            raise sys.modules["torch"].OutOfMemoryError("no room")
         self.device = device
         return self
 
 
-def test_tensors_that_there_was_no_room_for_come_back_at_the_next_try(monkeypatch):
+def test_tensors_that_there_was_no_room_for_come_back_at_the_next_try(monkeypatch, torch):
     waited: list[str] = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
     tensors = [Tensor(), Tensor(failures=1), Tensor()]
@@ -42,8 +48,8 @@ def test_tensors_that_there_was_no_room_for_come_back_at_the_next_try(monkeypatc
     assert waited == ["device"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_weights_on_a_device_leave_all_of_it(tmp_path):
+@pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
+def test_weights_on_a_device_leave_all_of_it(tmp_path, torch):
     from roost.rl.engines.staging import StagedOnDevice
     from roost.weights.safetensors import save_safetensors
 

@@ -24,8 +24,8 @@ from roost.rl.rollout_engines import EngineWorker
 from roost.weights.adapters import as_weights
 from waiting import wait_until
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 load_file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed").load_file
 
 LONG = 60.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import warm
 from roost import ConfigError, JobConfig
 from roost.cli.main import app
 from roost.cli.user_traceback import user_frames, user_report
@@ -150,8 +151,9 @@ def test_check_reports_all_that_can_be_known_without_a_cluster(tmp_path):
     (tmp_path / "two_components.py").write_text((JOB / "two_components.py").read_text())
 
     def check(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "roost", "check", "job.yaml", "--cluster", "2x4", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        command = ["roost", "check", "job.yaml", "--cluster", "2x4", *words]
+        environment = warm.environment()
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
 
     done = check("entry=two_components.mian", "cluster.component_placement.rollout=6-9")
     assert done.returncode == 2
