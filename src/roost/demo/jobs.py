@@ -24,7 +24,7 @@ class Mode(StrEnum):
         """The mode in half a sentence."""
         if self is Mode.COLOCATE:
             return "actor and rollout share the accelerators and take turns"
-        return "actor and rollout have accelerators of their own and work at the same time"
+        return "actor and rollout have their own accelerators and work at the same time"
 
 
 def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:

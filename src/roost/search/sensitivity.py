@@ -13,6 +13,7 @@ from roost.search.problem import Call, Problem
 
 MOST_ROLES = 5
 """With more roles than these, a search takes too long to be repeated for every measurement."""
+_OFF = Fraction(1, 10)
 
 
 class Doubt(NamedTuple):
@@ -24,14 +25,14 @@ class Doubt(NamedTuple):
     factor: Fraction
 
 
-def deciding(problem: Problem, best: Found, off: Fraction = Fraction(1, 10)) -> Iterator[Doubt]:
-    """Yield the measurements that change the winner if they are off by a part, up or down."""
+def deciding(problem: Problem, best: Found) -> Iterator[Doubt]:
+    """Yield the measurements that change the winner if they are off by a tenth, up or down."""
     shares = {problem.roles[role].name: (group.kind, group.devices) for group in best.family for role in group.roles}
     for call in problem.calls:
         for kind, count in ((kind, count) for kind, times in enumerate(call.times) for count in times):
             is_used = shares.get(call.role, (0, 0)) == (kind, count)
             # A time that the winner does not use matters only if it is quicker, to placements that use it.
-            for factor in (1 + off, 1 - off) if is_used else (1 - off,):
+            for factor in (1 + _OFF, 1 - _OFF) if is_used else (1 - _OFF,):
                 changed = _scaled(problem, call, kind, count, factor)
                 if is_used:
                     graph = StepGraph(changed)

@@ -16,6 +16,7 @@ from roost.config.profile import Timing, spread_of
 from roost.search.graph import StepGraph
 from roost.search.problem import SECOND, Family, Problem
 
+_STEPS = 1000
 _WARM_UP = 50
 
 
@@ -36,7 +37,7 @@ def has_spread(timings: Timings) -> bool:
     return any(len(one.samples) > 1 or one.p90 for one in every)
 
 
-def simulate(problem: Problem, family: Family, timings: Timings, *, seed: int = 0, steps: int = 1000) -> Simulated:
+def simulate(problem: Problem, family: Family, timings: Timings, *, seed: int = 0) -> Simulated:
     """Run many steps of a placement and return the mean of their durations and what nine of ten stay below."""
     graph = StepGraph(problem)
     medians = graph.times(family)
@@ -49,7 +50,7 @@ def simulate(problem: Problem, family: Family, timings: Timings, *, seed: int = 
         incoming[other].append((one, extra / graph.scale / SECOND, back))
     ends: list[list[float]] = []
     finished = [0.0]
-    for step in range(_WARM_UP + steps):
+    for step in range(_WARM_UP + _STEPS):
         row: list[float] = []
         ends.append(row)
         for event, name in enumerate(graph.names):
