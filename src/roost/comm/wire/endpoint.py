@@ -130,8 +130,8 @@ class Endpoint:
             self._listeners.append(listener)
             port = listener.getsockname()[1]
         if sys.platform == "linux" and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FEWEST_FILES:
-            # In the kernel's own space of names, so that no file is left. A driver has this one alone, by which a peer on
-            # its node sees whether it lives.
+            # In the kernel's own space of names, so that no file is left. A driver has this one alone, by which a
+            # peer on its node sees whether it lives.
             local_name = f"\0roost-{secrets.token_hex(16)}"
             local = socket.socket(socket.AF_UNIX)
             local.bind(local_name)
