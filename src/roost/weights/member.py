@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.move.arrays import can_wrap, cut, devices_of, empty_like, finish
@@ -63,7 +64,7 @@ class Member:
     """The weights of this worker: their version, and the links that change them."""
 
     def __init__(self, worker: WeightWorker) -> None:
-        self.versions = Versions(str(worker.address))
+        self.versions: Versions = vars(worker).setdefault("_roost_versions", Versions(str(worker.address)))
         self._worker = worker
         self.links: dict[str, MemberLink] = {}
         let_others_read()
@@ -219,7 +220,7 @@ class MemberLink:
                 return self._offer(self._transfer(step.digest), step.known)
             case BeginChange():
                 self._since = time.monotonic()
-                self._breaks_off(lambda: self._enter(step.version, check))
+                self._breaks_off(lambda: self._changing.enter_context(self._change(step.version, check)))
             case CopyAll():
                 self._filled = -1
                 # Of each sender, what it sent before has come before.
@@ -237,9 +238,10 @@ class MemberLink:
                 return time.monotonic() - self._since
         return None
 
-    def _enter(self, version: int, check: Check) -> None:
-        self._changing.enter_context(self._worker.weights_changing(version))
-        self._changing.enter_context(self._versions.changing(version, lambda: check("a turn to change its weights")))
+    def _change(self, version: int, check: Check) -> AbstractContextManager[None]:
+        """Return what surrounds a change of the weights, for which this worker may have to wait for another link."""
+        what = "a turn to change its weights"
+        return self._versions.changing(version, lambda: check(what), self._worker.weights_changing)
 
     def _breaks_off(self, act: Callable[[], Any]) -> Any:
         """Do something that, if it fails, leaves weights that were being overwritten without a version."""
@@ -260,11 +262,7 @@ class MemberLink:
     def _take_over(self, step: TakeOver, check: Check) -> float:
         began = time.monotonic()
         accepted = as_weights(self._worker.accept(), "accept")
-        # Entering may take so long that the link is closed, or another one brings a newer version.
-        with (
-            self._worker.weights_changing(step.version),
-            self._versions.changing(step.version, lambda: check("a turn to change its weights")),
-        ):
+        with self._change(step.version, check):
             # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
             if isinstance(accepted, Committing):
                 accepted.commit(step.version)
