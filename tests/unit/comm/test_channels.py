@@ -427,9 +427,11 @@ class Served:
         self.settings = ChannelSettings(
             **{"maxsize": 0, "max_bytes": 0} | settings, distributed=homes > 1, nodes=tuple(range(homes))
         )
-        self.homes = [Home(self.endpoint(f"served:{rank}", rank), self.settings, "served") for rank in range(homes)]
-        for home in self.homes:
-            home.open()
+        self.homes = []
+        for rank in range(homes):
+            endpoint = self.endpoint(f"served:{rank}", rank)
+            self.homes.append(Home(endpoint.own, self.settings, "served"))
+            self.homes[-1].open(endpoint)
         self.channel = self.client(0)
 
     def client(self, node):
@@ -486,7 +488,7 @@ def test_each_key_of_a_spread_channel_has_one_home_for_all_clients(serve):
     keys = [*range(50), *map(str, range(50)), *(number / 2 for number in range(50))]
     for number, key in enumerate(keys):
         clients[number % 3].put(key, key=key)
-    assert all(home._queues.totals()["depth"] for home in served.homes)
+    assert all(home.queues.totals()["depth"] for home in served.homes)
     for number, key in enumerate(keys):
         assert clients[(number + 1) % 3].qsize(key) == 1
         assert clients[(number + 2) % 3].get(key, timeout=60) == key
@@ -525,7 +527,7 @@ def test_what_was_lent_for_an_item_comes_back_if_the_item_cannot_be_put(serve):
     def put():
         lending = Lending(loans, "")
         lending.number = loans.add(lending)
-        client.put(PutOperation(client, key, [(pack(1), 0, 1, lending)]), False, None)
+        client.put([PutOperation(client, key, [(pack(1), 0, 1, lending)])], False, None)
 
     put()
     assert len(loans._lent) == 1
