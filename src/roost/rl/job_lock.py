@@ -93,7 +93,7 @@ _owners: set[_Owner] = set()
 
 
 def _state(channel: Channel) -> str:
-    """Say `held by actor:3 for 4 s, 2 waiting`, with the caller among those that wait; empty if it is not known."""
+    """Say `held by actor:3 for 4 s, 2 waiting`, where the caller counts as waiting; empty if it is not known."""
     try:
         line = channel.stats(timeout=STATE_SECONDS)["keys"][LOCK]
     except (ClusterError, KeyError):

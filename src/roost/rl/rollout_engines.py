@@ -232,7 +232,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         deadline = Deadline.after(timeout)
         ranks = self._ranks(engine_rank)
         self.check_own()
-        # One that hangs must not use up the time; what it does not end itself ends with its process.
+        # An engine that hangs must not use up the time; what it does not end itself ends with its process.
         self.group.on(*ranks).stop().outcomes(min(STOP_SECONDS, timeout * _STOP_SHARE))
         for rank in ranks:
             self.group.restart(rank, force=True, timeout=max(GRACE_SECONDS, deadline.left))

@@ -482,6 +482,36 @@ def test_plain_values_of_every_kind_arrive_as_they_were_put(serve, channel, wher
     assert all(map(is_equal, channel, PLAIN))
 
 
+@pytest.mark.parametrize("where", ["here", "the same node", "another node"])
+def test_tensors_of_every_kind_arrive_as_they_were_put(serve, channel, where):
+    pytest.importorskip("torch")
+    from tensors import are_equal, of_every_kind
+
+    if where != "here":
+        channel = serve().client(0 if where == "the same node" else 1)
+    things = of_every_kind()
+    for thing in things:
+        channel.put(thing)
+        assert are_equal(channel.get(timeout=60), thing)
+    for is_loop in (False, True):
+        channel.put_many([*things, things])
+        if is_loop:
+            channel.close()
+        *found, together = list(channel) if is_loop else channel.get_many(len(things) + 1, timeout=60)
+        for got in (found, together):
+            assert all(map(are_equal, got, things))
+
+
+def test_a_tensor_that_arrived_is_memory_of_its_own(serve):
+    torch = pytest.importorskip("torch")
+    channel, sent = serve().channel, torch.arange(100_000.0)
+    channel.put(sent)
+    sent.zero_()
+    found = channel.get(timeout=60)
+    found += 1
+    assert found.tolist() == [number + 1.0 for number in range(100_000)]
+
+
 def test_each_key_of_a_spread_channel_has_one_home_for_all_clients(serve):
     served = serve(3)
     clients = [served.client(node) for node in range(3)]
