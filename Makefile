@@ -19,9 +19,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-# Another Ray than the newest, such as ray==2.47.1; and the oldest that there is a target for.
+# Another Ray than the newest, such as ray==2.55.1; and the oldest that there is a target for.
 RAY    ?=
-FLOOR_RAY ?= 2.47.1
+FLOOR_RAY ?= 2.55.0
 # Of which room the tests run, with those of what stands on it; all by default.
 ROOM   ?=
 IN_ROOM = $(if $(ROOM),--room $(ROOM))
@@ -137,6 +137,7 @@ soak-search: $(VENV)/.installed-dev
 	@SEARCH_INSTANCES=$(SEARCH_INSTANCES) $(BIN)/pytest -n 2 -k brute_force tests/property/test_search.py
 
 golden: $(VENV)/.installed-dev
+	@$(BIN)/python docs/limits.py
 	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
 
 bench: $(VENV)/.installed-dev

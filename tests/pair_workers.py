@@ -7,8 +7,9 @@ from typing import Any
 
 from roost import Worker
 from roost.comm.move import loans
+from roost.comm.move.arrays import bytes_of
 from roost.comm.move.cuda import DeviceMemory
-from roost.comm.move.loans import Lending, Loan, Loans, bytes_of
+from roost.comm.move.loans import Lending, Loan, Loans
 from roost.comm.move.nccl import Pairs
 from roost.comm.move.route import Route
 from roost.comm.process import process_talk

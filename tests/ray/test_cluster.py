@@ -197,8 +197,8 @@ def test_a_process_that_called_ray_init_itself_is_refused():
 
 @pytest.mark.usefixtures("small_local_cluster")
 def test_an_old_ray_is_refused_with_both_versions(monkeypatch):
-    monkeypatch.setattr(ray, "__version__", "2.46.1")
-    with pytest.raises(ClusterError, match=r"Ray 2\.46\.1, and Roost needs Ray 2\.47\.0"):
+    monkeypatch.setattr(ray, "__version__", "2.54.1")
+    with pytest.raises(ClusterError, match=r"Ray 2\.54\.1, and Roost needs Ray 2\.55\.0"):
         Cluster(num_nodes=1)
     assert not ray.is_initialized()
 

@@ -15,11 +15,8 @@ import ray
 
 from roost import Cluster, ClusterError
 from roost.runtime.connect.find_head import find_heads
-from roost.runtime.connect.versions import has_token_authentication
 from roost.testing import LocalCluster
 from waiting import is_gone, wait_until
-
-needs_tokens = pytest.mark.skipif(not has_token_authentication(ray.__version__), reason="this Ray has no tokens")
 
 OWN_RAY = """
 import sys, time
@@ -52,7 +49,6 @@ def home(tmp_path: Path, small_local_cluster: LocalCluster, monkeypatch: pytest.
     return Home(tmp_path, small_local_cluster)
 
 
-@needs_tokens
 def test_the_token_that_is_here_is_used_for_an_address_as_ray_does_on_its_own(home, monkeypatch):
     home.file.parent.mkdir()
     home.file.write_text(home.token + "\n")
@@ -67,7 +63,6 @@ def test_the_token_that_is_here_is_used_for_an_address_as_ray_does_on_its_own(ho
         assert cluster.address == home.local.address
 
 
-@needs_tokens
 def test_without_the_token_of_a_cluster_the_error_says_what_is_missing(home, monkeypatch):
     where = f"the Ray at {home.local.address}"
     with pytest.raises(ClusterError, match=f"{where} wants a token, and there is none here") as caught:

@@ -33,7 +33,6 @@ from roost import (
 )
 from roost.placement.plan import Piece
 from roost.rl import RolloutManager, create_placement_groups
-from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.nodes.placement_groups import Ask, make_group, probe, remove_groups, settle
 from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
@@ -386,9 +385,7 @@ def test_a_node_that_is_lost_after_reserving_is_reported_immediately():
     with local_cluster("1x0,2x2") as local, Cluster(num_nodes=3) as cluster:
         strategy = FlexiblePlacementStrategy([[0], [2]])
         with cluster.reserve(plan_of(cluster, actor="0,2")):
-            group = make_group(
-                Ask(resource="GPU", node_ranks=(1,), cpus=0), "mine", cluster.nodes, has_bundle_labels(ray.__version__)
-            )
+            group = make_group(Ask(resource="GPU", node_ranks=(1,), cpus=0), "mine", cluster.nodes)
             (bundle,) = settle([group])[group]
             local.kill_node(1)
             # Ray would wait until the node is back.
@@ -402,7 +399,7 @@ def test_a_node_that_is_lost_after_reserving_is_reported_immediately():
             )
 
 
-def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
+def test_a_bundle_lands_on_its_own_node_where_two_nodes_share_an_address():
     shared = "127.77.3.4"
     nodes = [
         LocalNode(accelerators=2, address=shared),
@@ -411,18 +408,15 @@ def test_a_bundle_that_lands_on_another_node_is_not_taken_for_the_planned_one():
     ]
     with local_cluster(nodes), Cluster(num_nodes=3) as cluster:
         wanted = [Piece(1, "accelerator", 0), Piece(1, "accelerator", 1), Piece(0, "accelerator", 1)]
-        for by_label in (False, None):
-            # By their address both nodes look the same to Ray: about half of what it places is on the wrong one.
-            reserver = Reserver(cluster.context, "mine", by_label=by_label)
-            slots = reserver.reserve(dict.fromkeys(wanted), timeout=30, components={})
-            assert {slot.piece: slot.ray_id for slot in slots} == {
-                piece: cluster.nodes[piece.node_rank].ray_id for piece in wanted
-            }
-            mine = set(find_holdings(cluster.nodes).by_piece)
-            assert mine == set(wanted)
-            wait_until(lambda: sum(find_holdings(cluster.nodes).free.values()) == 2, "the rest was given back")
-            Reservation(cluster.context, "mine", slots).close()
-            wait_until(lambda: all_is_free(cluster), "all was given back")
+        slots = Reserver(cluster.context, "mine", 30).reserve(dict.fromkeys(wanted), components={})
+        assert {slot.piece: slot.ray_id for slot in slots} == {
+            piece: cluster.nodes[piece.node_rank].ray_id for piece in wanted
+        }
+        mine = set(find_holdings(cluster.nodes).by_piece)
+        assert mine == set(wanted)
+        wait_until(lambda: sum(find_holdings(cluster.nodes).free.values()) == 2, "the rest was given back")
+        Reservation(cluster.context, "mine", slots).close()
+        wait_until(lambda: all_is_free(cluster), "all was given back")
 
 
 def test_accelerators_can_be_reserved_on_a_node_with_fewer_cpus_than_accelerators():
@@ -437,7 +431,6 @@ def test_accelerators_can_be_reserved_on_a_node_with_fewer_cpus_than_accelerator
             assert held.accelerators == [(0, 1), (0, 3)]
 
 
-@pytest.mark.skipif(not has_bundle_labels(ray.__version__), reason="this Ray does not work with IPv6 addresses")
 def test_a_node_with_an_ipv6_address():
     address = _own_ipv6()
     if address is None:

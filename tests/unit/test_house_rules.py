@@ -34,7 +34,7 @@ LAYERS = {
     "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", "deadline", *PURE},
     "doctor": {"runtime", "machine", "placement", "deadline", *PURE},
     "watch": {"runtime", "machine", "render", "placement", "deadline", *PURE},
-    "demo": {"testing", "rl", "weights", "search", "config", "render", "watch", ""},
+    "demo": {"testing", "rl", "weights", "search", "config", "render", "watch", "deadline", ""},
     "cli": {
         "demo",
         "doctor",
@@ -185,6 +185,7 @@ TIME_OF_DAY = {
     "cli/text/status.py": "how old a job is, for people",
     "comm/process.py": "part of a name that no other process has",
     "demo/llm/training.py": "the interval of the events that the summary is about",
+    "demo/rounds.py": "the same",
     "demo/training.py": "the same",
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
@@ -193,7 +194,6 @@ TIME_OF_DAY = {
     "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
     "runtime/failures/carry.py": "when a worker failed, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
-    "runtime/groups/members.py": "since when a worker has its state, for people",
     "runtime/groups/passed_calls.py": "when a worker failed, for people",
     "runtime/managers/job_info.py": "when a job began, for people",
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
@@ -213,6 +213,52 @@ def test_no_deadline_depends_on_the_time_of_day():
         or (isinstance(node, ast.ImportFrom) and node.module == "time")
     }
     assert found == set(TIME_OF_DAY)
+
+
+# Limits outside a `limits.py`, and why they are there.
+LIMITS_ELSEWHERE = {
+    "config/profile.py": "how long a measured call may take: a rule for profiles, and nothing waits for it",
+    "comm/collectives.py": "the room of communication moves it with its deadlines",
+    "comm/devices.py": "the same",
+    "comm/process.py": "the same",
+}
+
+
+def test_every_limit_of_a_room_is_in_its_limits():
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        for node in tree_of(path).body
+        for target in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+        if path.name != "limits.py" and isinstance(target, ast.Name) and target.id.endswith("_SECONDS")
+    }
+    assert found <= set(LIMITS_ELSEWHERE)
+
+
+# Where moments are computed without `Deadline`, and why.
+MOMENTS = {
+    "deadline.py": "computes them for all others",
+    "comm/collectives.py": "takes a number of seconds that it hands to torch",
+    "comm/devices.py": "the lock of accelerators, which takes a number of seconds",
+    "comm/wire/loop.py": "the timers of the communication thread, which are compared thousands of times a second",
+}
+
+
+def test_deadlines_are_passed_down_and_not_computed_again():
+    def is_clock(node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and ast.unparse(node.func) == "time.monotonic"
+
+    def computes(path: Path) -> bool:
+        sums = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.BinOp)]
+        # `spent + time.monotonic() - began` measures what has passed.
+        elapsed = {id(node.left) for node in sums if isinstance(node.op, ast.Sub)}
+        return any(
+            is_clock(node.right) or (isinstance(node.op, ast.Add) and is_clock(node.left))
+            for node in sums
+            if id(node) not in elapsed
+        )
+
+    assert {str(path.relative_to(SOURCE)) for path in FILES if computes(path)} <= set(MOMENTS)
 
 
 def test_the_public_names_are_these():

@@ -90,14 +90,6 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
-    """The hardware to plan on; `assumed` is its shorthand if nothing says which there is."""
-
-    topology: Topology
-    assumed: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """The JOB that the user names: a job, or a saved plan."""
 
@@ -110,24 +102,26 @@ def load_plan(path: Path, flags: Flags) -> Plan:
     return plan_job(read_job(path), flags).plan
 
 
-def find_hardware(config: ClusterConfig, cluster: str | None, inventory: Path | None, flags: str) -> Hardware:
-    """Return the hardware of the flags, of the job, of `ROOST_CLUSTER`, or else an assumed one.
+def find_hardware(
+    config: ClusterConfig, cluster: str | None, inventory: Path | None, flags: str
+) -> tuple[Topology, str]:
+    """Return the hardware of the flags, of the job, of `ROOST_CLUSTER`, or else an assumed one with its shorthand.
 
     A job gets the first `num_nodes` nodes of a cluster; hardware that flags describe is taken whole. `flags` names
     those of the command in a remark.
     """
     if cluster is not None:
-        return Hardware(topology=Topology.from_shorthand(cluster))
+        return Topology.from_shorthand(cluster), ""
     if inventory is not None:
-        return Hardware(topology=Topology.from_file(inventory))
+        return Topology.from_file(inventory), ""
     if config.hardware is not None:
-        return Hardware(topology=_first_nodes(config.hardware, config.num_nodes))
+        return _first_nodes(config.hardware, config.num_nodes), ""
     if named := os.environ.get(_VARIABLE):
         tell(f"note: planning on {named}, from {_VARIABLE}")
-        return Hardware(topology=_first_nodes(_read_variable(named), config.num_nodes))
+        return _first_nodes(_read_variable(named), config.num_nodes), ""
     assumed = f"{config.num_nodes or 1}x8"
     tell(f"note: no {flags} given: assuming {assumed}")
-    return Hardware(topology=Topology.from_shorthand(assumed), assumed=assumed)
+    return Topology.from_shorthand(assumed), assumed
 
 
 def _read_variable(named: str) -> Topology:
@@ -161,11 +155,6 @@ def is_run(path: Path) -> bool:
     return not (str(path) == "-" or path.suffix in _SUFFIXES or (os.path.exists(path) and not os.path.isdir(path)))
 
 
-def read_saved_plan(path: Path) -> Plan:
-    """Read a plan that was saved as JSON."""
-    return _parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
-
-
 def read_job(path: Path, overrides: Sequence[str] = ()) -> Given:
     """Read a job or a saved plan: from standard input for `-`, the plan of a run for its id or folder, or a file.
 
@@ -190,12 +179,13 @@ def read_job(path: Path, overrides: Sequence[str] = ()) -> Given:
         hint = f"leave out {' '.join(overrides)}"
         raise ConfigError(f"{path} is a saved plan, whose settings are fixed", hint=hint)
     if is_plan:
-        return Given(path=path, found=_parse_plan(path, text))
+        return Given(path=path, found=parse_plan(path, text))
     check_size(str(path), len(text), JOB_FILE_LIMIT)
     return Given(path=path, found=read_job_text(text, name=str(path), overrides=overrides))
 
 
-def _parse_plan(path: Path, text: str) -> Plan:
+def parse_plan(path: Path, text: str) -> Plan:
+    """Read a plan that was saved as JSON."""
     try:
         return Plan.from_json(text)
     except RoostError as error:
@@ -222,8 +212,7 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         if live.note:
             tell(live.note)
     elif hardware is None or flags.hardware:
-        found = find_hardware(config, flags.cluster, flags.inventory, "--cluster, --inventory or --live")
-        hardware, assumed = found.topology, found.assumed
+        hardware, assumed = find_hardware(config, flags.cluster, flags.inventory, "--cluster, --inventory or --live")
     plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
     check_num_nodes(draft.job, plan)
     return Loaded(plan=plan, live=live, flow=draft.flow, assumed=assumed)

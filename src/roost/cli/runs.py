@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.plans import parse_plan
 from roost.cli.shell import offer
+from roost.config.yaml_file import PLAN_FILE_LIMIT, load_text
 from roost.errors import ConfigError
+from roost.placement.plan import Plan
 from roost.runtime.runs.index import find_run, list_runs
 from roost.runtime.runs.record import PLAN_FILE, RECORD_FILE, read_record
 
@@ -39,6 +42,12 @@ def find_folder(path: Path) -> Path:
         hint = f"give the file of the job, such as {jobs[0]}" if jobs else "give the file of a job, or a run"
         raise ConfigError(f"{path} is a folder, and not that of a run", hint=hint)
     return folder
+
+
+def saved_plan(folder: Path) -> Plan:
+    """Return the plan of a run."""
+    path = plan_file(folder)
+    return parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
 
 
 def plan_file(folder: Path) -> Path:

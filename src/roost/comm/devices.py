@@ -7,7 +7,6 @@ import fcntl
 import hashlib
 import importlib
 import logging
-import math
 import os
 import struct
 import threading
@@ -16,16 +15,16 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+from roost.comm.limits import LOCK_POLL_SECONDS, LOCK_SAY_SECONDS
 from roost.comm.process import job_context
 from roost.config.hardware import AcceleratorType
+from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ClusterError
 from roost.machine.folders import open_regular, socket_folder
 from roost.placement.placement import Placement
 from roost.runtime.events.waits import waiting
 
 _LOCK_FILE = "devices.lock"
-_POLL_SECONDS = 0.01
-_SAY_SECONDS = 10.0
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -65,29 +64,25 @@ class DeviceLock:
 
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the accelerators; CallTimedOut after `timeout` seconds. A long wait is logged."""
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline, say_once = Deadline.after(timeout), Deadline.after(LOCK_SAY_SECONDS)
+        late = CallTimedOut(f"another worker has had the lock of these accelerators for {timeout or 0:g} s")
         with waiting(lambda: "the lock of its accelerators"):
-            if not self._own.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
-                raise self._late(timeout)
+            if not self._own.acquire(timeout=-1 if timeout is None else deadline.left):
+                raise late
             try:
-                self._take_all(deadline, timeout)
+                if self._places:
+                    self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
+                for place in self._places:
+                    while not self._take(place):
+                        if deadline.is_over:
+                            raise late
+                        if say_once.is_over:
+                            say_once = NEVER
+                            log.warning("still waiting for accelerators that another worker has locked")
+                        time.sleep(LOCK_POLL_SECONDS)
             except BaseException:
                 self._let_go()
                 raise
-
-    def _take_all(self, deadline: float, timeout: float | None) -> None:
-        if not self._places:
-            return
-        self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
-        say_at = time.monotonic() + _SAY_SECONDS
-        for place in self._places:
-            while not self._take(place):
-                if time.monotonic() > deadline:
-                    raise self._late(timeout)
-                if time.monotonic() > say_at:
-                    say_at = math.inf
-                    log.warning("still waiting for accelerators that another worker has locked")
-                time.sleep(_POLL_SECONDS)
 
     def _take(self, place: int) -> bool:
         wanted = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, place, 1, 0)
@@ -97,9 +92,6 @@ class DeviceLock:
         except BlockingIOError:
             return False
         return True
-
-    def _late(self, timeout: float | None) -> CallTimedOut:
-        return CallTimedOut(f"another worker has had the lock of these accelerators for {timeout or 0:g} s")
 
     def release(self) -> None:
         """Let others have the accelerators."""

@@ -34,5 +34,11 @@ FETCH_SECONDS = 600.0
 """A receiver waits so long for the owner of a tensor on a device to hand over its content, in any way."""
 MEET_SECONDS = 60.0
 """The two processes of a process group wait so long for each other to join it."""
+LOCK_POLL_SECONDS = 0.01
+"""A worker that waits for locked accelerators looks so often whether they are free."""
+LOCK_SAY_SECONDS = 10.0
+"""After waiting so long for them, it says so."""
+DIRECTORY_RETRY_SECONDS = 0.5
+"""A process asks a worker manager that Ray restarts again after so long."""
 COPY_POLL_SECONDS = 0.0002
 """A receiver looks so often whether a tensor has come through NCCL: its `wait` returns before it has."""

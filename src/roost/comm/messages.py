@@ -13,8 +13,7 @@ from typing import Any
 
 from roost.comm.limits import SETTLE_SECONDS
 from roost.comm.mailbox import ANY, Mailbox, Message, Receive
-from roost.comm.move.arrays import is_on_device
-from roost.comm.move.buffers import Buffer, as_buffer
+from roost.comm.move.arrays import Buffer, as_buffer, is_on_device
 from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
@@ -190,7 +189,7 @@ class Messages:
             envelope, receipt = self._label(to, tag, has_payload)
         if lent is not None and lent.number:
             return self._confirmed(self._send_lent(_MESSAGE, to, envelope, data, buffers, lent), receipt)
-        peer = self.endpoint.peer(to)
+        peer = self.endpoint.peers.get(to) or self.endpoint.peer(to)
         handle = peer.send(_MESSAGE, 0, envelope, data, buffers, None, lambda: f"{to} has not taken a message")
         return handle if receipt is None else self._confirmed(handle, receipt)
 
@@ -213,7 +212,7 @@ class Messages:
         if buffers or not data:
             raise ConfigError(f"the tag, a {type(tag).__name__}, is too large")
         receipt = _Receipt(self.endpoint.loop, late=lambda: f"{to} has not read a tag")
-        number = self.endpoint.number()
+        number = next(self.endpoint.numbers)
         self.endpoint.peer(to).requests[number] = receipt
         return b"x" + number.to_bytes(8, "little") + data, receipt
 
@@ -246,7 +245,7 @@ class Messages:
             handle = self._send_lent(_TENSOR, to, envelope, pickle.dumps(loan), (), lent)
             return self._confirmed(handle, receipt) or handle
         source = as_buffer(tensor, "send_tensor")
-        size, number = source.nbytes, self.endpoint.number()
+        size, number = source.nbytes, next(self.endpoint.numbers)
         envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
         sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         peer = sender.peer = self.endpoint.peer(to)
@@ -386,25 +385,23 @@ class Messages:
         receive.receiver.complete(message)
 
     def _take(self, peer: Peer, frame: Frame) -> None:
-        """Take a frame in; in the thread that reads."""
+        """Give a message to the receive that waits for it, or keep it; in the thread that reads."""
         info = peer.info
         if info is None:
             return
-        if self._deliver(info, frame) and self.mailbox.size_from(info.address, info.instance) > _MOST_WAITING:
+        try:
+            waits = self._take_chunk(info, frame) if frame.kind == _TENSOR else self._take_message(info, frame)
+        except _UnreadableTag as error:
+            log.error("%s", error)
+            return
+        if waits and self.mailbox.size_from(info.address, info.instance) > _MOST_WAITING:
             with self._lock:
                 if not self._is_waiting_for(info.address):
                     self._holding[info.address] = peer
                     peer.hold(is_holding=True)
 
-    def _deliver(self, peer: PeerInfo, frame: Frame) -> bool:
-        """Give a message to the receive that waits for it; returns whether it waits for one instead."""
-        try:
-            return self._deliver_chunk(peer, frame) if frame.kind == _TENSOR else self._take_message(peer, frame)
-        except _UnreadableTag as error:
-            log.error("%s", error)
-            return False
-
     def _take_message(self, peer: PeerInfo, frame: Frame) -> bool:
+        """Take an object; returns whether it waits for a receive."""
         tag = self._read_label(peer, frame.envelope)[0] if frame.envelope else None
         size = frame.size if frame.buffers else len(frame.data)
         message = Message(peer.address, peer.instance, tag, frame, size)
@@ -435,8 +432,8 @@ class Messages:
             raise _UnreadableTag(problem)
         return found[0], found[1]
 
-    def _deliver_chunk(self, peer: PeerInfo, frame: Frame) -> bool:
-        """Take a part of a tensor, or all of it."""
+    def _take_chunk(self, peer: PeerInfo, frame: Frame) -> bool:
+        """Take a part of a tensor, or all of it; returns whether it waits for a receive."""
         with self._lock:
             tensor = self._arriving.get((peer.instance, frame.number))
             if tensor is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roost.comm.move.arrays import bytes_of, wrap
 from roost.errors import ConfigError
 from roost.text import shorten
 
@@ -35,14 +37,7 @@ def pack(thing: Any, lending: Lending | None = None) -> Packed:
     if kind in _PLAIN:
         return pickle.dumps(thing, 5), _NO_BUFFERS
     buffers: list[Any] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _OUT_OF_BAND:
-            return True
-        buffers.append(raw)
-        return False
-
+    keep = functools.partial(_keep, buffers)
     try:
         if "torch" in sys.modules:
             out = io.BytesIO()
@@ -76,14 +71,7 @@ def pack_many(things: Iterable[Any]) -> list[Packed]:
     if "torch" in sys.modules:
         return [pack(thing) for thing in things]
     buffers: list[Any] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _OUT_OF_BAND:
-            return True
-        buffers.append(raw)
-        return False
-
+    keep = functools.partial(_keep, buffers)
     packed: list[Packed] = []
     dumps = pickle.dumps
     for thing in things:
@@ -100,6 +88,15 @@ def pack_many(things: Iterable[Any]) -> list[Packed]:
         else:
             packed.append((data, _NO_BUFFERS))
     return packed
+
+
+def _keep(buffers: list[Any], buffer: pickle.PickleBuffer) -> bool:
+    """Keep a large buffer out of the pickle; returns whether it goes into it."""
+    raw = buffer.raw()
+    if raw.nbytes < _OUT_OF_BAND:
+        return True
+    buffers.append(raw)
+    return False
 
 
 def unpack(data: Any, buffers: Sequence[Any]) -> Any:
@@ -126,7 +123,7 @@ class _TensorPickler(pickle.Pickler):
         if thing.is_cuda and self._lending is not None:
             return _borrow_tensor, (self._lending.lend(thing), thing.requires_grad, is_parameter)
         plain = thing.detach().cpu().contiguous()
-        buffer = pickle.PickleBuffer(plain.reshape(-1).view(torch.uint8).numpy())
+        buffer = pickle.PickleBuffer(bytes_of(plain).numpy())
         name = str(thing.dtype).removeprefix("torch.")
         return _make_tensor, (buffer, name, tuple(thing.shape), thing.is_cuda, thing.requires_grad, is_parameter)
 
@@ -136,13 +133,8 @@ def _make_tensor(
 ) -> Any:
     import torch
 
-    kind = getattr(torch, dtype)
-    if memoryview(buffer).nbytes:
-        # Small ones arrive inside the pickle, where they cannot be written to.
-        raw = bytearray(buffer) if memoryview(buffer).readonly else buffer
-        tensor = torch.frombuffer(raw, dtype=torch.uint8).view(kind).reshape(shape)
-    else:
-        tensor = torch.empty(shape, dtype=kind)
+    # Small ones arrive inside the pickle, where they cannot be written to.
+    tensor = wrap(bytearray(buffer) if memoryview(buffer).readonly else buffer, dtype, shape)
     if was_on_device and torch.cuda.is_available():
         tensor = tensor.cuda()
     return _finish_tensor(tensor, requires_grad, is_parameter)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from roost.comm.limits import DIRECTORY_RETRY_SECONDS, FIRST_LOOK_SECONDS, LOOK_SECONDS
 from roost.comm.messages import Messages
 from roost.comm.talk import Talk
 from roost.comm.wire.connection import PeerInfo
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
-_FIRST_WAIT_SECONDS = 10.0
-_WAIT_SECONDS = 30.0
-_RETRY_SECONDS = 0.5
 _lock = threading.RLock()
 _made: dict[tuple[int, str, str], Talk] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
@@ -51,7 +49,7 @@ class JobDirectory:
         from ray.exceptions import ActorUnavailableError  # a plain process does not load Ray
 
         found: Future[Listing] = Future()
-        waits = itertools.chain([0.0, _FIRST_WAIT_SECONDS], itertools.repeat(_WAIT_SECONDS))
+        waits = itertools.chain([0.0, FIRST_LOOK_SECONDS], itertools.repeat(LOOK_SECONDS))
 
         def fail(error: Exception) -> None:
             cause = getattr(error, "cause", None) or error
@@ -75,7 +73,7 @@ class JobDirectory:
                 listing = answer.result()
             except ActorUnavailableError:
                 # The manager is being restarted, and will have forgotten this call.
-                again = threading.Timer(_RETRY_SECONDS, ask)
+                again = threading.Timer(DIRECTORY_RETRY_SECONDS, ask)
                 again.daemon = True
                 again.start()
                 return
@@ -168,7 +166,7 @@ def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) 
         return Endpoint(own, secret, directory, None)
     port = 0
     if context.port_range is not None:
-        port = context.node_manager.lease_ports(node_rank, 1, address)[0].port
+        port = context.node_manager.lease_ports(node_rank, 1, address).port
     return Endpoint(own, secret, directory, context.nodes[node_rank].address, port)
 
 

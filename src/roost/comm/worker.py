@@ -30,7 +30,7 @@ class TalkingWorker:
 
     @process_fact
     def torch_device_type(self) -> str:
-        """What torch calls the accelerators that it sees here: `cuda`, `npu`, `xpu`; `cpu` if it sees none."""
+        """Torch's name for the accelerators that it sees here: `cuda`, `npu`, `xpu`; `cpu` if it sees none."""
         from roost.comm.devices import torch_device_type  # torch loads when it is used
 
         return torch_device_type(_process_placement())

@@ -8,7 +8,7 @@ from statistics import median
 from roost.config.profile import read_profile
 from roost.config.run import read_run_draft
 from roost.config.topology import Topology
-from roost.demo.rounds import Trained
+from roost.demo.rounds import Run
 from roost.demo.tasks import Task
 from roost.search.answer import search
 from roost.search.problem import seconds
@@ -17,7 +17,7 @@ from roost.search.setup import make_setup
 _STALENESS = 1
 
 
-def advise(task: Task, done: Sequence[Trained]) -> str:
+def advise(task: Task, done: Sequence[Run]) -> str:
     """Search the placements of actor and rollout on the demo's accelerators, from what its rounds took."""
     topology = Topology.from_shorthand(task.hardware)
     times: dict[str, dict[int, float]] = {task.call: {}, "actor.learn": {}}

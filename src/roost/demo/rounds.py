@@ -1,11 +1,19 @@
-"""The values of a run of the demo: its goal, its rounds, restarted workers; and the interface of its watcher."""
+"""A run of the demo: its goal, its rounds, the workers that it restarted, and what runs of both tasks do alike."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from roost.demo.jobs import Mode
+
+if TYPE_CHECKING:
+    from roost import WorkerGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +48,6 @@ class Restart:
     where: str
     pid: int
     seconds: float
-    after_round: int
-    """How many rounds were over when it died."""
     error: str
     """The error that a call to the dead worker raises."""
 
@@ -55,22 +61,27 @@ class Watcher(Protocol):
     def restarted(self, restart: Restart) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """A finished run."""
+@dataclass(kw_only=True)
+class Run:
+    """The record of one run, and what writes it."""
 
     mode: Mode
-    rounds: tuple[Round, ...]
-    seconds: dict[str, float]
+    watcher: Watcher
+    has_to_kill: bool = False
+    """Whether the demo still has to kill a worker."""
+    rounds: list[Round] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     """Spent in each phase."""
-    began: float
+    began: float = 0.0
     """When the first round began, in seconds since the epoch."""
-    ended: float
-    restarts: tuple[Restart, ...]
+    ended: float = 0.0
     remarks: tuple[str, ...] = ()
     """Further lines of the summary."""
     busy: dict[str, float] = field(default_factory=dict)
     """The busy shares of components whose work the events do not show, as that of engines that answer requests."""
+    clock: float = 0.0
+    """When it began, on the clock that does not jump."""
 
     @property
     def before(self) -> float:
@@ -81,3 +92,53 @@ class Trained:
     def after(self) -> float:
         """The mean return of the last round."""
         return self.rounds[-1].mean_return
+
+    def begin(self) -> None:
+        """Note that the first round begins."""
+        self.began, self.clock = time.time(), time.monotonic()
+
+    def is_over(self, goal: Goal) -> bool:
+        """Whether the goal is reached, or its time is over."""
+        if time.monotonic() - self.clock > goal.seconds:
+            # A summary needs at least one round.
+            return bool(self.rounds)
+        return len(self.rounds) >= goal.least_rounds and self.after >= goal.mean_return
+
+    @contextlib.contextmanager
+    def phase(self, name: str, *rounds: dict[str, float]) -> Iterator[None]:
+        """Add the time of the `with` block to the whole run, and to a round."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            for spent in (self.seconds, *rounds):
+                spent[name] = spent.get(name, 0.0) + time.monotonic() - began
+
+    def end_round(
+        self, mean_return: float, *, episodes: int, seconds: dict[str, float], made_in: float, behind: int
+    ) -> None:
+        """Note the result of a round."""
+        done = Round(
+            number=len(self.rounds) + 1,
+            mean_return=mean_return,
+            episodes=episodes,
+            seconds=seconds,
+            made_in=made_in,
+            behind=behind,
+        )
+        self.rounds.append(done)
+        self.watcher.round_ended(done)
+
+    def kill(self, worker: str, pid: int) -> None:
+        """Kill a worker on purpose."""
+        self.has_to_kill = False
+        self.watcher.killing(worker, pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def note_restart(self, worker: str, group: WorkerGroup[Any], pid: int, seconds: float, error: str) -> None:
+        """Note that a worker, which is a group of one here, is back in its place."""
+        place = group.placements[0]
+        where = f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}"
+        self.restarts.append(Restart(worker=worker, where=where, pid=pid, seconds=seconds, error=error))
+        self.watcher.restarted(self.restarts[-1])

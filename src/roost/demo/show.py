@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from roost import Cluster, ConfigError, make_plan
 from roost.demo.advice import advise
 from roost.demo.display import Display, WithoutRemarks
 from roost.demo.jobs import Mode
-from roost.demo.rounds import Goal, Trained
+from roost.demo.rounds import Goal, Run
 from roost.demo.tasks import CARTPOLE, Task
 from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
@@ -75,7 +76,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     return all(trained.after >= _RISE * trained.before for trained, _ in done)
 
 
-def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> tuple[Trained, list[Bar]]:
+def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> tuple[Run, list[Bar]]:
     task, goal = options.task, options.goal()
     job = task.make_job(mode)
     console.print(f"\n[bold]{mode}[/]: {mode.said}", soft_wrap=True)
@@ -99,7 +100,8 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) 
         display = Display(console, task, min(goal.mean_return, task.top), colours, LiveRun(folder))
         kill = mode is (task.killed_in if task.killed_in in options.modes else options.modes[0])
         with display.showing():
-            trained = task.find_train()(cluster, plan, mode, seed=options.seed, goal=goal, kill=kill, watcher=display)
+            train = import_module(task.trainer).train
+            trained: Run = train(cluster, plan, mode, seed=options.seed, goal=goal, kill=kill, watcher=display)
     model = read_whole(folder)
     (folder / "trace.json").write_text(to_trace(model), encoding="utf-8")
     (folder / "returns.csv").write_text(_rounds_csv(task, trained), encoding="utf-8")
@@ -119,9 +121,11 @@ def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
             try:
                 path.mkdir(parents=True)
             except FileExistsError:
-                raise ConfigError(f"{path} already exists", hint="wait a second, or choose another --out") from None
+                raise ConfigError(
+                    f"{path} already exists", hint="wait a second, or choose another --runs-dir"
+                ) from None
             except OSError as error:
-                hint = "choose another folder with --out"
+                hint = "choose another folder with --runs-dir"
                 raise ConfigError(f"cannot make {path}: {error.strerror or error}", hint=hint) from None
             made.append(path)
         yield made
@@ -131,7 +135,7 @@ def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
                 path.rmdir()
 
 
-def _rounds_csv(task: Task, trained: Trained) -> str:
+def _rounds_csv(task: Task, trained: Run) -> str:
     phases = list(trained.rounds[0].seconds)
     rows = [",".join(["round", task.noun.replace(" ", "_"), "episodes", "behind", *(f"{name}_s" for name in phases)])]
     rows += [
@@ -142,7 +146,7 @@ def _rounds_csv(task: Task, trained: Trained) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _summary(task: Task, trained: Trained, bars: Sequence[Bar], width: int) -> Text:
+def _summary(task: Task, trained: Run, bars: Sequence[Bar], width: int) -> Text:
     after = (task.text(trained.after), "bold green" if trained.after > trained.before else "bold red")
     text = Text.assemble((f"{trained.mode}", "bold"), f"  {task.noun} {task.text(trained.before)} -> ", after)
     text.append(f" in {len(trained.rounds)} rounds")

@@ -9,9 +9,7 @@ from typing import Any
 
 from roost import ConfigError
 from roost.demo.jobs import HARDWARE, Mode, make_job
-from roost.demo.rounds import Goal, Trained
-
-Train = Callable[..., Trained]
+from roost.demo.rounds import Goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +32,8 @@ class Task:
     needs: Mapping[str, str]
     """Packages besides Roost's own, and how to install them."""
     make_job: Callable[[Mode], dict[str, Any]]
-    find_train: Callable[[], Train]
-    """Loads the code that trains, which needs these packages."""
+    trainer: str
+    """The module whose `train` needs these packages."""
 
     def text(self, value: float) -> str:
         """Return a value as it is shown."""
@@ -46,18 +44,6 @@ class Task:
         for package, hint in self.needs.items():
             if find_spec(package) is None:
                 raise ConfigError(f"the demo of {self.title} needs {package}, which is not installed", hint=hint)
-
-
-def _find_cartpole() -> Train:
-    from roost.demo.training import train
-
-    return train
-
-
-def _find_llm() -> Train:
-    from roost.demo.llm.training import train
-
-    return train
 
 
 def _make_llm_job(mode: Mode) -> dict[str, Any]:
@@ -76,7 +62,7 @@ CARTPOLE = Task(
     killed_in=Mode.COLOCATE,
     needs={"gymnasium": "pip install 'roost[demo]'"},
     make_job=make_job,
-    find_train=_find_cartpole,
+    trainer="roost.demo.training",
 )
 LANGUAGE_MODEL = Task(
     title="a language model",
@@ -94,6 +80,6 @@ LANGUAGE_MODEL = Task(
         "vllm": "pip install vllm, or in a clone of Roost: make demo-llm",
     },
     make_job=_make_llm_job,
-    find_train=_find_llm,
+    trainer="roost.demo.llm.training",
 )
 TASKS: Mapping[str, Task] = {"cartpole": CARTPOLE, "llm": LANGUAGE_MODEL}

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from roost import ANY, CallTimedOut, Worker, WorkerDied
+from roost.deadline import Deadline
 from roost.demo.learning import Batch, Floats, Learner, Weights, choose, first_weights
 from roost.demo.limits import AWAY_SECONDS, PEER_SECONDS, RETRY_SECONDS
 from roost.weights import WeightWorker
@@ -68,7 +69,7 @@ class Env(Worker):
 
     def _ask(self, version: int) -> tuple[Any, Any, int]:
         """Return the actions for the current observations; wait for a rollout worker that died to come back."""
-        deadline, has_warned = time.monotonic() + AWAY_SECONDS, False
+        deadline, has_warned = Deadline.after(AWAY_SECONDS), False
         # A worker that died may have answered, so that the next one answers again: each question has a number.
         self._asked += 1
         while True:
@@ -82,7 +83,7 @@ class Env(Worker):
                 return answer
             except WorkerDied as death:
                 self._death = None
-                if time.monotonic() > deadline:
+                if deadline.is_over:
                     raise
                 if not has_warned:
                     self.log_warning(f"{str(death).splitlines()[0]}; waiting for it")

@@ -112,12 +112,12 @@ def main() -> int:
         return 127
     me = psutil.Process()
     memory: set[Path] = set()
-    looked = 0.0
+    next_look = Deadline.after(0)
     # A process that the caller forked may hold the other end of the pipe for longer than the caller lives.
     while server.poll() is None and os.getppid() == caller:
-        if time.monotonic() > looked + MEMORY_LOOK_SECONDS:
+        if next_look.is_over:
             memory |= _shared_memory(_descendants(me))
-            looked = time.monotonic()
+            next_look = Deadline.after(MEMORY_LOOK_SECONDS)
         if select.select([0], [], [], PIPE_SECONDS)[0] and not os.read(0, 1):
             break
     memory |= _shared_memory(_descendants(me))

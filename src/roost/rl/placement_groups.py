@@ -58,7 +58,7 @@ def create_placement_groups(
         hint = "lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate"
         raise ConfigError(f"the flags ask for {asked}, and the cluster has {cluster.num_accelerators}", hint=hint)
     user = f"{flags.mode}#{secrets.token_hex(4)}"
-    slots = Reserver(cluster.context, user).reserve_any(flags.num_gpus, timeout=timeout)
+    slots = Reserver(cluster.context, user, timeout).reserve_any(flags.num_gpus)
     group, indices = slots[0].group, [slot.bundle for slot in slots]
     return PlacementGroups(
         Reservation(cluster.context, user, slots),

@@ -155,8 +155,7 @@ class Cluster:
     def _begin(self, options: ClusterOptions) -> None:
         """Open a job, or attach to one; what was done is undone if that fails."""
         self._pid = os.getpid()
-        self._keeps_record = options.record is not False
-        self._asked_address = options.address
+        self._options = options
         self._recorder = Recorder()
         # How to undo each step, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
@@ -166,18 +165,28 @@ class Cluster:
         deadline = Deadline.after(options.timeout)
         try:
             if is_worker():
-                attached = JobContext.attach(deadline)
-                manager = CollectiveManager.get_proxy(attached.job.namespace)
-                control = self._control(attached, manager, options)
-                # A mistake in the arguments must not end what the worker talks through.
-                self._check_same(control, options)
-                self._context = self._keep(control)
+                context = JobContext.attach(deadline)
+                manager = CollectiveManager.get_proxy(context.job.namespace)
             else:
                 connection.check_can_connect()
                 # Undone last.
                 self._handlers.enter_context(self._stop.on_sigterm())
-                self._context = (self._attach if options.attaches else self._open)(options, deadline)
-            self._context.make_current()
+                made, managers = self._attach(options) if options.attaches else self._open(options, deadline)
+                # While the managers start.
+                connection.prepare_disconnect()
+                node_manager, worker_manager, manager = managers
+                owner = name_of_job(made.ray_job) if options.attaches else None
+                context = JobContext.join(node_manager, worker_manager, made, owner, deadline)
+            control = JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
+            if control.connection is None:
+                # A mistake in the arguments must not end what the worker talks through.
+                self._check_same(control, options)
+            for end in (control.watch.stop, control.logs.stop, control.leave, lambda: self._close_groups(control)):
+                self._undo.callback(end)
+            if control.owner is None:
+                control.watch.add_managers(managers)
+            control.make_current()
+            self._context = control
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
@@ -185,7 +194,7 @@ class Cluster:
             self.close()
             raise
 
-    def _open(self, options: ClusterOptions, deadline: Deadline) -> JobControl:
+    def _open(self, options: ClusterOptions, deadline: Deadline) -> tuple[Connection, Managers]:
         """Make a job: connect, find the nodes, start the managers."""
         namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
@@ -194,7 +203,7 @@ class Cluster:
             free = choose_namespace(namespace, used_namespaces())
             if free == namespace:
                 try:
-                    return self._start_job(made, options, deadline)
+                    return made, self._start_job(made, options, deadline)
                 except NameTaken:
                     # Two drivers began together, and the other one was faster.
                     free = choose_namespace(namespace, {*used_namespaces(), namespace})
@@ -219,7 +228,7 @@ class Cluster:
         self._undo.callback(lambda: connection.disconnect(made, max(CLOSE_DISCONNECT_SECONDS, self._seconds_left)))
         return made
 
-    def _start_job(self, made: Connection, options: ClusterOptions, deadline: Deadline) -> JobControl:
+    def _start_job(self, made: Connection, options: ClusterOptions, deadline: Deadline) -> Managers:
         found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
         nodes, notice = discover.discover(found, deadline, options.groups, options.num_nodes)
         if notice:
@@ -227,7 +236,8 @@ class Cluster:
         topology = discover.make_topology(nodes, options.groups)
         discover.check_groups(nodes, options.groups, deadline)
         run_dir = self._undo.enter_context(own_run_dir(options.run_dir))
-        keeps_events = self._keeps_record and os.environ.get(EVENTS_VARIABLE) != "off"
+        keeps_record = options.record is not False
+        keeps_events = keeps_record and os.environ.get(EVENTS_VARIABLE) != "off"
         job = JobInfo.of_this_process(made.address, made.namespace, run_dir, keeps_events=keeps_events)
         if job.keeps_events:
             start_driver_events(job.run_dir)
@@ -235,46 +245,21 @@ class Cluster:
         self._undo.callback(self._recorder.end)
         managers = start_managers(job, nodes, options.groups, options.port_range)
         self._undo.callback(self._end_managers, made, managers)
-        if self._keeps_record:
+        if keeps_record:
             self._recorder.begin(job, nodes, topology)
-        context = self._join(managers, made, None, options, deadline)
-        context.watch.add_managers(managers)
-        return context
+        return managers
 
-    def _attach(self, options: ClusterOptions, deadline: Deadline) -> JobControl:
+    def _attach(self, options: ClusterOptions) -> tuple[Connection, Managers]:
         """Join the job that is running, or the one of several that is asked for."""
         # Connect to a namespace without a job first, to see which jobs there are.
         self._connect(options, f"{Cluster.NAMESPACE}-attach-{os.getpid()}", may_start=False)
         namespace = find_job(options.namespace)
         self._undo.close()
-        made = self._connect(options, namespace, may_start=False)
-        owner = name_of_job(ray.get_runtime_context().get_job_id())
-        return self._join(find_managers(namespace), made, owner, options, deadline)
-
-    def _join(
-        self, managers: Managers, made: Connection, owner: str | None, options: ClusterOptions, deadline: Deadline
-    ) -> JobControl:
-        # While the managers start.
-        connection.prepare_disconnect()
-        node_manager, worker_manager, collective_manager = managers
-        context = JobContext.join(node_manager, worker_manager, made, owner, deadline)
-        return self._keep(self._control(context, collective_manager, options))
-
-    def _control(self, context: JobContext, manager: CollectiveManager, options: ClusterOptions) -> JobControl:
-        return JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
-
-    def _keep(self, context: JobControl) -> JobControl:
-        """Say how everything ends that a context stands for."""
-        self._undo.callback(context.watch.stop)
-        if context.connection is not None and context.owner is None:
-            self._undo.callback(context.logs.stop)
-        self._undo.callback(context.leave)
-        self._undo.callback(self._close_groups, context)
-        return context
+        return self._connect(options, namespace, may_start=False), find_managers(namespace)
 
     def _check_same(self, context: JobControl, options: ClusterOptions) -> None:
         """Raise ConfigError if the arguments contradict the job that this process has."""
-        address = options.address if options.address not in ("auto", self._asked_address) else None
+        address = options.address if options.address not in ("auto", self._options.address) else None
         record = options.record if context.owner is None else None
         asked_and_ours = {
             "num_nodes": (options.num_nodes, len(context.nodes)),
@@ -283,7 +268,7 @@ class Cluster:
             "port_range": (options.port_range, context.port_range),
             "run_dir": (options.run_dir and os.path.abspath(options.run_dir), context.run_dir.path),
             "quiet": (options.quiet, context.console.quiet),
-            "record": (record, self._keeps_record),
+            "record": (record, self._options.record is not False),
         }
         contradictions = [
             f"{what} is {ours!r}, not {asked!r}"
@@ -406,7 +391,7 @@ class Cluster:
         self._context.check_open()
         if holder is None and self._context.connection is None:
             holder = ray.get_runtime_context().get_actor_name() or None
-        return self.node_manager.lease_ports(self._context.node(node_rank).rank, count, holder)[0]
+        return self.node_manager.lease_ports(self._context.node(node_rank).rank, count, holder)
 
     def release_ports(self, lease: PortLease) -> None:
         """Release a lease."""
@@ -468,7 +453,6 @@ class Cluster:
                 self._recorder.note_close()
                 with self._handlers:
                     self._undo.close()
-                WorkerManager.forget_registrations()
 
     @classmethod
     def close_if_open(cls, address: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What jobs that have ended left behind, on a Ray cluster and on this machine: `roost clean` shows it and ends it.
+"""The remnants of ended jobs, on a Ray cluster and on this machine: `roost clean` shows them and ends them.
 
 Only what belongs to this user is found, and nothing of a job that may be alive: where that cannot be told, the job
 counts as alive. Everything is looked for a second time right before it is ended.
@@ -35,7 +35,7 @@ from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import GROUP_PREFIX, remove_groups
-from roost.runtime.nodes.ray_state import read_roost_jobs
+from roost.runtime.nodes.ray_state import RayJob, read_jobs
 from roost.runtime.status import find_left_processes, visit
 from roost.text import printable
 
@@ -87,7 +87,7 @@ def find_remnants(address: str | None = None) -> tuple[tuple[Remnant, ...], str]
     found = list(_find_here(user))
     try:
         with visit(address) as (at, deadline):
-            nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+            nodes, _ = discover.survey(deadline)
             found += _find_on_ray(at, nodes, deadline, user)
     except ClusterError as error:
         if address is not None:
@@ -97,7 +97,7 @@ def find_remnants(address: str | None = None) -> tuple[tuple[Remnant, ...], str]
 
 
 def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tuple[Remnant, ...]:
-    """End those that are still left over, and return those that could not be ended."""
+    """End the remnants that are still there, and return the ones that could not be ended."""
     user = account()
     here = {item for item in remnants if item.where == _HERE}
     _end_here(here.intersection(_find_here(user)), user)
@@ -105,7 +105,7 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
     on_ray = set(remnants) - here
     if on_ray:
         with visit(address) as (at, deadline):
-            nodes, _ = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+            nodes, _ = discover.survey(deadline)
             still = on_ray.intersection(_find_on_ray(at, nodes, deadline, user))
             _end_on_ray(still, nodes, deadline, user)
             soon = deadline.within(REMNANTS_SECONDS)
@@ -127,7 +127,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
             what=f"of {printable(left.job)}: {command}",
             id=str(left.since),
         )
-    ended = {job.id: job for job in read_roost_jobs() if job.user == user and job.has_ended}
+    ended = {job.id: job for job in read_jobs().values() if job.user == user and job.has_ended}
     namespaces = {job.namespace for job in ended.values()}
     for entry in list_named_actors(all_namespaces=True):
         name, namespace = entry["name"], entry["namespace"]
@@ -142,7 +142,7 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
                     kind=RemnantKind.ACTOR,
                     name=printable(name),
                     where=f"in namespace {printable(namespace)}",
-                    what=f"of {printable(str(job))}",
+                    what=_left_by(job),
                     id=actor_id,
                 )
     for group_id, group in placement_group_table().items():
@@ -152,9 +152,13 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
                 kind=RemnantKind.PLACEMENT_GROUP,
                 name=printable(group["name"]),
                 where=f"in namespace {printable(job.namespace)}",
-                what=f"of {printable(str(job))}",
+                what=_left_by(job),
                 id=group_id,
             )
+
+
+def _left_by(job: RayJob) -> str:
+    return f"of {printable(job.namespace)} (Ray job {job.id}, pid {job.pid})"
 
 
 def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> None:

@@ -5,184 +5,186 @@ from __future__ import annotations
 # --- the limits that callers can change ---
 
 TIMEOUT_SECONDS = 180.0
-"""`Cluster(…)` waits so long until all nodes are there and have answered."""
+"""How long `Cluster(…)` waits for all nodes to join and answer."""
 RESERVE_SECONDS = 60.0
-"""A reservation waits so long for accelerators that other jobs hold."""
+"""How long a reservation waits for accelerators that other jobs hold."""
 LAUNCH_SECONDS = 600.0
-"""`launch` waits so long until every worker is ready."""
+"""How long `launch` waits for every worker to be ready."""
 GROUP_CLOSE_SECONDS = 15.0
-"""`group.close` waits so long until its workers have ended."""
+"""How long `group.close` waits for its workers to end."""
 CALL_SECONDS = 60.0
-"""A call to a manager of the job waits so long for its answer."""
+"""How long a call to a manager of the job waits for its answer."""
 STATUS_SECONDS = 60.0
-"""Commands that look at a cluster from outside wait so long for its nodes."""
+"""How long commands that look at a cluster from outside wait for its nodes."""
 
 # --- Ray's head ---
 
 ASK_SECONDS = 10.0
-"""Whoever asks Ray's head, or joins it, waits so long for an answer."""
+"""How long a process that asks or joins Ray's head waits for its answer."""
 BLIP_SECONDS = 5.0
 """A head that is silent for longer counts as gone, until it answers again."""
 LOST_SECONDS = 20.0
-"""A head that is silent for longer is given up: what waits for a worker would never return."""
+"""A head that is silent for longer is given up: a wait for a worker would never return."""
 OUTLIVE_SECONDS = 10**6
-"""Ray ends a driver so long after its head died, which is never: Roost ends it in order, and sooner."""
+"""How long after the death of its head Ray ends a driver: never, because Roost ends it in order, and sooner."""
 LEAST_SECONDS = 0.5
-"""A call of Ray's gets at least so long, even after the deadline of the caller."""
+"""The least time that a call of Ray's gets, even after the caller's deadline."""
 SOON_SECONDS = 1.0
-"""A wait for a worker stays so long in Ray itself, which is a little quicker than in another thread."""
+"""How long a wait for a worker stays in Ray itself, which is a little quicker than in another thread."""
 STILL_HANGS_SECONDS = 1.0
-"""A call waits so long for an earlier one of its kind that hangs."""
+"""How long a call waits for an earlier one of its kind that hangs."""
 HANGING_CALLS_SECONDS = 5.0
-"""A new connection waits so long until the calls of a lost one have ended."""
+"""How long a new connection waits for the calls of a lost one to end."""
 HEAD_EVERY_SECONDS = 0.5
-"""The watch of the head looks so often whether it and the raylet are there."""
+"""How often the watch of the head looks whether it and the raylet are there."""
 KNOCK_SECONDS = 0.2
-"""Whoever only wants to know whether a port refuses waits so long."""
+"""How long a process waits that only wants to know whether a port refuses."""
 RAYLET_ANSWER_SECONDS = 2.0
 """A raylet that answers within this time can share its probe with the other nodes of its machine."""
 DISCONNECT_SECONDS = 20.0
-"""Disconnecting waits so long for Ray to shut down."""
+"""How long disconnecting waits for Ray to shut down."""
 GUARD_POLL_SECONDS = 0.5
-"""The guard of a Ray that a driver started looks so often whether the driver is there."""
+"""How often the guard of a Ray that a driver started looks whether the driver is there."""
 GUARD_END_SECONDS = 10.0
-"""The driver waits so long for its guard to end."""
+"""How long the driver waits for its guard to end."""
 
 # --- opening, closing and stopping a job ---
 
 CLUSTER_CLOSE_SECONDS = 30.0
-"""All steps of `Cluster.close` share this time."""
+"""How long all steps of `Cluster.close` may take together."""
 CLOSE_STEP_SECONDS = 1.0
-"""Each step of it gets at least so long."""
+"""The least time that each of them gets."""
 CLOSE_DISCONNECT_SECONDS = 10.0
-"""Its last step, disconnecting, gets at least so long."""
+"""The least time that the last of them gets, which disconnects."""
 STOP_GRACE_SECONDS = 60.0
-"""A driver may take so long to end after SIGTERM, beside what its hooks may take."""
+"""How long a driver may take to end after SIGTERM, in addition to its hooks."""
 
 # --- nodes ---
 
 POLL_SECONDS = 0.1
-"""Whoever waits for something that nothing announces looks so often."""
+"""How often a process looks for something that nothing announces."""
 SAY_EVERY_SECONDS = 10.0
-"""A long wait says so often what it waits for."""
+"""How often a long wait says what it waits for."""
 SPARE_NODES_SECONDS = 15.0
-"""Discovery waits so long for nodes that it may not need, so that a sick one does not take all the time."""
+"""How long discovery waits for nodes that it may not need: a sick one must not take all the time."""
 SETTLE_SECONDS = 10.0
-"""Ray gets so long to place or refuse a placement group."""
+"""How long Ray may take to place or refuse a placement group."""
 SETTLE_POLL_SECONDS = (0.001, 0.05)
 """The first and the longest pause between two looks at it."""
 PROBE_SECONDS = 120.0
-"""The probe of a reserved accelerator may take so long."""
+"""How long the probe of a reserved accelerator may take."""
 LOST_LOOK_SECONDS = 1.0
-"""Probes and launches look so often whether what they wait for is lost, since Ray would wait for ever."""
+"""How often probes and launches look whether what they wait for is lost: Ray would wait for ever."""
 LOGS_EVERY_SECONDS = 0.2
-"""The driver looks at the logs that grew lately so often."""
+"""How often the driver looks at the logs that grew lately."""
 LOGS_LATELY_SECONDS = 5.0
-"""A log that has not grown for so long did not grow lately."""
+"""How long ago a log may have grown to count as one of these."""
 LOGS_ALL_SECONDS = 5.0
-"""The driver looks at all logs so often at least."""
+"""How often the driver looks at all logs, at least."""
 LOGS_FIND_SECONDS = 2.0
-"""The driver looks so often for logs that are only on their own nodes."""
+"""How often the driver looks for logs that are only on their own nodes."""
 LOGS_CATCH_UP_SECONDS = 1.0
-"""Errors that show the end of a log fetch everything so often at most."""
+"""How often errors that show the end of a log fetch everything, at most."""
 LOGS_STOP_SECONDS = 5.0
-"""Fetching the rest of the logs may take so long."""
+"""How long fetching the rest of the logs may take."""
 LOGS_READER_SECONDS = 30.0
-"""A node whose reader has ended gets another one after so long."""
+"""After how long a node whose reader has ended gets another one."""
 
 # --- managers ---
 
 HANG_SECONDS = 5.0
 """A manager answers at once: one that takes longer counts as hanging, where others must not wait for it."""
 MANAGER_RETRY_SECONDS = 0.05
-"""A call to a manager that Ray restarts is repeated so often."""
+"""How often a call to a manager that Ray restarts is repeated."""
 RESTORE_SECONDS = 10.0
-"""A manager waits so long for the one that keeps its copy."""
+"""How long a manager waits for the one that keeps its copy."""
 COPIES_SECONDS = 2.0
-"""A manager that is back waits so long for the copies that it had kept for others."""
+"""How long a restarted manager waits for the copies that it had kept for others."""
 DEATHS_EVERY_SECONDS = 0.5
-"""Managers and drivers look so often who has died."""
+"""How often managers and drivers look who has died."""
 WATCH_STOP_SECONDS = 2.0
-"""The end of the watch waits so long for its thread."""
+"""How long the end of the watch waits for its thread."""
 WATCH_KNOCK_SECONDS = 0.5
-"""One round of the watch spends at most so long on nodes that do not answer."""
+"""How long one round of the watch spends on nodes that do not answer, at most."""
 PORT_TRY_SECONDS = 30.0
-"""The node manager waits so long for a node to try ports."""
+"""How long the node manager waits for a node to try ports."""
 
 # --- reserving ---
 
 RESERVE_LEAST_SECONDS = 2.0
-"""A reservation tries at least so long: Ray takes a second to notice that an accelerator was released."""
+"""How long a reservation tries at least: Ray takes a second to notice that an accelerator was released."""
 RESERVE_NOTICE_SECONDS = 1.5
-"""After so long, Ray has noticed earlier releases."""
+"""After how long Ray has noticed earlier releases."""
 RESERVE_PAUSE_SECONDS = (0.1, 0.6)
 """The shortest and the longest pause between two tries."""
 RESERVE_PATIENCE_SECONDS = 10.0
-"""After waiting so long, a reservation pauses twice as long between two tries."""
+"""After how long a reservation pauses twice as long between two tries."""
 RESERVE_SAY_SECONDS = 1.0
-"""A reservation that waits for less is not worth a message."""
+"""A shorter wait for a reservation is not worth a message."""
 RESERVE_UNDO_SECONDS = 0.5
-"""A reservation that fails gets so long to release what it had."""
+"""How long a reservation that fails may take to release what it had."""
 HOLDERS_SECONDS = 2.0
-"""Whoever asks who has which accelerator waits so long for all jobs together."""
+"""How long a process that asks who has which accelerator waits for all jobs together."""
 
 # --- launching and calling ---
 
 LAUNCH_TICK_SECONDS = 0.2
-"""A launch shows so often how far it is."""
+"""How often a launch shows how far it is."""
 LAUNCH_LINE_SECONDS = 5.0
-"""Where there is no bar, it prints a line so often."""
+"""How often it prints a line where there is no bar."""
 LATE_SECONDS = 0.5
-"""A launch that is over waits so much longer for a manager."""
+"""How much longer a launch that is over waits for a manager."""
 GRACE_SECONDS = 1.0
-"""After the first failure, so long for others of the same launch or call: together they show what happened."""
+"""How long the first failure of a launch or call waits for others: together they show what happened."""
 SLICE_SECONDS = 1.0
-"""A wait for workers looks so often whether the job is still there."""
+"""How often a wait for workers looks whether the job is still there."""
 TRANSFER_SECONDS = 60.0
-"""A call whose workers have all answered waits so long for large values that are on their way."""
+"""How long a call whose workers have all answered waits for large values that are on their way."""
 KEPT_CALL_SECONDS = 600.0
-"""A call is kept so long for a rank that is to be restarted; others may be restarted before it."""
+"""How long a call is kept for a rank that is to be restarted; others may be restarted before it."""
 DEATH_NEWS_SECONDS = 1.0
-"""Ray may take so long to learn that a worker died."""
+"""How long Ray may take to learn that a worker died."""
 CAUSE_SECONDS = 2.0
-"""A restart waits so long for Ray to say why a worker died."""
+"""How long a restart waits for Ray to say why a worker died."""
 PREDECESSOR_SECONDS = 10.0
-"""A restarted worker waits so long for the process that it replaces to end."""
+"""How long a restarted worker waits for the process that it replaces to end."""
 CONSUMERS_EVERY_SECONDS = 2.0
-"""A worker looks so often whether the consumers of its streams are alive."""
+"""How often a worker looks whether the consumers of its streams are alive."""
 
 # --- events and records ---
 
 FLUSH_SECONDS = 0.3
-"""The end of a group waits so long for the last events of its workers; those that are in a call do not answer."""
+"""How long the end of a group waits for the last events of its workers; workers in a call do not answer."""
 EVENTS_EVERY_SECONDS = 0.2
-"""A process writes its events so often."""
+"""How often a process writes its events."""
 EVENTS_ASLEEP_SECONDS = 2.0
-"""A process that has had none for a while looks so often."""
+"""How often a process that has had none for a while looks for new ones."""
 EVENTS_USAGE_SECONDS = 2.0
-"""It writes how much it uses so often."""
+"""How often it writes its own CPU time and memory."""
+LEAST_WAIT_SECONDS = 1e-3
+"""How long a wait must take to be worth a line in the events."""
 EVENTS_CLOCK_SECONDS = 60.0
-"""It writes what time of day it is so often."""
+"""How often it writes the time of day."""
 EVENTS_GAUGE_SECONDS = 0.5
-"""It writes its gauges so often at most."""
+"""How often it writes its gauges, at most."""
 EVENTS_CLOSE_SECONDS = 1.0
-"""Its end waits so long for the last of them."""
+"""How long its end waits for the last of them."""
 EVENTS_RETRY_SECONDS = 5.0
-"""After a write that failed, as on a full disk, the next one comes so much later."""
+"""How long after a write that failed, as on a full disk, the next one comes."""
 EVENTS_FILE_SECONDS = 5.0
-"""A process looks so often whether its file of events is still the one in the folder."""
+"""How often a process looks whether its file of events is still the one in the folder."""
 SAMPLES_EVERY_SECONDS = 1.0
-"""A node is sampled so often."""
+"""How often a node is sampled."""
 RECORD_WRITE_SECONDS = 1.0
-"""Writing the record may take so long before it is written less often."""
+"""How long writing the record may take before it is written less often."""
 GIT_SECONDS = 10.0
-"""The recorder waits so long for git."""
+"""How long the recorder waits for git."""
 RUN_LOCK_SECONDS = 2.0
-"""The list of runs waits so long for folders on a file system that hangs."""
+"""How long the list of runs waits for folders on a file system that hangs."""
 
 # --- what dead jobs left ---
 
 BUSY_HEAD_SECONDS = 3.0
 """Longer than the kernel waits before it asks a busy head a second time."""
 REMNANTS_SECONDS = 15.0
-"""`roost clean` waits so long until what it ended is gone."""
+"""How long `roost clean` waits for what it ended to go."""

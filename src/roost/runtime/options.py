@@ -102,7 +102,7 @@ class RunOptions:
     wait: float = RESERVE_SECONDS
     """How many seconds to wait for accelerators that other jobs hold."""
     overrides: tuple[str, ...] = ()
-    """Settings that replace those of the file, as typed: `cluster.num_nodes=2`."""
+    """Settings that replace settings of the file, as typed: `cluster.num_nodes=2`."""
 
     def to_flags(self) -> tuple[tuple[str, str | bool], ...]:
         """Return the arguments of `roost run` that ask for this, as the run's record keeps them, without defaults.

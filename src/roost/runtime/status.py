@@ -24,7 +24,7 @@ from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo, SickNode
-from roost.runtime.nodes.ray_state import read_roost_jobs
+from roost.runtime.nodes.ray_state import read_jobs
 from roost.runtime.reserve.occupancy import Holdings, find_holdings, pieces_on
 from roost.text import join_words, plural
 
@@ -129,9 +129,9 @@ class LiveHardware:
 
 
 def get_nodes(address: str | None = None, timeout: float = STATUS_SECONDS) -> LiveNodes:
-    """Return the nodes of a cluster, including those that cannot be probed."""
+    """Return the nodes of a cluster, including nodes that cannot be probed."""
     with visit(address, timeout) as (_, deadline):
-        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+        nodes, sick = discover.survey(deadline)
     return LiveNodes(nodes=nodes, sick=sick, topology=discover.make_topology(nodes) if nodes else None)
 
 
@@ -153,7 +153,7 @@ def get_hardware(num_nodes: int | None, address: str | None = None, timeout: flo
 def get_status(address: str | None = None, timeout: float = STATUS_SECONDS) -> ClusterStatus:
     """Return the nodes, the jobs and the leftovers of a cluster."""
     with visit(address, timeout) as (found, deadline):
-        nodes, sick = discover.survey(discover.wait_for_nodes(1, deadline), deadline)
+        nodes, sick = discover.survey(deadline)
         leftovers, jobs = find_left_processes(nodes, found, deadline)
         return ClusterStatus(
             address=found, nodes=nodes, sick=sick, jobs=jobs, leftovers=leftovers, holdings=find_holdings(nodes)
@@ -207,11 +207,11 @@ def find_left_processes(
     machines = {node.network: node for node in nodes}
     names = {node.ray_id: str(node) for node in machines.values()}
     found = discover.on_nodes(names, find_processes, JOB_VARIABLE, user, deadline=deadline)
-    # After the processes, so that those of a job that starts now are not left over.
+    # After the processes: a job that starts in between has left nothing over.
     jobs = _jobs()
     # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
     alive = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)
-    drivers = {job.pid for job in read_roost_jobs() if not job.has_ended}
+    drivers = {job.pid for job in read_jobs().values() if job.user and not job.has_ended}
     left = [
         Leftover(
             node=names[ray_id],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec
 from roost.rl.web import HttpServer, Route, read_json, web
@@ -167,7 +167,7 @@ class NumpyEngine:
         self.spec: EngineSpec | None = None
         """The engine's arguments; None if it is not running."""
         self._server: HttpServer | None = None
-        self._ready_at = 0.0
+        self._start = Deadline.after(0)
         self._is_offloaded = False
 
     def start(self, spec: EngineSpec) -> None:
@@ -187,13 +187,13 @@ class NumpyEngine:
                 self._server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             # Engines have the same weights, and must not draw the same actions.
             self._seeds = np.random.SeedSequence([self._seed, spec.engine_rank])
-            self._ready_at = time.monotonic() + self._start_seconds
+            self._start = Deadline.after(self._start_seconds)
             self._is_offloaded = False
             self.spec = spec
 
     def health(self) -> bool:
         """Return whether it is up; an offloaded engine is."""
-        return self.spec is not None and time.monotonic() >= self._ready_at
+        return self.spec is not None and self._start.is_over
 
     def generate(self, request: Any) -> dict[str, Any]:
         """Draw an action for each of `{"observations": [[...], ...]}`; with a "seed", the same ones each time."""

@@ -2,8 +2,8 @@
 
 Ray's public interface cannot leave these out: the API server, the monitor, workers started in advance, and two agents
 on each node. On a quiet machine with 2 cores they take four fifths of the boot time. A raylet expects its agents as
-children and, since Ray 2.54, their ports in files: it gets a waiting shell for each, and the files. The agent that
-sets up a `runtime_env` starts when it is needed: without it such an actor would hang.
+children and their ports in files: it gets a waiting shell for each, and the files. The agent that sets up a
+`runtime_env` starts when it is needed: without it such an actor would hang.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ class QuickStarter:
         flags = dict(word[2:].split("=", 1) for word in command if word.startswith("--") and "=" in word)
         raylet: Any = ray._raylet
         agent_port = int(flags["runtime_env_agent_port"])
-        if hasattr(raylet, "persist_port"):
-            for name, port in {**dict.fromkeys(_AGENT_PORTS, 1), "RUNTIME_ENV_AGENT_PORT_NAME": agent_port}.items():
-                raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
+        for name, port in {**dict.fromkeys(_AGENT_PORTS, 1), "RUNTIME_ENV_AGENT_PORT_NAME": agent_port}.items():
+            raylet.persist_port(flags["session_dir"], flags["node_id"], getattr(raylet, name), port)
         LazyAgent(flags["node_ip_address"], agent_port, flags["runtime_env_agent_command"])
         standin = f"/bin/sh {self._standin}"
         changed = {

@@ -15,21 +15,7 @@ from roost.errors import ClusterError, ConfigError
 from roost.weights.adapters import as_weights
 from roost.weights.boxes import shape_of
 from roost.weights.plan import SyncPlan
-from roost.weights.update import (
-    Answered,
-    Ask,
-    Commit,
-    Connect,
-    Detour,
-    Event,
-    Failed,
-    Move,
-    Moved,
-    Prepare,
-    Request,
-    Update,
-)
-from roost.weights.update import End as Over
+from roost.weights.update import Detour, Moved, Request, Update, Verb
 
 
 def carry_out(
@@ -51,16 +37,19 @@ def carry_out(
     """
     workers = _Workers(plan, offered, accepted, mover, {})
     update, steps = Update(plan=plan, attempt=1, version=0).begin()
-    events: deque[Event] = deque()
-    while True:
-        for step in steps:
-            if isinstance(step, Over):
-                if step.error is not None:
-                    raise step.error
-                return update.detours
-            if isinstance(step, Ask):
-                events.append(workers.answer(step.worker, step.request))
-        update, steps = update.take(events.popleft())
+    requests = deque(steps)
+    while not update.is_over:
+        request = requests.popleft()
+        try:
+            answer = workers.answer(request)
+        except (ClusterError, ConfigError) as error:
+            update, steps = update.failed(request, error)
+        else:
+            update, steps = update.answered(request, answer)
+        requests.extend(steps)
+    if update.error is not None:
+        raise update.error
+    return update.detours
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +60,24 @@ class _Workers:
     mover: type[Mover]
     sources: dict[str, RemoteMemory]
 
-    def answer(self, worker: str, request: Request) -> Event:
-        try:
-            return Answered(worker, request, self._answer(worker, request))
-        except (ClusterError, ConfigError) as error:
-            return Failed(worker, request, error)
-
-    def _answer(self, worker: str, request: Request) -> Any:
-        match request:
-            case Prepare(is_source=True):
+    def answer(self, request: Request) -> Any:
+        """Do what a request says; returns what a member would answer."""
+        worker = request.worker
+        match request.verb:
+            case Verb.OFFER:
                 tensors = as_weights(self.offered[worker], "offer").tensors()
                 place = self.plan.places.get(worker)
                 # Where nobody knows the place, it is on a node of its own.
                 return 1, make_offer(tensors, place.node if place else -1, may_share=False, movers=(self.mover,))
-            case Connect():
-                return {source: self._connect(worker, source, offer) for source, offer in request.offers.items()}
-            case Move():
+            case Verb.CONNECT:
+                return {source: self._connect(worker, source, offer) for source, offer in request.details.items()}
+            case Verb.MOVE:
                 live = as_weights(self.accepted[worker], "accept").tensors()
                 for piece in self.plan.pieces(target=worker):
                     target = cut(live[piece.target_storage], piece.target_at, shape_of(piece.box))
                     self.sources[piece.source].read(piece.source_storage, piece.source_at, target)
                 return Moved(seconds={})
-            case Commit():
+            case Verb.COMMIT:
                 return 0.0
         return None
 

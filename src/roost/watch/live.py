@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.runs.index import is_free, read_run
@@ -54,7 +55,7 @@ class LiveRun:
         self.folder: Path = folder
         self.model = RunModel()
         self._reader = EventReader(folder)
-        self._look_again = 0.0
+        self._next_look = Deadline.after(0)
         self._record: RunRecord | None = None
         self._is_gone = False
         self._bound: float | None = None
@@ -81,9 +82,8 @@ class LiveRun:
     def refresh(self) -> RunView:
         """Read what was added, and return the run as it is now."""
         self.model.take(self._reader.read())
-        now = time.monotonic()
-        if now >= self._look_again:
-            self._look_again = now + RECORD_SECONDS
+        if self._next_look.is_over:
+            self._next_look = Deadline.after(RECORD_SECONDS)
             self._look()
         return self.model.view(time.time(), self._notices(), has_ended=self._is_gone)
 

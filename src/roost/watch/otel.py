@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import AbstractContextManager
 from functools import partial
 
+from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.watch.limits import EXPORT_SECONDS, FRESH_SECONDS
 from roost.watch.live import WatchedRun
@@ -37,7 +37,7 @@ class OtelExport(AbstractContextManager["OtelExport"]):
     def __init__(self, run: WatchedRun, reader: MetricReader) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._fresh_until = 0.0
+        self._fresh = Deadline.after(0)
         self._families: dict[str, Family] = {}
         resource = Resource.create({"service.name": "roost", "roost.run": run.title})
         self._provider = MeterProvider(metric_readers=[reader], resource=resource, shutdown_on_exit=False)
@@ -52,9 +52,9 @@ class OtelExport(AbstractContextManager["OtelExport"]):
 
     def _current(self) -> dict[str, Family]:
         with self._lock:
-            if time.monotonic() >= self._fresh_until:
+            if self._fresh.is_over:
                 self._families = {family.name: family for family in families_of(self._run.refresh())}
-                self._fresh_until = time.monotonic() + FRESH_SECONDS
+                self._fresh = Deadline.after(FRESH_SECONDS)
             return self._families
 
     def _observe(self, name: str, _: CallbackOptions) -> list[Observation]:

@@ -37,6 +37,11 @@ class Committing(Protocol):
         ...
 
 
+def spec_of(array: Any) -> TensorSpec:
+    """Return the shape and type of an array or tensor."""
+    return TensorSpec(tuple(array.shape), dtype_of(array))
+
+
 class DictWeights:
     """Whole tensors or arrays by their names."""
 
@@ -49,10 +54,7 @@ class DictWeights:
 
     def held(self) -> list[Held]:
         """Return that each is whole."""
-        return [
-            Held(name=name, spec=TensorSpec(tuple(one.shape), dtype_of(one)), box=whole(tuple(one.shape)))
-            for name, one in self._tensors.items()
-        ]
+        return [Held(name=name, spec=spec_of(one), box=whole(tuple(one.shape))) for name, one in self._tensors.items()]
 
 
 class ModuleWeights:
@@ -68,7 +70,7 @@ class ModuleWeights:
     def held(self) -> list[Held]:
         """Return which part that is."""
         return [
-            Held(name=name, spec=TensorSpec(tuple(one.shape), dtype_of(one)), box=_box(one))
+            Held(name=name, spec=spec_of(one), box=_box(one))
             # With tied weights, a module names each parameter once.
             for name, one in self._module.named_parameters()
         ]

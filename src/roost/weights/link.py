@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pickle
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.process import process_talk
-from roost.comm.wire.connection import Frame
-from roost.comm.wire.loop import Handle, Loop
+from roost.comm.wire.loop import Handle
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
 from roost.runtime.events.emitter import emitter
+from roost.runtime.events.waits import waiting
 from roost.runtime.groups.group import WorkerGroup
 from roost.text import join_words
 from roost.weights.layout import Layout
 from roost.weights.limits import MARGIN_SECONDS, PEER_SECONDS, UPDATE_SECONDS
 from roost.weights.plan import BUCKET_BYTES, Place, SyncPlan, make_sync_plan
-from roost.weights.update import (
-    Answered,
-    Ask,
-    AskVersion,
-    Decide,
-    Detour,
-    End,
-    Event,
-    Failed,
-    Late,
-    Learn,
-    Leave,
-    Phase,
-    Request,
-    Routes,
-    Tell,
-    Update,
-)
+from roost.weights.update import Detour, Request, Update, Verb, Ways
 from roost.weights.versions import NO_VERSION, check_newer
 
 if TYPE_CHECKING:
@@ -122,7 +106,7 @@ class WeightLink:
         self._lock = threading.Lock()
         self._offers: dict[tuple[str, str], tuple[int, Offer]] = {}
         """By worker and what it was asked for: its last offer, and the number of that."""
-        self._routes: dict[str, Routes] = {}
+        self._routes: dict[str, Mapping[str, Ways]] = {}
         """By digest of a plan: how bytes come to those of its targets that know where the sources' memory is."""
         self._endpoint = process_talk().messages.endpoint
         deadline = Deadline.after(timeout)
@@ -166,14 +150,15 @@ class WeightLink:
 
     def versions(self, timeout: float = UPDATE_SECONDS) -> dict[str, int]:
         """Return the version that each target says it has; -1 for one without a whole version."""
-        return self._ask(self.plan.target.workers, AskVersion(), Deadline.after(timeout))
+        return self._ask(self.plan.target.workers, Verb.VERSION, None, Deadline.after(timeout))
 
     def without(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Go on without some workers, such as those that have died; ConfigError if others cannot replace them."""
         deadline = Deadline.after(timeout)
         with self._alone(deadline):
             self._go_on(self._missing | set(workers), deadline)
-            self._dismiss(workers)
+            for worker in workers:
+                self._tell(Request(worker, Verb.LEAVE))
 
     def rejoin(self, *workers: str, timeout: float = UPDATE_SECONDS) -> None:
         """Let workers that were restarted take part again; a target has no version until `refill` or an update."""
@@ -219,11 +204,8 @@ class WeightLink:
     def close(self) -> None:
         """Let the workers forget the link; those that have died need not."""
         self._offers.clear()
-        self._dismiss(self._members(self.plan))
-
-    def _dismiss(self, workers: Iterable[str]) -> None:
-        for worker in workers:
-            self._tell(worker, Leave())
+        for worker in self._members(self.plan):
+            self._tell(Request(worker, Verb.LEAVE))
 
     @contextlib.contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:
@@ -243,11 +225,11 @@ class WeightLink:
         """Return the other targets that have the present version; one that does not answer soon is none."""
         others = [other for other in self.plan.target.workers if other != worker]
         soon = deadline.within(PEER_SECONDS)
-        asked = {other: self._request(other, AskVersion(to_copy=True), soon) for other in others}
+        asked = {other: self._request(Request(other, Verb.VERSION, details=True), soon) for other in others}
         found = []
         for other, handle in asked.items():
             with contextlib.suppress(ClusterError, CallTimedOut):
-                if self._answer(handle, soon) == self.version:
+                if _answer(handle, soon) == self.version:
                     found.append(other)
         return found
 
@@ -263,43 +245,46 @@ class WeightLink:
         return f"<WeightLink {self._name} at version {self.version}: {self.plan!r}>"
 
     def _update(self, plan: SyncPlan, version: int, deadline: Deadline, method: str = "offer") -> UpdateReport:
-        """Carry out the steps of an update, and tell it what comes of them."""
+        """Ask what an update says, and tell it what comes of that."""
         known = {
             worker: self._offers[worker, method] for worker in plan.source.workers if (worker, method) in self._offers
         }
-        update = Update(
-            plan=plan,
-            attempt=next(self._attempts),
-            version=version,
-            offers=known,
-            routes=self._routes.get(plan.digest),
-        )
-        arrived = _Arrivals(self._endpoint.loop, lambda: f"{update.phase.value} of version {version}")
-        times: dict[Phase, float] = {Phase.PREPARING: time.monotonic()}
-        update, steps = update.begin()
+        routes, attempt = self._routes.get(plan.digest), next(self._attempts)
+        update, steps = Update(plan=plan, attempt=attempt, version=version, offers=known, routes=routes).begin()
+        arrived: SimpleQueue[tuple[Request, Handle[Any]]] = SimpleQueue()
+        times = {update.phase: time.monotonic()}
+
+        def under_way() -> str:
+            return f"{update.phase.value} of version {version}"
+
         try:
-            while update.phase is not Phase.OVER or steps:
-                times.setdefault(update.phase, time.monotonic())
+            while not update.is_over:
                 for step in steps:
-                    match step:
-                        case Ask():
-                            arrived.expect(step, self._request(step.worker, step.request, deadline))
-                        case Tell():
-                            self._tell(step.worker, step.request)
-                        case Decide():
-                            self.version = step.version
-                        case End() if step.error is not None:
-                            raise step.error
-                steps = ()
-                if update.phase is not Phase.OVER:
-                    before = update.phase
-                    update, steps = update.take(arrived.next(deadline))
-                    if update.phase is Phase.MOVING is not before:
+                    handle = self._request(step, deadline)
+                    handle.on_done(functools.partial(arrived.put, (step, handle)))
+                self._endpoint.loop.nudge()
+                try:
+                    with waiting(under_way):
+                        request, handle = arrived.get(timeout=deadline.timeout)
+                    value = _answer(handle, deadline)
+                except Empty:
+                    update, steps = update.late()
+                except (ClusterError, ConfigError) as error:
+                    update, steps = update.failed(request, error)
+                else:
+                    update, steps = update.answered(request, value)
+                if update.phase not in times:
+                    times[update.phase] = time.monotonic()
+                    if update.phase is Verb.MOVE:
                         self._remember(update, known, method)
+                    elif update.phase is Verb.COMMIT:
+                        # From here on targets take it over, whatever happens to some of them.
+                        self.version = version
+            if update.error is not None:
+                raise update.error
         except BaseException:
-            for step in update.give_up():
-                if isinstance(step, Tell):
-                    self._tell(step.worker, step.request)
+            for step in steps if update.is_over else update.give_up():
+                self._tell(step)
             raise
         return self._report(update, times)
 
@@ -311,10 +296,10 @@ class WeightLink:
             self._offers |= {(worker, method): offer for worker, offer in update.offers.items()}
         self._routes[update.plan.digest] = update.routes or {}
 
-    def _report(self, update: Update, times: Mapping[Phase, float]) -> UpdateReport:
+    def _report(self, update: Update, times: Mapping[Verb, float]) -> UpdateReport:
         taken = [(took, target, name) for target, moved in update.moved.items() for name, took in moved.seconds.items()]
         slow = max(taken, default=None)
-        began, prepared, done = (times[phase] for phase in (Phase.PREPARING, Phase.MOVING, Phase.COMMITTING))
+        began, prepared, done = (times[phase] for phase in (Verb.PREPARE, Verb.MOVE, Verb.COMMIT))
         report = UpdateReport(
             version=update.version,
             nbytes=sum(update.plan.traffic.values()),
@@ -353,92 +338,45 @@ class WeightLink:
 
     def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: Deadline, method: str = "") -> None:
         """Tell workers a plan, the link's own unless it says what its sources are asked for."""
-        wrong = self._ask(list(workers), Learn(plan, method or "offer", not method), deadline)
+        wrong = self._ask(workers, Verb.LEARN, (plan, method or "offer", not method), deadline)
         self._routes.pop(plan.digest, None)
         if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
             raise ConfigError(problems)
 
-    def _ask(self, workers: Sequence[str], request: Request, deadline: Deadline) -> dict[str, Any]:
+    def _ask(self, workers: Iterable[str], verb: Verb, details: Any, deadline: Deadline) -> dict[str, Any]:
         """Ask all at once, and return their answers; if some fail, the error of the first that died, or the first."""
-        handles = {worker: self._request(worker, request, deadline) for worker in workers}
+        handles = {worker: self._request(Request(worker, verb, details=details), deadline) for worker in workers}
         answers: dict[str, Any] = {}
         errors: list[Exception] = []
         for worker, handle in handles.items():
             try:
-                answers[worker] = self._answer(handle, deadline)
+                answers[worker] = _answer(handle, deadline)
             except (ClusterError, ConfigError) as error:
                 errors.append(error)
         if errors:
             raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
         return answers
 
-    def _tell(self, worker: str, request: Request) -> None:
+    def _tell(self, request: Request) -> None:
         """Ask without waiting, and only a process that is there: the next one of the name has nothing to end."""
-        with contextlib.suppress(ClusterError):
-            if worker in self._endpoint.peers and self._endpoint.peers[worker].is_open:
-                self._request(worker, request, Deadline.after(UPDATE_SECONDS))
+        peer = self._endpoint.peers.get(request.worker)
+        if peer is not None and peer.is_open:
+            self._request(request, Deadline.after(UPDATE_SECONDS))
 
-    def _request(self, worker: str, request: Request, deadline: Deadline) -> Handle[Any]:
-        late = f"{worker} has not answered {type(request).__name__.lower()!r} of a link of weights"
+    def _request(self, request: Request, deadline: Deadline) -> Handle[Any]:
+        late = f"{request.worker} has not answered {request.verb.value!r} of a link of weights"
         handle: Handle[Any] = Handle(self._endpoint.loop, late=lambda: late)
         # What is late gets a moment to say so itself.
         seconds = max(0.1, deadline.left - MARGIN_SECONDS)
         try:
-            self._endpoint.request(worker, b"", self._pickled(request, seconds), (), handle)
+            self._endpoint.request(request.worker, b"", pickle.dumps((self._name, request, seconds)), (), handle)
         except ClusterError as error:
             handle.fail(error)
         return handle
 
-    def _pickled(self, request: Request, seconds: float) -> bytes:
-        return pickle.dumps((self._name, request, seconds))
 
-    def _answer(self, handle: Handle[Any], deadline: Deadline) -> Any:
-        return _value_of(handle.wait(max(0.01, deadline.left)))
-
-
-class _Arrivals:
-    """The answers of members, in the order in which they arrive."""
-
-    def __init__(self, loop: Loop, words: Callable[[], str]) -> None:
-        self._loop = loop
-        self._words = words
-        self._arrived: deque[tuple[Ask, Handle[Any]]] = deque()
-        self._more: Handle[None] | None = None
-        """What a thread waits for that has found nothing."""
-        self._lock = threading.Lock()
-
-    def expect(self, ask: Ask, handle: Handle[Any]) -> None:
-        """Take in what becomes of a request."""
-
-        def arrive() -> None:
-            with self._lock:
-                self._arrived.append((ask, handle))
-                more, self._more = self._more, None
-            if more is not None:
-                more.complete(None)
-
-        handle.on_done(arrive)
-
-    def next(self, deadline: Deadline) -> Event:
-        """Wait for the next answer; `Late` at the deadline."""
-        with self._lock:
-            more = None
-            if not self._arrived:
-                more = self._more = Handle(self._loop, late=lambda: f"{self._words()} has not been answered")
-        if more is not None:
-            try:
-                more.wait(deadline.left)
-            except CallTimedOut:
-                return Late()
-        with self._lock:
-            ask, handle = self._arrived.popleft()
-        try:
-            return Answered(ask.worker, ask.request, _value_of(handle.wait(0)))
-        except (ClusterError, ConfigError) as error:
-            return Failed(ask.worker, ask.request, error)
-
-
-def _value_of(frame: Frame) -> Any:
+def _answer(handle: Handle[Any], deadline: Deadline) -> Any:
+    frame = handle.wait(max(0.01, deadline.left))
     succeeded, value = pickle.loads(frame.data)  # noqa: S301 - from a member of the job
     if not succeeded:
         raise value

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.move.arrays import can_wrap, cut, devices_of, empty_like, finish
@@ -18,36 +18,16 @@ from roost.comm.move.loans import can_group
 from roost.comm.move.mover import make_offer
 from roost.comm.wire.connection import Frame, Kind
 from roost.comm.wire.peer import Peer
-from roost.deadline import NEVER, Deadline
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
-from roost.weights.adapters import Committing, Weights, as_weights
-from roost.weights.transfer import ArraysSeen, Check, Owed, Transfer, drop_owed, specs_of
-from roost.weights.update import (
-    Abort,
-    AskVersion,
-    BeginChange,
-    BreakOff,
-    CheckTarget,
-    Commit,
-    Connect,
-    CopyAll,
-    EndChange,
-    Learn,
-    Leave,
-    Membership,
-    MemberStep,
-    Move,
-    OfferWeights,
-    Prepare,
-    Refuse,
-    Request,
-    Send,
-    TakeOver,
-)
-from roost.weights.versions import Versions
+from roost.weights.adapters import Committing, as_weights
+from roost.weights.transfer import ArraysSeen, Check, Owed, Transfer, drop_owed, misfits
+from roost.weights.update import Membership, Request, Step, Verb
+from roost.weights.versions import NO_VERSION, Versions
 
 if TYPE_CHECKING:
+    from roost.weights.plan import SyncPlan
     from roost.weights.worker import WeightWorker
 
 _MOST_PLANS = 4
@@ -88,7 +68,7 @@ class Member:
         def answer(succeeded: bool, value: Any) -> None:
             peer.send(Kind.REPLY, frame.number, b"", pickle.dumps((succeeded, value)))
 
-        if isinstance(request, Leave):
+        if request.verb is Verb.LEAVE:
             self._leave(link)
             answer(True, None)
         elif found is None:
@@ -125,9 +105,9 @@ class MemberLink:
         self._main = ""
         """The digest of the link's own plan."""
         self._changing = contextlib.ExitStack()
-        """What surrounds a change of the weights in place, from the first byte to the commit."""
+        """What surrounds a change of the weights, from the first byte to the whole version."""
         self._since = 0.0
-        self._filled = -1
+        self._filled = NO_VERSION
         """The version that memory beside the weights has wholly, where the worker has such memory itself."""
         self._owed: Owed = []
         self._offered: dict[str, tuple[int, ArraysSeen | None]] = {}
@@ -162,7 +142,7 @@ class MemberLink:
 
     def ask(self, request: Request, deadline: Deadline, answer: Answer) -> None:
         """Carry out a request in the thread of the link, and answer."""
-        if isinstance(request, Abort):
+        if request.verb is Verb.ABORT:
             # At once, and not after what it ends.
             self._abort(request.attempt)
 
@@ -172,112 +152,104 @@ class MemberLink:
             except RoostError as error:
                 answer(False, error)
             except BaseException as error:
-                log.exception("%s of a link of weights failed", type(request).__name__)
+                log.exception("%r of a link of weights failed", request.verb.value)
                 answer(False, ClusterError(f"{self._worker.address} failed in an update: {error_text(error)}"))
             else:
                 answer(True, value)
 
         try:
-            (self._sender if isinstance(request, Send) else self._thread).submit(run)
+            (self._sender if request.verb is Verb.SEND else self._thread).submit(run)
         except RuntimeError:
             answer(False, ClusterError(f"{self._worker.address} has left this link"))
 
     def _carry_out(self, request: Request, deadline: Deadline) -> Any:
         """Do what follows from a request, step by step; returns the answer of the last."""
-        match request:
-            case Learn():
-                return self._learn(request)
-            case Connect():
-                return self._transfer(request.digest).connect(request.offers)
-            case AskVersion():
-                return self._filled if request.to_copy and self._commits() else self._versions.whole
-            case Prepare() | Move() | Send() | Commit() if request.digest not in self.transfers:
-                self._transfer(request.digest)
-        # Sources have nothing to overwrite.
-        overwrites = isinstance(request, Move) and self._overwrites
+        if request.verb is Verb.LEARN:
+            return self._learn(*request.details)
+        if request.verb is Verb.VERSION:
+            return self._filled if request.details and self._commits() else self._versions.whole
+        if request.verb is not Verb.ABORT and request.digest not in self.transfers:
+            raise ConfigError(
+                f"{self._worker.address} has another plan than {request.digest[:8]}: it has "
+                f"{join_words([known[:8] for known in self.transfers]) or 'none'}"
+            )
+        # A source has nothing to overwrite.
+        overwrites = request.verb is Verb.MOVE and self._in_place and not self._commits()
         with self._turn:
-            self._state, steps = self._state.take(request, overwrites=overwrites)
+            before = self._state
+            self._state, steps = before.take(request, overwrites=overwrites)
+
+        def check(missing: str) -> None:
+            self._state.check(request.attempt)
+            # What is decided comes late rather than never.
+            if deadline.is_over and request.verb is not Verb.COMMIT:
+                raise CallTimedOut(f"{self._worker.address} has not got {missing} in time")
+
         value = None
-        for step in steps:
-            value = self._do(step, deadline)
-        if isinstance(request, Send):
-            check = self._check_of(request.attempt, deadline)
-            self._transfer(request.digest).send(request.attempt, request.targets, check, deadline)
+        try:
+            for step in steps:
+                if step is Step.BREAK_OFF:
+                    self._break_off(ClusterError(f"update {before.attempt} was broken off"))
+                else:
+                    value = self._do(step, request, self.transfers[request.digest], check, deadline)
+        except BaseException as error:
+            # Weights that were being overwritten have no version.
+            if request.verb is not Verb.SEND:
+                self._break_off(error)
+            raise
         return value
 
-    def _do(self, step: MemberStep, deadline: Deadline) -> Any:
-        attempt = self._state.attempt
-        check = self._check_of(attempt, deadline)
+    def _do(self, step: Step, request: Request, transfer: Transfer, check: Check, deadline: Deadline) -> Any:
         match step:
-            case Refuse():
-                raise step.error
-            case BreakOff():
-                self._break_off(ClusterError(step.why))
-            case CheckTarget():
-                self._versions.check(step.version)
-                self._transfer(step.digest).check_target()
-            case OfferWeights():
-                return self._offer(self._transfer(step.digest), step.known)
-            case BeginChange():
-                self._since = time.monotonic()
-                self._breaks_off(lambda: self._changing.enter_context(self._change(step.version, check)))
-            case CopyAll():
-                self._filled = -1
+            case Step.OFFER:
+                return self._offer(transfer, request.details)
+            case Step.CHECK:
+                self._versions.check(request.version)
+                transfer.check_target()
+            case Step.CONNECT:
+                return transfer.connect(request.details)
+            case Step.SEND:
+                transfer.send(request.attempt, request.details, check, deadline)
+            case Step.BEGIN:
+                self._since, turn = time.monotonic(), "a turn to change its weights"
+                pause = self._worker.weights_changing
+                self._changing.enter_context(self._versions.changing(request.version, lambda: check(turn), pause))
+            case Step.COPY:
+                self._filled = NO_VERSION
                 # Of each sender, what it sent before has come before.
-                moved = self._breaks_off(
-                    lambda: self._transfer(step.digest).copy_all(attempt, check, self._owed, in_place=self._in_place)
-                )
+                moved = transfer.copy_all(request.attempt, check, self._owed, in_place=self._in_place)
                 self._drop_owed()
                 with self._turn:
-                    self._state = self._state.copied()
+                    self._state = replace(self._state, has_all=True)
                 return moved
-            case TakeOver():
-                return self._take_over(step, self._check_of(attempt, NEVER))
-            case EndChange():
+            case Step.TAKE_OVER:
+                # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
+                accepted = as_weights(self._worker.accept(), "accept")
+                if isinstance(accepted, Committing):
+                    accepted.commit(request.version)
+                    self._filled = request.version
+                else:
+                    transfer.take_over(self.staged, accepted.tensors())
+            case Step.END:
                 self._changing.pop_all().close()
                 return time.monotonic() - self._since
         return None
 
-    def _change(self, version: int, check: Check) -> AbstractContextManager[None]:
-        """Return what surrounds a change of the weights, for which this worker may have to wait for another link."""
-        what = "a turn to change its weights"
-        return self._versions.changing(version, lambda: check(what), self._worker.weights_changing)
-
-    def _breaks_off(self, act: Callable[[], Any]) -> Any:
-        """Do something that, if it fails, leaves weights that were being overwritten without a version."""
-        try:
-            return act()
-        except BaseException as error:
-            self._break_off(error)
-            raise
-
     def _break_off(self, error: BaseException) -> None:
         """Let a worker whose weights were being overwritten know that they are no whole version."""
         with self._turn:
-            self._state, _ = self._state.broken_off("")
+            self._state = replace(self._state, is_changing=False)
         changing = self._changing.pop_all()
         with contextlib.suppress(BaseException):
             changing.__exit__(type(error), error, error.__traceback__)
 
-    def _take_over(self, step: TakeOver, check: Check) -> float:
-        began = time.monotonic()
-        accepted = as_weights(self._worker.accept(), "accept")
-        with self._change(step.version, check):
-            # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
-            if isinstance(accepted, Committing):
-                accepted.commit(step.version)
-                self._filled = step.version
-            else:
-                self._transfer(step.digest).take_over(self.staged, accepted.tensors())
-        return time.monotonic() - began
-
-    def _learn(self, request: Learn) -> list[str]:
+    def _learn(self, plan: SyncPlan, method: str, is_main: bool) -> list[str]:
         """Learn a plan; returns what of this worker's memory does not fit it."""
-        plan, own = request.plan, str(self._worker.address)
+        own = str(self._worker.address)
         if (old := self.transfers.pop(plan.digest, None)) is not None:
             old.let_go()
-        self.transfers[plan.digest] = Transfer(plan, request.method, self._worker, self._name, self._targets)
-        if request.is_main:
+        self.transfers[plan.digest] = Transfer(plan, method, self._worker, self._name, self._targets)
+        if is_main:
             self._main = plan.digest
         for digest in [known for known in self.transfers if known != self._main][:-_MOST_PLANS]:
             self.transfers.pop(digest).let_go()
@@ -285,11 +257,9 @@ class MemberLink:
         if own in plan.target.workers:
             types = {piece.source_dtype for piece in plan.pieces(target=own)}
             wrong += [f"{own} gets {dtype}, which takes torch there" for dtype in sorted(types) if not can_wrap(dtype)]
-        for role, layout in ((request.method, plan.source), ("accept", plan.target)):
+        for role, layout in ((method, plan.source), ("accept", plan.target)):
             if own in layout.workers:
-                arrays = as_weights(getattr(self._worker, role)(), role).tensors()
-                needed = {held.storage for held in layout.held_by(own)}
-                wrong += layout.misfits(own, specs_of({name: arrays[name] for name in needed if name in arrays}))
+                wrong += misfits(layout, own, as_weights(getattr(self._worker, role)(), role).tensors())
         return wrong
 
     def _offer(self, transfer: Transfer, known: int) -> Any:
@@ -312,21 +282,13 @@ class MemberLink:
         owed, self._owed = self._owed, []
         drop_owed(self._worker._roost_talk.messages, owed)
 
-    @property
-    def _overwrites(self) -> bool:
-        """Whether weights that are in use are written to before a version is complete."""
-        return self._in_place and not self._commits()
-
     def _commits(self) -> bool:
         """Whether the worker has memory beside its weights, and takes a version over itself."""
-        return isinstance(self._accepted(), Committing)
-
-    def _accepted(self) -> Weights:
-        return as_weights(self._worker.accept(), "accept")
+        return isinstance(as_weights(self._worker.accept(), "accept"), Committing)
 
     def _targets(self, transfer: Transfer) -> Mapping[str, Any]:
         """Return where the new version goes: into the weights themselves, or beside them."""
-        accepted = self._accepted()
+        accepted = as_weights(self._worker.accept(), "accept")
         tensors = accepted.tensors()
         if self._in_place or isinstance(accepted, Committing):
             return tensors
@@ -336,21 +298,3 @@ class MemberLink:
             if is_other or devices_of((staged,)) != devices_of((live,)):
                 self.staged[name] = empty_like(cut(live, (0,) * len(live.shape), live.shape))
         return self.staged
-
-    def _transfer(self, digest: str) -> Transfer:
-        found = self.transfers.get(digest)
-        if found is None:
-            raise ConfigError(
-                f"{self._worker.address} has another plan than {digest[:8]}: it has "
-                f"{join_words([known[:8] for known in self.transfers]) or 'none'}"
-            )
-        return found
-
-    def _check_of(self, attempt: int, deadline: Deadline) -> Check:
-        def check(missing: str) -> None:
-            if self._state.is_over(attempt):
-                raise self._state.over_error(attempt)
-            if deadline.is_over:
-                raise CallTimedOut(f"{self._worker.address} has not got {missing} in time")
-
-        return check

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.move.dtypes import SIZES
@@ -117,20 +117,8 @@ class Piece:
             return (*at[:dim], at[dim] + start, *at[dim + 1 :])
 
         box = (*self.box[:dim], (low + start, low + stop), *self.box[dim + 1 :])
-        return Piece(
-            name=self.name,
-            box=box,
-            source=self.source,
-            target=self.target,
-            route=self.route,
-            source_storage=self.source_storage,
-            source_at=moved(self.source_at),
-            target_storage=self.target_storage,
-            target_at=moved(self.target_at),
-            source_dtype=self.source_dtype,
-            target_dtype=self.target_dtype,
-            nbytes=self.nbytes * count(box) // count(self.box),
-        )
+        nbytes = self.nbytes * count(box) // count(self.box)
+        return replace(self, box=box, nbytes=nbytes, source_at=moved(self.source_at), target_at=moved(self.target_at))
 
 
 class SyncPlan:

@@ -77,7 +77,7 @@ def create_safetensors(path: str | os.PathLike[str], specs: Mapping[str, TensorS
 
 def save_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
     """Write tensors or arrays into a file, which is there wholly or not at all; ClusterError if there is no room."""
-    from roost.comm.move.arrays import dtype_of, raw_bytes
+    from roost.comm.move.arrays import as_buffer, dtype_of
 
     header = _header({name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()})
     target = Path(path)
@@ -86,7 +86,7 @@ def save_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -
         with beside.open("xb") as file:
             file.write(header)
             for one in tensors.values():
-                file.write(raw_bytes(one))
+                file.write(as_buffer(one, "save_safetensors").view)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(target)

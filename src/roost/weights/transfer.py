@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import operator
 import sys
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from roost.comm.move.arrays import (
     copy,
     cut,
     devices_of,
-    dtype_of,
     empty_bytes,
     finish,
     is_on_device,
@@ -31,9 +29,9 @@ from roost.comm.move.mover import Copies, Offer, RemoteMemory
 from roost.comm.move.route import End, Route, choose_route, explain
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError
-from roost.weights.adapters import as_weights
+from roost.weights.adapters import as_weights, spec_of
 from roost.weights.boxes import count, shape_of
-from roost.weights.layout import TensorSpec
+from roost.weights.layout import Layout
 from roost.weights.limits import LOOK_SECONDS, SENT_SECONDS
 from roost.weights.plan import Piece, SyncPlan
 from roost.weights.update import Moved
@@ -61,34 +59,28 @@ class ArraysSeen:
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self.tensors = dict(tensors)
         self.devices = devices_of(tensors.values())
-        self._look = [_place_of_tensor if is_tensor(one) else _place_of_array for one in self.tensors.values()]
-        self._places = self._places_now()
+        self._places = _places_of(tensors)
 
     def is_same(self, tensors: Mapping[str, Any]) -> bool:
-        """Whether these arrays lie where those lay, with the same shapes, strides and types."""
-        are_known = list(tensors) == list(self.tensors) and all(
-            map(operator.is_, tensors.values(), self.tensors.values())
-        )
-        if not are_known:
-            return list(tensors) == list(self.tensors) and self._places == ArraysSeen(tensors)._places
-        # The same objects can have another shape, another type, and other memory.
-        return self._places_now() == self._places
-
-    def _places_now(self) -> list[tuple[Any, ...]]:
-        return [look(one) for look, one in zip(self._look, self.tensors.values(), strict=True)]
+        """Whether these arrays lie where those lay: the same objects can have another form, and other memory."""
+        return self._places == _places_of(tensors)
 
 
-def _place_of_tensor(one: Any) -> tuple[Any, ...]:
-    return one.data_ptr(), one.shape, one.stride(), one.dtype
+def _places_of(tensors: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    # A model can have 70,000, which are looked at in each update.
+    kind = sys.modules["torch"].Tensor if "torch" in sys.modules else ()
+    return [
+        (name, one.data_ptr(), one.shape, one.stride(), one.dtype)
+        if isinstance(one, kind)
+        else (name, address_of(one), one.shape, one.strides, one.dtype)
+        for name, one in tensors.items()
+    ]
 
 
-def _place_of_array(one: Any) -> tuple[Any, ...]:
-    return address_of(one), one.shape, one.strides, one.dtype
-
-
-def specs_of(tensors: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    """Return the shapes and types of arrays."""
-    return {name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()}
+def misfits(layout: Layout, worker: str, tensors: Mapping[str, Any]) -> list[str]:
+    """Say which of a worker's arrays are not as a layout says."""
+    needed = dict.fromkeys(held.storage for held in layout.held_by(worker))
+    return layout.misfits(worker, {name: spec_of(tensors[name]) for name in needed if name in tensors})
 
 
 class Transfer:
@@ -139,8 +131,7 @@ class Transfer:
             self._forms = forms
 
     def _check_fit(self, accepted: Mapping[str, Any]) -> None:
-        needed = {name: accepted[name] for name, _, _ in self.parts if name in accepted}
-        if wrong := self.plan.target.misfits(self._own, specs_of(needed)):
+        if wrong := misfits(self.plan.target, self._own, accepted):
             raise ConfigError("\n".join(wrong))
 
     def connect(self, offers: Mapping[str, Offer]) -> dict[str, tuple[Route, str]]:

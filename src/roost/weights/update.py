@@ -1,11 +1,12 @@
 """What happens in an update of weights, as pure state machines: events in, steps out. Nothing here acts.
 
-`Update` is the link's side, `Membership` that of a worker in the link; `link.py` and `member.py` carry the steps out.
+`Update` is the link's side, and its steps are requests to members. `Membership` is the side of a worker in the link.
+`link.py` and `member.py` carry the steps out.
 
 An update prepares, moves and commits. All members are there with the same plan, and sources say where their memory is
-(`Prepare`); targets that do not know it yet find it (`Connect`); every target copies (`Move`), with the help of sources
-that have to send (`Send`); then it is decided, and every target takes the version over (`Commit`). Until then anything
-that goes wrong ends the update for all; afterwards for none.
+(`OFFER`, `PREPARE`); targets that do not know it yet find it (`CONNECT`); every target copies (`MOVE`), with the help
+of sources that have to send (`SEND`); then it is decided, and every target takes the version over (`COMMIT`). Until
+then anything that goes wrong ends the update for all; afterwards for none.
 """
 
 from __future__ import annotations
@@ -42,85 +43,45 @@ class Detour:
         return f"{self.source} -> {self.target}: {self.taken.words}, not {self.planned.words}: {self.why}"
 
 
-# What a link asks of its members.
+class Verb(enum.Enum):
+    """What a link asks of a member."""
 
+    LEARN = "learn"
+    """Learn a plan; the answer is what of the worker's memory does not fit it.
 
-@dataclass(frozen=True, slots=True)
-class Learn:
-    """Learn a plan; the answer is what of the worker's memory does not fit it."""
-
-    plan: SyncPlan
-    method: str
-    """What sources are asked for: `offer`, or `accept` if they are other targets."""
-    is_main: bool
-    """Whether it is the link's own plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepare:
-    """Be there; a source answers with the number of its offer and the offer, or None if that number is known."""
-
-    attempt: int
-    version: int
-    digest: str
-    is_source: bool
-    known: int = 0
-    """The number of the offer that the link knows; 0 for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Find the memory of sources; the answer is how the bytes of each come, and why if that is not as planned."""
-
-    digest: str
-    offers: Mapping[str, Offer]
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
+    The details are the plan, what its sources are asked for, and whether it is the link's own.
+    """
+    OFFER = "offer"
+    """Be there, as a source. The answer is the number of its offer and the offer, or None if the details name it."""
+    PREPARE = "prepare"
+    """Be there, as a target."""
+    CONNECT = "connect"
+    """Find the memory of sources, whose offers are the details; the answer is the `Ways` in which their bytes come."""
+    MOVE = "move"
     """Copy all that the plan says; the answer is a `Moved`."""
-
-    attempt: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send their parts to targets that cannot copy them."""
-
-    attempt: int
-    digest: str
-    targets: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
+    SEND = "send"
+    """Send their parts to the targets in the details, which cannot copy them."""
+    COMMIT = "commit"
     """Take the version over; the answer is for how many seconds the weights changed."""
-
-    attempt: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
+    ABORT = "abort"
     """Break an attempt off."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskVersion:
-    """Say the version of the weights, or with `to_copy` the one that others can copy."""
-
-    to_copy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
+    VERSION = "version"
+    """Say the version of the weights, or where the details are true the one that others can copy."""
+    LEAVE = "leave"
     """Forget the link."""
 
 
-Request = Learn | Prepare | Connect | Move | Send | Commit | Abort | AskVersion | Leave
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a link asks of one member, in an attempt or outside of any."""
+
+    worker: str
+    verb: Verb
+    attempt: int = 0
+    version: int = -1
+    digest: str = ""
+    """Which plan it is about."""
+    details: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,154 +94,103 @@ class Moved:
     """By source: why its bytes came by another route than it was connected by."""
 
 
-# The link's side: events.
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A member has answered a request."""
-
-    worker: str
-    request: Request
-    value: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A request failed, or its member has ended."""
-
-    worker: str
-    request: Request
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """The deadline has passed."""
-
-
-Event = Answered | Failed | Late
-
-
-# The link's side: steps.
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Send a request to a member, whose answer is an event."""
-
-    worker: str
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send a request that needs no answer, and only to a process that is there."""
-
-    worker: str
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class Decide:
-    """All targets have this version: from here on they take it over, whatever happens to some of them."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The update is over: with an error, or well."""
-
-    error: Exception | None = None
-
-
-LinkStep = Ask | Tell | Decide | End
-
-
-class Phase(enum.Enum):
-    """How far an update is."""
-
-    PREPARING = "prepare"
-    CONNECTING = "connect"
-    MOVING = "move"
-    COMMITTING = "commit"
-    OVER = "over"
-
-
-Routes = Mapping[str, Mapping[str, tuple[Route, str]]]
-"""By target and source: how bytes come, and why if that is not as planned."""
+Ways = Mapping[str, tuple[Route, str]]
+"""By source: how its bytes come to a target, and why if that is not as planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One update, as the link sees it."""
+    """One update, as the link sees it. Each event returns what it is then, and whom to ask for what."""
 
     plan: SyncPlan
     attempt: int
     version: int
     offers: Mapping[str, tuple[int, Offer]] = field(default_factory=dict)
     """By source: the number of its last offer, and the offer."""
-    routes: Routes | None = None
-    """None while targets do not know where the memory of the sources is."""
-    phase: Phase = Phase.PREPARING
-    waiting: frozenset[tuple[str, str]] = frozenset()
+    routes: Mapping[str, Ways] | None = None
+    """By target; None while targets do not know where the memory of the sources is."""
+    phase: Verb = Verb.PREPARE
+    """What targets are asked for. Once they commit, it is decided: they take the version over, whatever happens."""
+    waiting: frozenset[tuple[str, Verb]] = frozenset()
     """Who has not answered yet, and what."""
     moved: Mapping[str, Moved] = field(default_factory=dict)
     pauses: Mapping[str, float] = field(default_factory=dict)
     """By target: for how many seconds its weights changed."""
-    errors: tuple[Exception, ...] = ()
-    """Those of targets that did not take over what was decided."""
+    error: Exception | None = None
+    """What it ends with; of the errors after the decision the worst."""
+    is_over: bool = False
 
     @property
     def sources(self) -> list[str]:
         """The workers that something is copied from."""
         return [worker for worker, (sent, _) in self.plan.bytes_by_worker().items() if sent]
 
-    def begin(self) -> tuple[Update, Sequence[LinkStep]]:
+    def begin(self) -> tuple[Update, Sequence[Request]]:
         """Return the first steps."""
-        digest, numbers = self.plan.digest, {worker: number for worker, (number, _) in self.offers.items()}
-        return self._ask(
-            Phase.PREPARING,
-            [
-                *(
-                    Ask(worker, Prepare(self.attempt, self.version, digest, True, numbers.get(worker, 0)))
-                    for worker in self.sources
-                ),
-                *(Ask(worker, Prepare(self.attempt, self.version, digest, False)) for worker in self._targets),
-            ],
-        )
+        known = {worker: number for worker, (number, _) in self.offers.items()}
+        offers = [self._request(worker, Verb.OFFER, known.get(worker, 0)) for worker in self.sources]
+        return self._ask(Verb.PREPARE, offers)
 
-    def take(self, event: Event) -> tuple[Update, Sequence[LinkStep]]:
-        """Return what follows from an event."""
-        if self.phase is Phase.OVER:
+    def answered(self, request: Request, value: Any = None) -> tuple[Update, Sequence[Request]]:
+        """Take in the answer of a member."""
+        if self.is_over:
             return self, ()
-        if isinstance(event, Late):
-            return self._late()
-        now = replace(self, waiting=self.waiting - {_key(event.worker, event.request)})
-        if isinstance(event, Failed):
-            if self.phase is not Phase.COMMITTING:
-                return now._fail(event.error)
-            now = replace(now, errors=(*self.errors, event.error))
-        else:
-            now, wrong = now._note(event)
-            if wrong:
-                return now._fail(ConfigError([Problem(message=line) for line in wrong]))
-        return now._go_on() if not now.waiting else (now, ())
+        worker, now = request.worker, self._without(request)
+        match request.verb:
+            case Verb.OFFER if value is not None:
+                # Wherever it is read from: until all know the new place, none of them does.
+                now = replace(now, offers={**self.offers, worker: value}, routes=None)
+                if wrong := self.plan.source.misfits(worker, value[1].arrays):
+                    # Nothing is copied from it.
+                    return now._fail(ConfigError([Problem(message=line) for line in wrong]))
+            case Verb.CONNECT:
+                now = replace(now, routes={**(self.routes or {}), worker: value})
+            case Verb.MOVE:
+                now = replace(now, moved={**self.moved, worker: value})
+            case Verb.COMMIT:
+                now = replace(now, pauses={**self.pauses, worker: value})
+        return now._go_on()
 
-    def give_up(self) -> Sequence[LinkStep]:
+    def failed(self, request: Request, error: Exception) -> tuple[Update, Sequence[Request]]:
+        """Take in that a request failed, or that its member has ended."""
+        if self.is_over:
+            return self, ()
+        now = self._without(request)
+        if self.phase is not Verb.COMMIT:
+            return now._fail(error)
+        is_worse = isinstance(error, WorkerDied) and not isinstance(self.error, WorkerDied)
+        return replace(now, error=error if self.error is None or is_worse else self.error)._go_on()
+
+    def late(self) -> tuple[Update, Sequence[Request]]:
+        """Take in that the deadline has passed."""
+        if self.is_over:
+            return self, ()
+        missing = join_words(sorted({worker for worker, _ in self.waiting}))
+        if self.phase is not Verb.COMMIT:
+            what = f"{self.phase.value!r} of update {self.attempt}, to version {self.version}"
+            return self._fail(CallTimedOut(f"no answer to {what}, from {missing} in time"))
+        having = join_words(sorted(self.pauses)) or "none"
+        decided = UpdateDecided(
+            f"version {self.version} is decided, and in use by {having}; not heard from by the deadline, to take it "
+            f"over when it goes on: {missing}",
+            hint="`versions` says who has it; a worker that stays silent can be restarted, and filled with `refill`",
+        )
+        return replace(self, is_over=True, error=self.error if isinstance(self.error, WorkerDied) else decided), ()
+
+    def give_up(self) -> Sequence[Request]:
         """Return the steps with which an update ends that nobody waits for any more; none once it is decided."""
-        if self.phase in (Phase.COMMITTING, Phase.OVER):
+        if self.is_over or self.phase is Verb.COMMIT:
             return ()
-        return [Tell(worker, Abort(self.attempt)) for worker in dict.fromkeys([*self.sources, *self._targets])]
+        workers = dict.fromkeys([*self.sources, *self.plan.target.workers])
+        return [self._request(worker, Verb.ABORT) for worker in workers]
 
     @property
     def detours(self) -> list[Detour]:
         """Every pair between which bytes did not go as planned, and why."""
         found = []
-        for target, routes in (self.routes or {}).items():
+        for target, ways in (self.routes or {}).items():
             late = self.moved[target].detours if target in self.moved else {}
-            for source, (taken, why) in routes.items():
+            for source, (taken, why) in ways.items():
                 planned = self.plan.route(source, target)
                 # NCCL can refuse when it is used, and then the bytes go by messages.
                 refused = late.get(source, "")
@@ -290,140 +200,66 @@ class Update:
                     found.append(Detour(source=source, target=target, planned=planned, taken=taken, why=reason))
         return found
 
-    @property
-    def _targets(self) -> Sequence[str]:
-        return self.plan.target.workers
+    def _request(self, worker: str, verb: Verb, details: Any = None) -> Request:
+        return Request(worker, verb, self.attempt, self.version, self.plan.digest, details)
 
-    def _ask(self, phase: Phase, asks: list[Ask], *first: LinkStep) -> tuple[Update, Sequence[LinkStep]]:
-        waiting = frozenset(_key(ask.worker, ask.request) for ask in asks)
-        return replace(self, phase=phase, waiting=waiting), [*first, *asks]
+    def _without(self, request: Request) -> Update:
+        return replace(self, waiting=self.waiting - {(request.worker, request.verb)})
 
-    def _note(self, event: Answered) -> tuple[Update, list[str]]:
-        """Note an answer; returns what of an offer does not fit the plan: nothing is copied from it then."""
-        value, worker = event.value, event.worker
-        match event.request:
-            case Prepare(is_source=True) if value is not None:
-                number, offer = value
-                # Wherever it is read from: until all know the new place, none of them does.
-                now = replace(self, offers={**self.offers, worker: (number, offer)}, routes=None)
-                return now, self.plan.source.misfits(worker, offer.arrays)
-            case Connect():
-                return replace(self, routes={**(self.routes or {}), worker: value}), []
-            case Move():
-                return replace(self, moved={**self.moved, worker: value}), []
-            case Commit():
-                return replace(self, pauses={**self.pauses, worker: value}), []
-        return self, []
+    def _ask(
+        self, phase: Verb, others: Sequence[Request] = (), details: Mapping[str, Any] | None = None
+    ) -> tuple[Update, Sequence[Request]]:
+        """Begin a phase: ask the targets for it, with details by target, and others for what belongs to it."""
+        mine = [self._request(worker, phase, (details or {}).get(worker)) for worker in self.plan.target.workers]
+        steps = [*others, *mine]
+        return replace(self, phase=phase, waiting=frozenset((step.worker, step.verb) for step in steps)), steps
 
-    def _go_on(self) -> tuple[Update, Sequence[LinkStep]]:
-        """Begin the next phase: everyone has answered."""
-        digest = self.plan.digest
-        if self.phase is Phase.PREPARING and self.routes is None:
-            wanted: dict[str, dict[str, Offer]] = {target: {} for target in self._targets}
+    def _go_on(self) -> tuple[Update, Sequence[Request]]:
+        """Begin the next phase, if everyone has answered."""
+        if self.waiting:
+            return self, ()
+        if self.phase is Verb.PREPARE and self.routes is None:
+            wanted: dict[str, dict[str, Offer]] = {target: {} for target in self.plan.target.workers}
             for source, target in self.plan.traffic:
                 wanted[target][source] = self.offers[source][1]
-            return self._ask(Phase.CONNECTING, [Ask(one, Connect(digest, offers)) for one, offers in wanted.items()])
-        if self.phase in (Phase.PREPARING, Phase.CONNECTING):
+            return self._ask(Verb.CONNECT, details=wanted)
+        if self.phase in (Verb.PREPARE, Verb.CONNECT):
             sending: dict[str, list[str]] = {}
-            for target, routes in (self.routes or {}).items():
-                for source, (route, _) in routes.items():
+            for target, ways in (self.routes or {}).items():
+                for source, (route, _) in ways.items():
                     if route.is_sent:
                         sending.setdefault(source, []).append(target)
-            sends = [Ask(one, Send(self.attempt, digest, tuple(targets))) for one, targets in sending.items()]
-            return self._ask(Phase.MOVING, [*sends, *(Ask(one, Move(self.attempt, digest)) for one in self._targets)])
-        if self.phase is Phase.MOVING:
-            commits = [Ask(one, Commit(self.attempt, digest)) for one in self._targets]
-            return self._ask(Phase.COMMITTING, commits, Decide(self.version))
-        return replace(self, phase=Phase.OVER), [End(_worst(self.errors))]
+            sends = [self._request(source, Verb.SEND, tuple(targets)) for source, targets in sending.items()]
+            return self._ask(Verb.MOVE, sends)
+        if self.phase is Verb.MOVE:
+            return self._ask(Verb.COMMIT)
+        return replace(self, is_over=True), ()
 
-    def _fail(self, error: Exception) -> tuple[Update, Sequence[LinkStep]]:
-        return replace(self, phase=Phase.OVER), [*self.give_up(), End(error)]
-
-    def _late(self) -> tuple[Update, Sequence[LinkStep]]:
-        missing = join_words(sorted({worker for worker, _ in self.waiting}))
-        if self.phase is not Phase.COMMITTING:
-            what = f"{self.phase.value!r} of update {self.attempt}, to version {self.version}"
-            return self._fail(CallTimedOut(f"no answer to {what}, from {missing} in time"))
-        having = join_words(sorted(self.pauses)) or "none"
-        error: Exception = UpdateDecided(
-            f"version {self.version} is decided, and in use by {having}; not heard from by the deadline, to take it "
-            f"over when it goes on: {missing}",
-            hint="`versions` says who has it; a worker that stays silent can be restarted, and filled with `refill`",
-        )
-        dead = _worst(self.errors)
-        return replace(self, phase=Phase.OVER), [End(dead if isinstance(dead, WorkerDied) else error)]
+    def _fail(self, error: Exception) -> tuple[Update, Sequence[Request]]:
+        return replace(self, is_over=True, error=error), self.give_up()
 
 
-def _key(worker: str, request: Request) -> tuple[str, str]:
-    # A worker can be a source and a target.
-    return worker, f"{type(request).__name__} {request.is_source if isinstance(request, Prepare) else ''}"
+class Step(enum.Enum):
+    """What a member does for a request."""
 
-
-def _worst(errors: Sequence[Exception]) -> Exception | None:
-    return next((error for error in errors if isinstance(error, WorkerDied)), errors[0] if errors else None)
-
-
-# A member's side.
-
-
-@dataclass(frozen=True, slots=True)
-class BreakOff:
+    BREAK_OFF = enum.auto()
     """Tell the worker that the change of its weights, which is under way, does not become a version."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CheckTarget:
-    """Check that the version is newer than that of the weights, and that the memory of these fits the plan."""
-
-    version: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class OfferWeights:
+    OFFER = enum.auto()
     """Answer with an offer, unless it is the one that is known."""
-
-    digest: str
-    known: int
-
-
-@dataclass(frozen=True, slots=True)
-class BeginChange:
-    """Begin to change the weights that are in use: they have no version until `EndChange`."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopyAll:
+    CHECK = enum.auto()
+    """Check that the version is newer than that of the weights, and that the memory of these fits the plan."""
+    CONNECT = enum.auto()
+    """Find the memory of sources."""
+    SEND = enum.auto()
+    """Send to targets that cannot copy."""
+    BEGIN = enum.auto()
+    """Begin to change the weights that are in use: they have no version until `END`."""
+    COPY = enum.auto()
     """Copy everything that the plan says."""
-
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakeOver:
+    TAKE_OVER = enum.auto()
     """Copy what lies beside the weights over them."""
-
-    version: int
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndChange:
+    END = enum.auto()
     """The weights that were written to are a whole version."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer with an error."""
-
-    error: Exception
-
-
-MemberStep = BreakOff | CheckTarget | OfferWeights | BeginChange | CopyAll | TakeOver | EndChange | Refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,8 +268,6 @@ class Membership:
 
     who: str
     attempt: int = 0
-    version: int = -1
-    """The version that the attempt brings."""
     ended: int = 0
     """The last attempt that was broken off."""
     is_changing: bool = False
@@ -441,51 +275,37 @@ class Membership:
     has_all: bool = False
     """Whether everything of the attempt has been copied."""
 
-    def is_over(self, attempt: int) -> bool:
-        """Whether an attempt was broken off, or a later one has begun."""
-        return attempt < self.attempt or attempt <= self.ended
+    def check(self, attempt: int) -> None:
+        """Raise ClusterError if an attempt was broken off, or a later one has begun."""
+        if attempt < self.attempt or attempt <= self.ended:
+            raise ClusterError(f"update {attempt} of {self.who} was broken off")
 
     def abort(self, attempt: int) -> Membership:
         """Note at once that an attempt is broken off: what is under way finds out."""
         return replace(self, ended=max(self.ended, attempt))
 
-    def take(self, request: Request, *, overwrites: bool) -> tuple[Membership, Sequence[MemberStep]]:
-        """Return what follows from a request; with `overwrites`, moving writes to weights that are in use."""
-        if isinstance(request, Abort):
-            return (
-                self.broken_off(f"update {request.attempt} was broken off")
-                if self.is_over(self.attempt)
-                else (self, ())
-            )
-        if isinstance(request, Prepare | Move | Send | Commit) and self.is_over(request.attempt):
-            return self, [Refuse(self.over_error(request.attempt))]
-        match request:
-            case Prepare():
-                before, steps = self.broken_off(f"update {self.attempt} was not completed")
-                now = replace(before, attempt=request.attempt, version=request.version, has_all=False)
-                if request.is_source:
-                    return now, [*steps, OfferWeights(request.digest, request.known)]
-                return now, [*steps, CheckTarget(request.version, request.digest)]
-            case Move() if overwrites:
-                return replace(self, is_changing=True), [BeginChange(self.version), CopyAll(request.digest)]
-            case Move():
-                return self, [CopyAll(request.digest)]
-            case Commit() if not self.has_all:
-                return self, [Refuse(ClusterError(f"{self.who} has not got all of update {request.attempt}"))]
-            case Commit() if self.is_changing:
-                return replace(self, is_changing=False), [EndChange()]
-            case Commit():
-                return self, [TakeOver(self.version, request.digest)]
-        return self, ()
+    def take(self, request: Request, *, overwrites: bool) -> tuple[Membership, Sequence[Step]]:
+        """Return what follows from a request of an attempt; ClusterError refuses it.
 
-    def copied(self) -> Membership:
-        """Note that everything was copied."""
-        return replace(self, has_all=True)
-
-    def broken_off(self, why: str) -> tuple[Membership, Sequence[MemberStep]]:
-        """End a change of the weights that is under way, if there is one."""
-        return replace(self, is_changing=False), [BreakOff(why)] if self.is_changing else []
-
-    def over_error(self, attempt: int) -> ClusterError:
-        """Make the error for what belongs to an attempt that is over."""
-        return ClusterError(f"update {attempt} of {self.who} was broken off")
+        With `overwrites`, moving writes to weights that are in use.
+        """
+        ends = [Step.BREAK_OFF] if self.is_changing else []
+        if request.verb is Verb.ABORT:
+            is_over = self.attempt <= self.ended
+            return (replace(self, is_changing=False), ends) if is_over else (self, ())
+        self.check(request.attempt)
+        match request.verb:
+            case Verb.OFFER | Verb.PREPARE:
+                now = replace(self, attempt=request.attempt, is_changing=False, has_all=False)
+                return now, [*ends, Step.OFFER if request.verb is Verb.OFFER else Step.CHECK]
+            case Verb.MOVE if overwrites:
+                return replace(self, is_changing=True), [Step.BEGIN, Step.COPY]
+            case Verb.MOVE:
+                return self, [Step.COPY]
+            case Verb.COMMIT if not self.has_all:
+                raise ClusterError(f"{self.who} has not got all of update {request.attempt}")
+            case Verb.COMMIT if self.is_changing:
+                return replace(self, is_changing=False), [Step.END]
+            case Verb.COMMIT:
+                return self, [Step.BEGIN, Step.TAKE_OVER, Step.END]
+        return self, [Step.CONNECT if request.verb is Verb.CONNECT else Step.SEND]

@@ -32,7 +32,7 @@ from roost.demo.advice import advise
 from roost.demo.display import DemoConsole, Display, WithoutRemarks
 from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
-from roost.demo.rounds import Restart, Round, Trained
+from roost.demo.rounds import Restart, Round, Run
 from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
 from roost.demo.tasks import CARTPOLE
 from roost.demo.training import _Run, check_died
@@ -175,7 +175,6 @@ def test_a_pipe_gets_plain_lines_that_report_a_restart():
                 where="node 1, accelerator 0,1",
                 pid=88,
                 seconds=1.04,
-                after_round=3,
                 error="rollout:2 on node 1 died in 'load'",
             )
         )
@@ -247,15 +246,15 @@ def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
     assert lines[:3] == [f"{folder}/", "  plan.json", "  trace.json"]
 
 
-def make_trained(mode: Mode, *rounds: Round) -> Trained:
-    return Trained(mode=mode, rounds=rounds, seconds={}, began=0.0, ended=1.0, restarts=())
+def make_run(mode: Mode, *rounds: Round) -> Run:
+    return Run(mode=mode, watcher=make_display(is_terminal=False)[0], rounds=[*rounds])
 
 
 @pytest.mark.parametrize("columns", [45, 80, 200])
 def test_the_summary_fits_on_the_terminal(columns):
     done = Round(number=1, mean_return=20.0, episodes=9, made_in=0.5, seconds={"play": 2.0}, behind=0)
     bars = [Bar("actor", "blue", (0.25, 0.0, 0.75)), Bar("env", "green", (0.5, 0.0, 0.5))]
-    lines = _summary(CARTPOLE, make_trained(Mode.DISAGG, done), bars, columns).plain.splitlines()
+    lines = _summary(CARTPOLE, make_run(Mode.DISAGG, done), bars, columns).plain.splitlines()
     drawn = [line for line in lines if line.endswith(" % idle")]
     assert len(drawn) == 2
     assert max(map(len, drawn)) <= min(columns, 80)
@@ -347,13 +346,13 @@ def test_a_missing_gymnasium_is_reported_with_the_command_to_install_it(tmp_path
 
 
 def test_the_demo_says_which_placement_its_times_would_make_the_best():
-    def trained(mode: Mode, made: float, learn: float) -> Trained:
+    def trained(mode: Mode, made: float, learn: float) -> Run:
         seconds = {"play": made, "learn": learn, "weights": 0.1}
         rounds = tuple(
             Round(number=number, mean_return=1.0, episodes=9, seconds=seconds, made_in=made, behind=0)
             for number in (1, 2, 3)
         )
-        return make_trained(mode, *rounds)
+        return make_run(mode, *rounds)
 
     # Twice the accelerators gain nothing here, so that both at the same time is best.
     same = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0)])

@@ -177,8 +177,8 @@ def test_python_and_ray_must_be_new_enough():
     assert levels(judge_python(replace(SOFTWARE, python="3.10.2"))) == ["problem"]
     old = only(judge_ray(replace(SOFTWARE, packages={"ray": "2.40.0"})))
     assert old.level == Level.PROBLEM
-    assert old.seen == "this is Ray 2.40.0, and Roost needs Ray 2.47.0 or newer"
-    assert "pip install 'ray>=2.47.0'" in old.do
+    assert old.seen == "this is Ray 2.40.0, and Roost needs Ray 2.55.0 or newer"
+    assert "pip install 'ray>=2.55.0'" in old.do
     assert only(judge_ray(replace(SOFTWARE, packages={}))).seen == "not installed"
 
 

@@ -452,11 +452,11 @@ def test_the_exception_that_ended_the_script_is_the_outcome(tmp_path, monkeypatc
 
 def test_a_driver_that_is_gone_without_an_outcome_has_died(tmp_path):
     recorder = begin(make_run_dir(tmp_path / "run"))
-    (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / ".roost-lock").touch()
     record = recorder.record
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(60)
-    with (tmp_path / "run" / ".lock").open("w") as lock:
+    with (tmp_path / "run" / ".roost-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not is_gone(record, tmp_path / "run")
         assert is_gone(replace(record, pid=ended.pid), tmp_path / "run")
@@ -646,10 +646,10 @@ def test_an_old_run_that_is_still_running_is_not_removed(own):
     for number in range(22):
         folder = own / f"20200101-0000{number:02d}-abcdef"
         folder.mkdir()
-        (folder / ".lock").touch()
-        os.utime(folder / ".lock", (1, 1))
+        (folder / ".roost-lock").touch()
+        os.utime(folder / ".roost-lock", (1, 1))
         os.utime(folder, (1, 1))
-    with (own / "20200101-000000-abcdef" / ".lock").open() as lock:
+    with (own / "20200101-000000-abcdef" / ".roost-lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         make_run_dir(None)
     left = {path.name for path in own.iterdir()}

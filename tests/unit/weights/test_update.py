@@ -18,34 +18,7 @@ from roost.weights import Detour, Layout, Place, SyncPlan, TensorSpec, UpdateDec
 from roost.weights.layout import replicated
 from roost.weights.rules import Split, make_layout
 from roost.weights.transfer import ArraysSeen
-from roost.weights.update import (
-    Abort,
-    Answered,
-    Ask,
-    BeginChange,
-    BreakOff,
-    CheckTarget,
-    Commit,
-    Connect,
-    CopyAll,
-    Decide,
-    End,
-    EndChange,
-    Failed,
-    Late,
-    LinkStep,
-    Membership,
-    Move,
-    Moved,
-    OfferWeights,
-    Phase,
-    Prepare,
-    Refuse,
-    Send,
-    TakeOver,
-    Tell,
-    Update,
-)
+from roost.weights.update import Membership, Moved, Request, Step, Update, Verb
 from roost.weights.versions import Versions
 
 A, R0, R1 = "actor:0", "rollout:0", "rollout:1"
@@ -53,59 +26,56 @@ MODEL = {"w": TensorSpec((4, 2), "float32")}
 PLAN = make_sync_plan(replicated(MODEL, [A]), replicated(MODEL, [R0, R1]), {A: Place(0), R0: Place(0), R1: Place(1)})
 OFFER = Offer(pid=1, node=0, arrays={"w": RemoteArray(dtype="float32", shape=(4, 2), strides=(8, 4))})
 ROUTES = {R0: {A: (Route.NODE, "")}, R1: {A: (Route.NETWORK, "")}}
-ABORTS = [Tell(worker, Abort(7)) for worker in (A, R0, R1)]
 
 
-def begin(**known: Any) -> tuple[Update, Sequence[LinkStep]]:
+def ask(worker: str, verb: Verb, details: Any = None) -> Request:
+    return Request(worker, verb, 7, 3, PLAN.digest, details)
+
+
+ABORTS = [ask(worker, Verb.ABORT) for worker in (A, R0, R1)]
+
+
+def begin(**known: Any) -> tuple[Update, Sequence[Request]]:
     return Update(plan=PLAN, attempt=7, version=3, **known).begin()
 
 
-def answer(update: Update, steps: Sequence[LinkStep], *values: Any) -> tuple[Update, Sequence[LinkStep]]:
-    """Answer the requests of some steps, in their order; only the last answer has consequences."""
-    asks = [step for step in steps if isinstance(step, Ask)]
-    after: Sequence[LinkStep] = ()
-    for ask, value in zip(asks, values, strict=True):
+def answer(update: Update, steps: Sequence[Request], *values: Any) -> tuple[Update, Sequence[Request]]:
+    """Answer requests, in their order; only the last answer has consequences."""
+    after: Sequence[Request] = ()
+    for request, value in zip(steps, values, strict=True):
         assert after == ()
-        update, after = update.take(Answered(ask.worker, ask.request, value))
+        update, after = update.answered(request, value)
     return update, after
 
 
-def moving() -> tuple[Update, Sequence[LinkStep]]:
+def moving() -> tuple[Update, Sequence[Request]]:
     update, steps = begin(offers={A: (1, OFFER)}, routes=ROUTES)
     return answer(update, steps, None, None, None)
 
 
-def test_a_first_update_prepares_connects_moves_decides_and_commits():
+def test_a_first_update_prepares_connects_moves_and_commits():
     update, steps = begin()
-    assert steps == [
-        Ask(A, Prepare(7, 3, PLAN.digest, is_source=True)),
-        Ask(R0, Prepare(7, 3, PLAN.digest, is_source=False)),
-        Ask(R1, Prepare(7, 3, PLAN.digest, is_source=False)),
-    ]
+    assert steps == [ask(A, Verb.OFFER, 0), ask(R0, Verb.PREPARE), ask(R1, Verb.PREPARE)]
     update, steps = answer(update, steps, (1, OFFER), None, None)
-    assert steps == [Ask(R0, Connect(PLAN.digest, {A: OFFER})), Ask(R1, Connect(PLAN.digest, {A: OFFER}))]
+    assert steps == [ask(R0, Verb.CONNECT, {A: OFFER}), ask(R1, Verb.CONNECT, {A: OFFER})]
     update, steps = answer(update, steps, ROUTES[R0], ROUTES[R1])
-    assert steps == [
-        Ask(A, Send(7, PLAN.digest, (R1,))),
-        Ask(R0, Move(7, PLAN.digest)),
-        Ask(R1, Move(7, PLAN.digest)),
-    ]
+    assert steps == [ask(A, Verb.SEND, (R1,)), ask(R0, Verb.MOVE), ask(R1, Verb.MOVE)]
     update, steps = answer(update, steps, None, Moved(seconds={A: 1.0}), Moved(seconds={A: 2.0}))
-    assert steps == [Decide(3), Ask(R0, Commit(7, PLAN.digest)), Ask(R1, Commit(7, PLAN.digest))]
+    assert steps == [ask(R0, Verb.COMMIT), ask(R1, Verb.COMMIT)]
     update, steps = answer(update, steps, 0.1, 0.2)
-    assert steps == [End()]
-    assert (update.phase, update.pauses, update.offers) == (Phase.OVER, {R0: 0.1, R1: 0.2}, {A: (1, OFFER)})
+    assert (steps, update.is_over, update.error) == ((), True, None)
+    assert (update.pauses, update.offers) == ({R0: 0.1, R1: 0.2}, {A: (1, OFFER)})
     assert update.detours == []
 
 
 def test_targets_that_know_the_memory_are_not_connected_again():
     update, steps = begin(offers={A: (4, OFFER)}, routes=ROUTES)
-    assert steps[0] == Ask(A, Prepare(7, 3, PLAN.digest, is_source=True, known=4))
+    assert steps[0] == ask(A, Verb.OFFER, 4)
     _, steps = answer(update, steps, None, None, None)
-    assert [type(step.request) for step in steps] == [Send, Move, Move]
+    assert [step.verb for step in steps] == [Verb.SEND, Verb.MOVE, Verb.MOVE]
     # Elsewhere than before: all targets are told.
     _, steps = answer(*begin(offers={A: (4, OFFER)}, routes=ROUTES), (5, OFFER), None, None)
-    assert [type(step.request) for step in steps] == [Connect, Connect]
+    assert [step.verb for step in steps] == [Verb.CONNECT, Verb.CONNECT]
 
 
 @pytest.mark.parametrize(
@@ -120,59 +90,59 @@ def test_targets_that_know_the_memory_are_not_connected_again():
 def test_an_offer_that_does_not_fit_the_plan_ends_the_update_before_a_byte_moves(array, wrong):
     update, steps = begin(offers={A: (1, OFFER)}, routes=ROUTES)
     offer = replace(OFFER, arrays={} if array is None else {"w": array})
-    update, (*aborts, end) = update.take(Answered(A, steps[0].request, (2, offer)))
-    assert aborts == ABORTS
+    update, after = update.answered(steps[0], (2, offer))
+    assert (after, update.is_over) == (ABORTS, True)
     with pytest.raises(ConfigError, match=wrong):
-        raise end.error
-    assert update.phase is Phase.OVER
-    assert update.take(Late()) == (update, ())
+        raise update.error
+    assert update.late() == update.answered(steps[1]) == update.failed(steps[1], WorkerDied("late")) == (update, ())
 
 
 def test_other_strides_fit():
     turned = replace(OFFER, arrays={"w": RemoteArray(dtype="float32", shape=(4, 2), strides=(4, 16))})
     _, steps = answer(*begin(offers={A: (1, OFFER)}, routes=ROUTES), (2, turned), None, None)
-    assert steps[0] == Ask(R0, Connect(PLAN.digest, {A: turned}))
+    assert steps[0] == ask(R0, Verb.CONNECT, {A: turned})
 
 
 def test_what_fails_before_the_decision_ends_the_update_for_all():
     update, steps = moving()
     error = WorkerDied("actor:0 has ended")
-    update, after = update.take(Failed(R0, steps[1].request, error))
-    assert after == [*ABORTS, End(error)]
+    update, after = update.failed(steps[1], error)
+    assert (after, update.is_over, update.error) == (ABORTS, True, error)
     assert update.give_up() == ()
-    late, after = moving()[0].take(Late())
-    assert after[:-1] == ABORTS
+    late, after = moving()[0].late()
+    assert (after, late.is_over) == (ABORTS, True)
     what = "no answer to 'move' of update 7, to version 3, from actor:0, rollout:0 and rollout:1 in time"
-    assert str(after[-1].error) == what
-    assert type(after[-1].error) is CallTimedOut
-    assert late.phase is Phase.OVER
+    assert str(late.error) == what
+    assert type(late.error) is CallTimedOut
     # As after Ctrl-C.
     assert moving()[0].give_up() == ABORTS
 
 
 def test_what_fails_after_the_decision_ends_it_for_none():
     moved = [None, Moved(seconds={}), Moved(seconds={})]
-    update, steps = answer(*moving(), *moved)
-    commits = steps[1:]
+    update, commits = answer(*moving(), *moved)
     assert update.give_up() == ()
     dead = WorkerDied("rollout:0 is gone")
-    failed, after = update.take(Failed(R0, commits[0].request, dead))
-    assert after == ()
-    assert failed.take(Answered(R1, commits[1].request, 0.5))[1] == [End(dead)]
+    failed, after = update.failed(commits[0], dead)
+    assert (after, failed.is_over) == ((), False)
+    over, after = failed.answered(commits[1], 0.5)
+    assert (after, over.is_over, over.error) == ((), True, dead)
     # A worker that died is the worse news.
-    assert failed.take(Late())[1] == [End(dead)]
-    one, _ = update.take(Answered(R1, commits[1].request, 0.5))
-    _, (end,) = one.take(Late())
-    assert isinstance(end.error, UpdateDecided)
-    assert isinstance(end.error, CallTimedOut)
-    assert "version 3 is decided, and in use by rollout:1; not heard from" in str(end.error)
-    assert "to take it over when it goes on: rollout:0" in str(end.error)
+    assert failed.late()[0].error is dead
+    assert failed.failed(commits[1], ClusterError("no"))[0].error is dead
+    assert update.failed(commits[1], ClusterError("no"))[0].failed(commits[0], dead)[0].error is dead
+    late, after = update.answered(commits[1], 0.5)[0].late()
+    assert (after, late.is_over) == ((), True)
+    assert isinstance(late.error, UpdateDecided)
+    assert isinstance(late.error, CallTimedOut)
+    assert "version 3 is decided, and in use by rollout:1; not heard from" in str(late.error)
+    assert "to take it over when it goes on: rollout:0" in str(late.error)
 
 
 def test_every_pair_that_did_not_go_as_planned_is_named_with_the_reason():
     routes = {R0: {A: (Route.RELAY, "no IPC handle")}, R1: {A: (Route.GROUP, "")}}
     update, steps = answer(*begin(offers={A: (1, OFFER)}, routes=routes), None, None, None)
-    assert steps[0] == Ask(A, Send(7, PLAN.digest, (R0, R1)))
+    assert steps[0] == ask(A, Verb.SEND, (R0, R1))
     refused = Moved(seconds={}, detours={A: "NCCL failed: no route"})
     update, _ = answer(update, steps, None, Moved(seconds={}), refused)
     assert update.detours == [
@@ -182,55 +152,53 @@ def test_every_pair_that_did_not_go_as_planned_is_named_with_the_reason():
     assert str(update.detours[0]) == "actor:0 -> rollout:0: same node, sent, not same node: no IPC handle"
 
 
-PREPARE, MOVE, COMMIT = Prepare(2, 5, "d", is_source=False), Move(2, "d"), Commit(2, "d")
+PREPARE, MOVE, COMMIT, ABORT = (Request(R0, verb, 2) for verb in (Verb.PREPARE, Verb.MOVE, Verb.COMMIT, Verb.ABORT))
+OFFERED = replace(PREPARE, verb=Verb.OFFER)
 
 
-def member(*requests: Any, overwrites: bool = False) -> Membership:
+def member(*requests: Request, overwrites: bool = False) -> Membership:
     state = Membership(who=R0)
     for request in requests:
-        state, steps = state.take(request, overwrites=overwrites)
-        assert not any(isinstance(step, Refuse) for step in steps)
-        if isinstance(request, Move):
-            state = state.copied()
+        state, _ = state.take(request, overwrites=overwrites)
+        if request.verb is Verb.MOVE:
+            state = replace(state, has_all=True)
     return state
 
 
-def refused(state: Membership, request: Any) -> str:
-    after, (step,) = state.take(request, overwrites=False)
-    assert isinstance(step, Refuse)
-    assert after == state
-    return str(step.error)
-
-
 def test_a_member_checks_copies_and_takes_over():
-    assert member().take(PREPARE, overwrites=False)[1] == [CheckTarget(5, "d")]
-    assert member().take(replace(PREPARE, is_source=True, known=9), overwrites=False)[1] == [OfferWeights("d", 9)]
-    assert member(PREPARE).take(MOVE, overwrites=False)[1] == [CopyAll("d")]
-    assert member(PREPARE, MOVE).take(COMMIT, overwrites=False)[1] == [TakeOver(5, "d")]
-    assert member(PREPARE).take(MOVE, overwrites=True)[1] == [BeginChange(5), CopyAll("d")]
+    assert member().take(PREPARE, overwrites=False)[1] == [Step.CHECK]
+    assert member().take(OFFERED, overwrites=False)[1] == [Step.OFFER]
+    assert member(PREPARE).take(replace(PREPARE, verb=Verb.CONNECT), overwrites=False)[1] == [Step.CONNECT]
+    assert member(PREPARE).take(replace(PREPARE, verb=Verb.SEND), overwrites=False)[1] == [Step.SEND]
+    assert member(PREPARE).take(MOVE, overwrites=False)[1] == [Step.COPY]
+    assert member(PREPARE, MOVE).take(COMMIT, overwrites=False)[1] == [Step.BEGIN, Step.TAKE_OVER, Step.END]
+    assert member(PREPARE).take(MOVE, overwrites=True)[1] == [Step.BEGIN, Step.COPY]
     after, steps = member(PREPARE, MOVE, overwrites=True).take(COMMIT, overwrites=True)
-    assert (steps, after.is_changing) == ([EndChange()], False)
+    assert (steps, after.is_changing) == ([Step.END], False)
 
 
 def test_a_member_refuses_what_is_late():
     newer = member(PREPARE, replace(PREPARE, attempt=3))
-    for request in (PREPARE, MOVE, COMMIT, Send(2, "d", ())):
-        assert refused(newer, request) == "update 2 of rollout:0 was broken off"
-        assert refused(member(PREPARE).abort(2), request) == "update 2 of rollout:0 was broken off"
-    assert refused(member(PREPARE), COMMIT) == "rollout:0 has not got all of update 2"
+    for verb in (Verb.OFFER, Verb.PREPARE, Verb.CONNECT, Verb.MOVE, Verb.COMMIT, Verb.SEND):
+        for state in (newer, member(PREPARE).abort(2)):
+            with pytest.raises(ClusterError, match=r"^update 2 of rollout:0 was broken off$"):
+                state.take(replace(PREPARE, verb=verb), overwrites=False)
+    with pytest.raises(ClusterError, match=r"^rollout:0 has not got all of update 2$"):
+        member(PREPARE).take(COMMIT, overwrites=False)
     # What was moved for an older attempt is nothing for this one.
-    assert "has not got all" in refused(member(PREPARE, MOVE, replace(PREPARE, attempt=3)), replace(COMMIT, attempt=3))
+    with pytest.raises(ClusterError, match="has not got all"):
+        member(PREPARE, MOVE, replace(PREPARE, attempt=3)).take(replace(COMMIT, attempt=3), overwrites=False)
 
 
 def test_weights_that_were_being_overwritten_are_no_version_when_the_attempt_ends():
     changing = member(PREPARE, MOVE, overwrites=True)
-    after, steps = changing.abort(2).take(Abort(2), overwrites=True)
-    assert (steps, after.is_changing) == ([BreakOff("update 2 was broken off")], False)
-    _, steps = changing.take(replace(PREPARE, attempt=3), overwrites=True)
-    assert steps == [BreakOff("update 2 was not completed"), CheckTarget(5, "d")]
+    after, steps = changing.abort(2).take(ABORT, overwrites=True)
+    assert (steps, after.is_changing) == ([Step.BREAK_OFF], False)
+    after, steps = changing.take(replace(PREPARE, attempt=3), overwrites=True)
+    assert (steps, after.is_changing) == ([Step.BREAK_OFF, Step.CHECK], False)
     # Of another attempt, and of none.
-    assert changing.abort(1).take(Abort(1), overwrites=True)[1] == ()
-    assert member(PREPARE, MOVE).abort(2).take(Abort(2), overwrites=False)[1] == []
+    assert changing.abort(1).take(replace(ABORT, attempt=1), overwrites=True)[1] == ()
+    assert member(PREPARE, MOVE).abort(2).take(ABORT, overwrites=False)[1] == []
 
 
 def test_of_two_changes_of_the_same_weights_the_newer_waits_and_the_older_is_refused():

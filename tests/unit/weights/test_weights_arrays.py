@@ -14,7 +14,7 @@ from roost.deadline import NEVER
 from roost.weights.layout import Held, Layout, TensorSpec
 from roost.weights.member import MemberLink
 from roost.weights.plan import Place, make_sync_plan
-from roost.weights.update import Learn
+from roost.weights.update import Request, Verb
 from roost.weights.versions import Versions
 
 
@@ -39,6 +39,8 @@ def test_a_target_without_torch_refuses_a_type_of_torch_in_the_plan(monkeypatch)
     worker = SimpleNamespace(address="rollout:0", accept=lambda: {"w": np.zeros(4, np.float32)})
     link = MemberLink(worker, Versions("rollout:0"), "link", in_place=False, may_share=True)
     answers: SimpleQueue[tuple[bool, object]] = SimpleQueue()
-    link.ask(Learn(plan, "offer", is_main=True), NEVER, lambda *answer: answers.put(answer))
+    link.ask(
+        Request("rollout:0", Verb.LEARN, details=(plan, "offer", True)), NEVER, lambda *answer: answers.put(answer)
+    )
     assert answers.get(timeout=60) == (True, ["rollout:0 gets bfloat16, which takes torch there"])
     link.close()

@@ -10,8 +10,7 @@ import yaml
 
 from roost.cli.options import Out
 from roost.cli.out import tell, write_text
-from roost.cli.plans import read_saved_plan
-from roost.cli.runs import complete_run, find_folder, plan_file
+from roost.cli.runs import complete_run, find_folder, saved_plan
 from roost.config.hardware import ACCELERATOR
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
@@ -33,7 +32,7 @@ def profile(
     out: Out = None,
 ) -> None:
     folders = [find_folder(Path(run)) for run in runs]
-    found = make_profile((_placed(read_saved_plan(plan_file(folder))), _times(folder)) for folder in folders)
+    found = make_profile((_placed(saved_plan(folder)), _times(folder)) for folder in folders)
     write_text(yaml.safe_dump(found, sort_keys=False, default_flow_style=None, width=120), out)
 
 

@@ -15,10 +15,9 @@ import typer
 from roost.cli.commands.run import start_job
 from roost.cli.limits import TIMEOUT_SECONDS
 from roost.cli.live_cluster import ask_for_hardware
-from roost.cli.options import Address, TextForm
+from roost.cli.options import Address, TextForm, TextFormat
 from roost.cli.out import as_json, tell, write_text
-from roost.cli.plans import read_saved_plan
-from roost.cli.runs import Run, plan_file
+from roost.cli.runs import Run, saved_plan
 from roost.cli.text.plans import diff_text
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
@@ -70,10 +69,7 @@ def rerun(
         if address is not None:
             options = replace(options, local=None)
         try:
-            if form == "json":
-                _print_job(folder, record, record.job, options, same)
-                return
-            _rerun_job(folder, record, record.job, options, same, dry_run)
+            _rerun_job(folder, record, record.job, options, same, dry_run, form)
         except PlanDiffers as error:
             tell(str(error))
             raise typer.Exit(1) from None
@@ -93,27 +89,6 @@ def _answer(record: RunRecord, words: list[str]) -> dict[str, Any]:
     changes = diff_environments(record.environment, environment_of(os.environ))
     variables = {name: {"before": before, "after": after} for name, before, after in changes}
     return {"command": words, "folder": record.cwd, "environment": variables}
-
-
-def _print_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool) -> None:
-    """Print what a rerun of a job would do as JSON; the plan is null if no cluster says where its workers would sit."""
-    path = folder / job.stored
-    text = load_text(path, limit=JOB_FILE_LIMIT)
-    again = replace(job, hash=text_hash(text), flags=options.to_flags(), rerun_of=record.id)
-    before = _earlier_plan(folder, record)
-    try:
-        plan = _plan_now(text, path, options)
-    except ClusterError:
-        plan = None
-    compared = None
-    if plan is not None and before is not None:
-        is_alike = _without_node_names(plan) == _without_node_names(before)
-        compared = {"hash": plan.hash, "same": is_alike, "difference": before.diff(plan).to_dict()}
-    words = ["roost", "run", job.file, *hide_in_words(again.arguments)]
-    file = {"file": str(path), "file_changed": again.hash != job.hash}
-    write_text(as_json({**_answer(record, words), **file, "plan": compared}))
-    if same and not (compared and compared["same"]):
-        raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
 
 
 def _script_words(record: RunRecord) -> list[str]:
@@ -142,24 +117,43 @@ def _rerun_script(record: RunRecord, dry_run: bool) -> None:
         os.execv(words[0], words)  # noqa: S606
 
 
-def _rerun_job(folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool, dry_run: bool) -> None:
+def _rerun_job(
+    folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool, dry_run: bool, form: TextFormat
+) -> None:
+    """Run a job again, or say what that would do; in JSON the plan is null if no cluster says how it would be."""
     path = folder / job.stored
     text = load_text(path, limit=JOB_FILE_LIMIT)
     again = replace(job, hash=text_hash(text), flags=options.to_flags(), rerun_of=record.id)
-    tell(printable(shlex.join(["roost", "run", job.file, *hide_in_words(again.arguments)])))
-    how = "with the file as it was" if again.hash == job.hash else "with a file that has changed since"
-    tell(printable(f"  in {record.cwd}, {how}: {path}"))
-    _tell_environment(record)
-    check = partial(_check_plan, record, _earlier_plan(folder, record), same)
+    words = ["roost", "run", job.file, *hide_in_words(again.arguments)]
+    has_changed = again.hash != job.hash
+    if form == "text":
+        tell(printable(shlex.join(words)))
+        how = "with a file that has changed since" if has_changed else "with the file as it was"
+        tell(printable(f"  in {record.cwd}, {how}: {path}"))
+        _tell_environment(record)
+    before = _earlier_plan(folder, record)
+    check = partial(_check_plan, record, before, same)
     if not dry_run:
         start_job(text, str(path), again, options, check)
         return
+    plan, why_unknown = None, ""
     try:
         plan = _plan_now(text, path, options)
     except ClusterError as error:
-        tell(f"where its workers would sit is not known now: {error}")
-        return
-    check(plan)
+        why_unknown = str(error)
+    if form == "json":
+        compared = None
+        if plan is not None and before is not None:
+            is_alike = _without_node_names(plan) == _without_node_names(before)
+            compared = {"hash": plan.hash, "same": is_alike, "difference": before.diff(plan).to_dict()}
+        file = {"file": str(path), "file_changed": has_changed}
+        write_text(as_json({**_answer(record, words), **file, "plan": compared}))
+        if same and not (compared and compared["same"]):
+            raise _plan_differs(record)
+    elif plan is None:
+        tell(f"where its workers would sit is not known now: {why_unknown}")
+    else:
+        check(plan)
 
 
 def _plan_now(text: str, path: Path, options: RunOptions) -> Plan:
@@ -174,7 +168,7 @@ def _earlier_plan(folder: Path, record: RunRecord) -> Plan | None:
     if record.plan is None:
         return None
     try:
-        return read_saved_plan(plan_file(folder))
+        return saved_plan(folder)
     except ConfigError as error:
         # Removed, or from another version of Roost: the job can run without it.
         tell(str(error))
@@ -194,7 +188,11 @@ def _check_plan(record: RunRecord, before: Plan | None, same: bool, plan: Plan) 
         tell("every worker sits as before, but on other nodes:" if is_alike else "the plan differs:")
         tell("\n".join(f"  {line}" for line in diff_text(before.diff(plan)).plain.splitlines()))
     if same and not is_alike:
-        raise PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
+        raise _plan_differs(record)
+
+
+def _plan_differs(record: RunRecord) -> PlanDiffers:
+    return PlanDiffers(f"the plan is not that of run {record.id}, and --same was given")
 
 
 def _without_node_names(plan: Plan) -> Plan:

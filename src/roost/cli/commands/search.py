@@ -14,11 +14,11 @@ from rich.text import Text
 from roost.cli.apply import with_placement
 from roost.cli.options import Cluster, Inventory, Out
 from roost.cli.out import as_json, tell, write_text
-from roost.cli.plans import Hardware, find_hardware
+from roost.cli.plans import find_hardware
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.search import answer_text, bars_of, doubts_text
 from roost.config.profile import read_profile
-from roost.config.run import RunDraft, read_job_text
+from roost.config.run import read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text
 from roost.errors import ConfigError
@@ -92,8 +92,9 @@ def search(
     if outside:
         verb = "is" if len(outside) == 1 else "are"
         tell(f"note: {join_words(outside)} {verb} not in the flow; what runs there is not searched")
-    hardware = _hardware(draft, cluster, inventory)
-    topology = hardware.topology
+    if cluster is not None and inventory is not None:
+        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
+    topology, assumed = find_hardware(draft.job.cluster, cluster, inventory, "--cluster or --inventory")
     setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
     answer = find(setup, top)
     if prove is not None:
@@ -116,13 +117,11 @@ def search(
         ]
         plan = _plan(answer.best, topology)
         write_text(
-            draw_html(
-                plan, make_grid(plan, title=job.name, assumed=hardware.assumed), [*below, *flow_html(draft.flow)]
-            ),
+            draw_html(plan, make_grid(plan, title=job.name, assumed=assumed), [*below, *flow_html(draft.flow)]),
             out,
         )
     else:
-        _print(answer, hardware, job, seed, out)
+        _print(answer, topology, assumed, job, seed, out)
 
 
 def _check_proof(path: Path, form: str, out: Path | None) -> None:
@@ -144,18 +143,12 @@ def _check_proof(path: Path, form: str, out: Path | None) -> None:
     print_text(Text(f"the proof holds: no placement takes less than {step:.4g} s a step ({branches} refuted)"), out)
 
 
-def _hardware(draft: RunDraft, cluster: str | None, inventory: Path | None) -> Hardware:
-    if cluster is not None and inventory is not None:
-        raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
-    return find_hardware(draft.job.cluster, cluster, inventory, "--cluster or --inventory")
-
-
 def _plan(option: Option, topology: Topology) -> Plan:
     cluster = {"num_nodes": topology.num_nodes, "component_placement": option.component_placement}
     return make_plan({"cluster": cluster}, topology, placement="hybrid")
 
 
-def _print(answer: Answer, hardware: Hardware, job: Path, seed: int, out: Path | None) -> None:
+def _print(answer: Answer, topology: Topology, assumed: str, job: Path, seed: int, out: Path | None) -> None:
     setup, options = answer.setup, (answer.best, *answer.others)
     simulated = []
     if has_spread(setup.timings):
@@ -168,7 +161,7 @@ def _print(answer: Answer, hardware: Hardware, job: Path, seed: int, out: Path |
         best = Found(answer.best.family, answer.best.step_time)
         told.append("\n\n").append_text(doubts_text(setup, list(deciding(setup.problem, best))))
     if out is None and answer.best.ranks:
-        draw_map(make_grid(_plan(answer.best, hardware.topology), title=job.name, assumed=hardware.assumed))
+        draw_map(make_grid(_plan(answer.best, topology), title=job.name, assumed=assumed))
         print_text(Text(""))
     print_text(told, out)
 

@@ -9,8 +9,7 @@ import typer
 
 from roost.cli.options import Out, TextForm
 from roost.cli.out import as_json, write_text
-from roost.cli.plans import read_saved_plan
-from roost.cli.runs import Run, plan_file
+from roost.cli.runs import Run, saved_plan
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.runs import run_text
 from roost.errors import ConfigError
@@ -42,7 +41,7 @@ def show(
     record = read_run(folder)
     title = printable(record.what)
     if svg is not None:
-        plan = read_saved_plan(plan_file(folder))
+        plan = saved_plan(folder)
         write_text(draw_svg(plan, make_grid(plan, title=title)), svg)
         return
     if form == "json":
@@ -53,5 +52,5 @@ def show(
     if record.plan is None:
         print_text(told, out)
         return
-    grid = make_grid(read_saved_plan(plan_file(folder)), title=title)
+    grid = make_grid(saved_plan(folder), title=title)
     draw_map(grid, out, above=told)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from roost.cli.out import write_text
-from roost.cli.runs import complete_run
+from roost.cli.runs import Run
 from roost.runtime.runs.index import find_run
 from roost.watch.limits import ANSWER_SECONDS
 from roost.watch.live import LiveRun
@@ -15,14 +15,7 @@ from roost.watch.stack import stack_of
 
 
 def stack(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Its id, the first characters of that, its folder, or latest.",
-            autocompletion=complete_run,
-        ),
-    ],
+    run: Run,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as actor:3.")],
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long the worker has to answer.")

@@ -676,14 +676,15 @@ class Client:
         self, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, operation: Operation | None = None
     ) -> None:
         endpoint = self._endpoint
-        number = endpoint.number()
+        number = next(endpoint.numbers)
         if operation is not None:
             # Before the reply, and before anything can interrupt what follows.
             operation.number = number
-        endpoint.peer(self.name).request(number, envelope, data, buffers, sink)
+        (endpoint.peers.get(self.name) or endpoint.peer(self.name)).request(number, envelope, data, buffers, sink)
 
     def _tell(self, number: int, envelope: bytes) -> None:
-        self._endpoint.peer(self.name).send(_REQUEST, number, envelope)
+        endpoint = self._endpoint
+        (endpoint.peers.get(self.name) or endpoint.peer(self.name)).send(_REQUEST, number, envelope)
 
 
 _DONE = Status.DONE, 1, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,65 @@ def empty_bytes(size: int, like: Sequence[Any]) -> Any:
     return torch.empty(size, dtype=torch.uint8, device=devices.pop())
 
 
-def raw_bytes(array: Any) -> memoryview:
-    """Return the content of an array as bytes, in the order of its elements."""
-    if not is_tensor(array):
-        return memoryview(array.tobytes())
-    plain = array.detach().cpu().contiguous().reshape(-1)
-    return memoryview(plain.view(sys.modules["torch"].uint8).numpy()) if plain.numel() else memoryview(b"")
+def bytes_of(tensor: Any) -> Any:
+    """Return the bytes of a contiguous tensor as a tensor."""
+    uint8 = sys.modules["torch"].uint8
+    return tensor.reshape(-1).view(uint8) if tensor.numel() else tensor.new_empty(0, dtype=uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """The content of an array or tensor as bytes on the host, and what it is."""
+
+    view: memoryview
+    dtype: str
+    shape: tuple[int, ...]
+    on_device: Any = None
+    """The tensor itself, if it is a target on a device, to which the bytes are to be copied."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.view.nbytes
+
+    def as_tensor(self) -> Any:
+        """Return its bytes as a tensor, on the device that it is on."""
+        return wrap(self.view, "uint8", (self.nbytes,)) if self.on_device is None else bytes_of(self.on_device)
+
+    def move_to_device(self) -> None:
+        """Copy what arrived in the host's memory to the device."""
+        self.as_tensor().copy_(wrap(self.view, "uint8", (self.nbytes,)))
+
+
+def as_buffer(thing: Any, method: str, *, is_target: bool = False) -> Buffer:
+    """Return the memory of a numpy array or a tensor; ConfigError if it has none that can be used."""
+    array: Any
+    on_device = None
+    if is_tensor(thing):
+        plain, dtype = thing.detach(), str(thing.dtype).removeprefix("torch.")
+        if is_target and not plain.is_contiguous():
+            raise _not_contiguous(method)
+        if is_target and plain.is_cuda:
+            # Not touched, and so not there, unless something arrives on the host.
+            on_device, array = plain, np.empty(plain.numel() * plain.element_size(), np.uint8)
+        else:
+            array = bytes_of(plain.cpu().contiguous()).numpy()
+    elif isinstance(thing, np.ndarray):
+        dtype = str(thing.dtype)
+        if thing.dtype.hasobject:
+            raise ConfigError(f"{method} takes numbers, and this array has objects", hint="send takes any object")
+        if is_target and not thing.flags.c_contiguous:
+            raise _not_contiguous(method)
+        if is_target and not thing.flags.writeable:
+            raise ConfigError(f"{method} needs an array that can be written to, and this one is read-only")
+        array = np.ascontiguousarray(thing).reshape(-1).view(np.uint8) if thing.size else np.empty(0, np.uint8)
+    else:
+        raise ConfigError(f"{method} takes a numpy array or a tensor, not a {type(thing).__name__}")
+    return Buffer(view=memoryview(array).cast("B"), dtype=dtype, shape=tuple(thing.shape), on_device=on_device)
+
+
+def _not_contiguous(method: str) -> ConfigError:
+    return ConfigError(f"{method} needs contiguous memory", hint="receive into tensor.contiguous(), then copy")
 
 
 def copy(target: Any, source: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.comm.limits import FETCH_SECONDS
+from roost.comm.move.arrays import bytes_of
 from roost.comm.move.cuda import NO_HANDLE, CudaError, DeviceMemory, Mappings, export, uuid_of, visible_devices
 from roost.comm.move.nccl import Pairs
 from roost.comm.move.route import End, Route, choose_route
@@ -107,7 +108,7 @@ class Loans:
 
     def add(self, lending: Lending) -> int:
         """Keep the tensors of a message, under a number."""
-        number = self._endpoint.number()
+        number = next(self._endpoint.numbers)
         self._lent[number] = lending
         return number
 
@@ -294,12 +295,6 @@ def settle(loans: Fetched) -> None:
 def _loans() -> Loans:
     # A process has one, except in tests without Ray, where any will do.
     return next(iter(_here.values()))
-
-
-def bytes_of(tensor: Any) -> Any:
-    """Return the bytes of a contiguous tensor as a tensor."""
-    torch = sys.modules["torch"]
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0, dtype=torch.uint8)
 
 
 def _lost(loan: Loan) -> WorkerDied:

@@ -22,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roost.comm.limits import READ_SECONDS
@@ -229,13 +230,15 @@ class Connection:
         else:
             self.marks.append((self._queued, handle))
 
-    def write(self, parts: Sequence[Any], memory: Memory | None = None) -> None:
-        """Write bytes, in order, together with the descriptor of shared memory if there is one."""
+    def write(self, parts: Sequence[Any], memory: Memory | None = None) -> int:
+        """Write bytes, in order, together with the descriptor of shared memory if there is one; returns the backlog."""
         if self.is_closed or self._is_broken:
-            return
+            return 0
         was_idle = not self._out
         # Frames that are sent in answer to several others leave together.
-        is_deferred = was_idle and self._loop.at_end_of_turn(self._flush_all)
+        is_deferred = was_idle and get_ident() == self._loop.ident
+        if is_deferred:
+            self._loop.at_end.append(self._flush_all)
         if was_idle and not is_deferred and memory is None and len(parts) == 1:
             # Nothing is in the way of most frames, which are small.
             part = parts[0]
@@ -245,11 +248,11 @@ class Connection:
                 sent = 0
             except OSError as error:
                 self._break(error)
-                return
+                return 0
             self._queued += sent
             self._written += sent
             if sent == len(part):
-                return
+                return 0
             parts = [memoryview(part).cast("B")[sent:]]
         if memory is not None:
             self._out_fds.append((self._queued, memory))
@@ -260,6 +263,7 @@ class Connection:
                 self._queued += view.nbytes
         if was_idle and not is_deferred:
             self._flush()
+        return self._queued - self._written
 
     def _flush_all(self) -> None:
         with self._lock:
@@ -365,8 +369,8 @@ class Connection:
         except Exception as error:
             self._end_by(error)
 
-    def _end_by(self, error: Exception) -> None:
-        if not isinstance(error, OSError | EOFError | ValueError):
+    def _end_by(self, error: BaseException) -> None:
+        if isinstance(error, Exception) and not isinstance(error, OSError | EOFError | ValueError):
             log.error("a connection could not be handled", exc_info=error)
         self.close(error)
 
@@ -380,9 +384,12 @@ class Connection:
                 self._receive(self._space, 0)
         except BlockingIOError:
             return
-        except Exception as error:
-            # In the thread that decides what becomes of the peer, and after this one has let go of the connection.
+        except BaseException as error:
+            # In the thread that decides what becomes of the peer, and after this one has let go of the connection. What
+            # a handler of a signal raises may come in the middle of a frame: the rest is sent again.
             self._loop.call(lambda error=error: self._end_by(error))  # type: ignore[misc]
+            if not isinstance(error, Exception):
+                raise
         finally:
             self.reading.release()
             self._loop.take_back(self, soon=handle.is_done)
@@ -476,7 +483,10 @@ class Connection:
                 if self._filling:
                     self._unfinished = frame, flags
                     return b""
-            self._deliver(peer, frame, flags)
+            if not self._is_deaf:
+                peer.take(frame)
+                if flags & WANTS_ACK:
+                    peer.acknowledge()
         return data[at:]
 
     def _fill(self, target: memoryview, count: int) -> None:
@@ -488,16 +498,13 @@ class Connection:
             return
         if self._unfinished is not None and self.peer is not None:
             (frame, flags), self._unfinished = self._unfinished, None
-            self._deliver(self.peer, frame, flags)
+            if not self._is_deaf:
+                self.peer.take(frame)
+                if flags & WANTS_ACK:
+                    self.peer.acknowledge()
         elif self._large is not None:
             large, self._large = self._large, None
             self._rest = self._take_in(bytes(large))
-
-    def _deliver(self, peer: Peer, frame: Frame, flags: int) -> None:
-        if not self._is_deaf:
-            peer.take(frame)
-            if flags & WANTS_ACK:
-                peer.acknowledge()
 
     def _control(self, peer: Peer, kind: int, number: int) -> None:
         if kind == Kind.MEMORY:

@@ -31,7 +31,7 @@ from roost.comm.move.memory import Pool
 from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo
 from roost.comm.wire.loop import Loop
 from roost.comm.wire.peer import OwnPeer, Peer, gone_error, lost_error
-from roost.errors import ClusterError, RoostError
+from roost.errors import ClusterError, RoostError, WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Endpoint:
         self.shared, self.private = Pool(is_shared=True), Pool(is_shared=False)
         self.peers: dict[str, Peer] = {}
         """By address: the processes that this one talks to, or looks for."""
-        self.on_message: Callable[[Peer, Frame], None] | None = None
+        self.on_message: Callable[[Peer, Frame], None] = lambda _peer, _frame: None
         """What takes messages and tensors."""
         self.on_loan: Callable[[Peer, Frame], None] | None = None
         """What answers those who fetch a tensor from a device."""
@@ -111,7 +111,8 @@ class Endpoint:
         """Connections whose other ends have not proved to be members, the oldest first."""
         self._dials: dict[Connection, tuple[Peer, int]] = {}
         """Connections that this process opens: to whom, and with which epoch."""
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Numbers that this process has not used yet."""
         self._listeners: list[socket.socket] = []
         self._most_strangers = min(_MOST_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         _endpoints.add(self)
@@ -147,10 +148,6 @@ class Endpoint:
         """Whether other processes can reach this one."""
         return bool(self._listeners) and not self.is_closed
 
-    def number(self) -> int:
-        """Return a number that this process has not used yet."""
-        return next(self._numbers)
-
     def peer(self, address: str) -> Peer:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
         peer = self.peers.get(address)
@@ -170,7 +167,7 @@ class Endpoint:
         self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
     ) -> int:
         """Ask a process something; `sink` takes the reply, a `Frame`, or fails. Returns the number of the request."""
-        number = self.number()
+        number = next(self.numbers)
         self.peer(address).request(number, envelope, data, buffers, sink, kind)
         return number
 
@@ -187,7 +184,7 @@ class Endpoint:
         self.loop.call(begin)
 
     def take(self, peer: Peer, frame: Frame) -> None:
-        """Take a frame in; in the thread that reads."""
+        """Take a request or a word about loans in; in the thread that reads."""
         if frame.kind == Kind.REQUEST:
             answer = self._on_request
             if answer is None:
@@ -197,11 +194,8 @@ class Endpoint:
                         self._early.append((peer, frame))
                         return
             answer(peer, frame)
-        elif frame.kind in (Kind.FETCH, Kind.RETURN):
-            if self.on_loan is not None:
-                self.on_loan(peer, frame)
-        elif self.on_message is not None:
-            self.on_message(peer, frame)
+        elif self.on_loan is not None:
+            self.on_loan(peer, frame)
 
     def close(self) -> None:
         """End all of it; what waits fails."""
@@ -257,7 +251,10 @@ class Endpoint:
         try:
             listing = found.result(0)
         except Exception as error:
-            self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
+            if peer.session and isinstance(error, WorkerDied):
+                self._end(peer, gone_error(peer.info))
+            else:
+                self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
             return
         if peer.session and peer.info is not None and listing.peer.instance != peer.info.instance:
             # Another process has its name now.
@@ -345,7 +342,7 @@ class Endpoint:
     def _about(self, **more: Any) -> dict[str, Any]:
         own = self._listing
         about = {"info": asdict(self.own), "local": own.local_name, "host": own.host, "port": own.port}
-        return about | {"count": self.number()} | more
+        return about | {"count": next(self.numbers)} | more
 
     def hello(self, connection: Connection) -> dict[str, Any]:
         """Return what this end of a connection that it opened says about itself."""

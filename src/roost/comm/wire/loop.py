@@ -24,8 +24,10 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from roost.comm.limits import LINGER_SECONDS, READ_SECONDS
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import waiting
+from roost.runtime.limits import LEAST_WAIT_SECONDS
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -276,7 +278,8 @@ class Loop:
         self._thread: threading.Thread | None = None
         self.ident = 0
         """Of the thread."""
-        self._at_end: list[Callable[[], None]] = []
+        self.at_end: list[Callable[[], None]] = []
+        """What the thread calls when all that has arrived is handled; only the thread itself adds to it."""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of when to call what, in order."""
         self._order = itertools.count()
@@ -307,13 +310,6 @@ class Loop:
         """Let the thread call a function after a while."""
         timer = time.monotonic() + seconds, next(self._order), function
         self.call(lambda: heapq.heappush(self._timers, timer))
-
-    def at_end_of_turn(self, function: Callable[[], None]) -> bool:
-        """Call a function when all that has arrived is handled; False if it is not this thread that handles it."""
-        if threading.get_ident() != self.ident:
-            return False
-        self._at_end.append(function)
-        return True
 
     def lend(self, source: Source) -> None:
         """Leave a connection to a thread that reads it itself."""
@@ -370,18 +366,19 @@ class Loop:
 
     def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
         """Wait until a handle is done; returns whether it is."""
-        with waiting(handle.waits_for):
-            return self._wait_for(handle, timeout)
-
-    def _wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
+        began = time.perf_counter()
         source = None
-        if (timeout is None or timeout > READ_SECONDS) and not is_interruptible():
+        if (timeout is None or timeout > READ_SECONDS) and threading.get_ident() != interruptible.thread:
             source = handle.source()
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
         if source is not None:
             source.read_for(handle)
-        if handle.is_done:
+        if handle.is_done and time.perf_counter() - began < LEAST_WAIT_SECONDS:
             return True
+        with waiting(handle.waits_for, began):
+            left = None if timeout is None else timeout - (time.perf_counter() - began)
+            return handle.is_done or self._sleep(handle, source, Deadline.after(left))
+
+    def _sleep(self, handle: Handle[Any], source: Source | None, deadline: Deadline) -> bool:
         self.nudge()
         asleep = threading.Lock()
         asleep.acquire()
@@ -392,8 +389,8 @@ class Loop:
             if source is not None:
                 source.sleepers += 1
         try:
-            left = deadline - time.monotonic()
-            asleep.acquire(timeout=min(max(0.0, left), threading.TIMEOUT_MAX))
+            left = deadline.timeout
+            asleep.acquire(timeout=-1 if left is None else left)
         finally:
             with self.turns:
                 handle._waiting = tuple(other for other in handle._waiting if other is not asleep)
@@ -430,8 +427,8 @@ class Loop:
                         self.forget(fd)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 self._make(heapq.heappop(self._timers)[2])
-            while self._at_end:
-                self._at_end.pop()()
+            while self.at_end:
+                self.at_end.pop()()
             if self._lent:
                 self._take_back_before(time.monotonic() - LINGER_SECONDS)
 
@@ -463,7 +460,7 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
     def __enter__(self) -> None:
         self._handler: Any = None
         self._frame: Any = None
-        if is_interruptible():
+        if threading.get_ident() == interruptible.thread:
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 self._handler = handler
@@ -480,15 +477,23 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
         self._frame = frame
 
 
-_is_never_interrupted = False
+class _Interruptible:
+    """The thread that Ctrl-C may interrupt anywhere, by its number; 0 for none."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.find()
+
+    def find(self) -> None:
+        """Note the main thread of this process."""
+        self.thread = threading.main_thread().ident or 0
+
+
+interruptible = _Interruptible()
+os.register_at_fork(after_in_child=interruptible.find)
 
 
 def let_main_thread_read() -> None:
     """Allow the main thread of this process to read: no Ctrl-C interrupts it in the middle of a frame."""
-    global _is_never_interrupted
-    _is_never_interrupted = True
-
-
-def is_interruptible() -> bool:
-    """Whether Ctrl-C may interrupt this thread anywhere."""
-    return not _is_never_interrupted and threading.current_thread() is threading.main_thread()
+    interruptible.thread = 0

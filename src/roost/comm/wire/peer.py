@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import LOST_SECONDS
@@ -33,7 +34,7 @@ from roost.comm.wire.connection import (
     PeerInfo,
     SharedBuffer,
 )
-from roost.comm.wire.loop import Handle, is_interruptible, uninterrupted
+from roost.comm.wire.loop import Handle, interruptible, uninterrupted
 from roost.errors import WorkerDied
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_MESSAGES = frozenset({int(Kind.MESSAGE), int(Kind.TENSOR)})
+_LAST_MESSAGE = int(Kind.TENSOR)
+_REPLY, _FREE, _HOLD = int(Kind.REPLY), int(Kind.FREE), int(Kind.HOLD)
 _MOST_WAITING = 1 << 26
 """How many bytes wait here for a process that is not up yet before those that send wait, too."""
 
@@ -75,6 +77,8 @@ class Peer:
         self.lock = threading.RLock()
         """Held while frames are put in order and written."""
         self.connection: Connection | None = None
+        self._direct: Connection | None = None
+        """The same, unless frames have to wait."""
         self.error: Exception | None = None
         """Why it is over."""
         self.requests: dict[int, Any] = {}
@@ -155,10 +159,23 @@ class Peer:
         With `late`, which says what is missing, a handle is returned unless the caller's memory is free to be changed
         and little waits to be written.
         """
-        if is_interruptible():
+        if get_ident() == interruptible.thread:
             # Between a write and the note of how much was written, no exception may come.
             with uninterrupted():
                 return self._send(kind, number, envelope, data, buffers, on_free, late)
+        if not buffers:
+            with self.lock:
+                connection = self._direct
+                if connection is not None:
+                    # As `_put` does for most frames, which are small, in one step.
+                    frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
+                    self.told = self.received
+                    self._kept.append(frame)
+                    if connection.write((frame,)) < SHARED_FROM or late is None:
+                        return None
+                    handle: Handle[None] = Handle(self.loop, late=late)
+                    connection.mark(handle)
+                    return handle
         return self._send(kind, number, envelope, data, buffers, on_free, late)
 
     def _send(
@@ -172,18 +189,19 @@ class Peer:
         late: Callable[[], str] | None,
     ) -> Handle[None] | None:
         with self.lock:
-            handle: Handle[None] | None = None
-            if self._is_held and kind in _MESSAGES:
-                handle = Handle(self.loop, late=late) if late is not None else None
+            if self.error is None and not (self._is_held and kind <= _LAST_MESSAGE):
+                return self._put(kind, number, envelope, data, buffers, on_free, late, None)
+            handle: Handle[None] | None = Handle(self.loop, late=late) if late is not None else None
+            if self.error is None:
                 self._held.append(((kind, number, envelope, data, buffers, on_free), handle))
                 return handle
-            if self.error is not None:
-                self._drop_shared(buffers)
-                if late is not None:
-                    handle = Handle(self.loop, late=late)
-                    handle.fail(self.error)
-                return handle
-            return self._put(kind, number, envelope, data, buffers, on_free, late, None)
+            for buffer in buffers:
+                if isinstance(buffer, SharedBuffer):
+                    # Lent to no process, and used by none.
+                    self.endpoint.shared.drop(buffer.memory)
+            if handle is not None:
+                handle.fail(self.error)
+            return handle
 
     def _put(
         self,
@@ -201,12 +219,10 @@ class Peer:
             frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
             self.told = self.received
             self._kept.append(frame)
-            if connection is not None:
-                connection.write((frame,))
-                if connection.backlog < SHARED_FROM:
-                    if handle is not None:
-                        handle.complete(None)
-                    return handle
+            if connection is not None and connection.write((frame,)) < SHARED_FROM:
+                if handle is not None:
+                    handle.complete(None)
+                return handle
             if handle is None and late is not None:
                 handle = Handle(self.loop, late=late)
             if handle is not None:
@@ -361,13 +377,15 @@ class Peer:
         self.received += 1
         try:
             kind = frame.kind
-            if kind == Kind.REPLY:
+            if kind <= _LAST_MESSAGE:
+                self.endpoint.on_message(self, frame)
+            elif kind == _REPLY:
                 sink = self.requests.pop(frame.number, None)
                 if sink is not None:
                     sink.complete(frame)
-            elif kind == Kind.FREE:
+            elif kind == _FREE:
                 self._take_back(frame.number)
-            elif kind == Kind.HOLD:
+            elif kind == _HOLD:
                 self._be_held(is_held=bool(frame.number))
             else:
                 self.endpoint.take(self, frame)
@@ -419,6 +437,7 @@ class Peer:
             while self._held and not is_held:
                 arguments, handle = self._held.popleft()
                 self._put(*arguments, None, handle)
+            self._direct = None if is_held else self.connection
 
     # Connections, one after the other: in the communication thread.
 
@@ -427,6 +446,7 @@ class Peer:
         with self.lock:
             self.settle(arrived)
             self.connection, self.dialing = connection, None
+            self._direct = None if self._is_held else connection
             self.tries, self._is_absent, self._waiting_bytes = 0, False, 0
             self.is_near = connection.is_near
             self._write_kept(connection)
@@ -454,7 +474,7 @@ class Peer:
         with self.lock:
             if self.connection is not connection:
                 return
-            self.connection = None
+            self.connection = self._direct = None
             # What these sent is kept here. They are done when it is on its way again.
             self._pending += [handle for _, handle in connection.marks]
             connection.marks.clear()
@@ -498,7 +518,7 @@ class Peer:
             if self.error is not None:
                 return
             self.error = error
-            connection, self.connection = self.connection, None
+            connection, self.connection, self._direct = self.connection, None, None
             handles = [*self._pending, *self._failing, *(handle for _, handle in self._held if handle is not None)]
             handles += [one.handle for one in self._kept if isinstance(one, _Kept) and one.handle is not None]
             if connection is not None:
@@ -525,12 +545,6 @@ class Peer:
             sink.fail(error)
         for _, fail in openings:
             fail(error)
-
-    def _drop_shared(self, buffers: Sequence[Any]) -> None:
-        # Lent to no process, and used by none.
-        for buffer in buffers:
-            if isinstance(buffer, SharedBuffer):
-                self.endpoint.shared.drop(buffer.memory)
 
 
 class OwnPeer(Peer):

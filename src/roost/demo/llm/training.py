@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 from statistics import fmean
 from typing import Any
 
 from roost import Channel, Cluster, ClusterError, Plan
+from roost.deadline import Deadline
 from roost.demo.jobs import Mode
 from roost.demo.limits import RETRY_SECONDS, ROUND_SECONDS
 from roost.demo.llm.model import DIGITS, make_prompts, reward, write_model
-from roost.demo.rounds import Goal, Restart, Round, Trained, Watcher
+from roost.demo.rounds import Goal, Run, Watcher
 from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups
 from roost.rl.engines import Sample, VllmEngine
 from roost.rl.grpo import policy_loss, score
@@ -77,7 +76,7 @@ class Trainer(WeightWorker):
         return change
 
 
-def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Trained:
+def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Run:
     """Train in one mode until the goal is reached."""
     del plan
     began = time.monotonic()
@@ -108,26 +107,21 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
         samples = stack.enter_context(Channel.create("samples"))
         actor.init().wait(ROUND_SECONDS)
         link = stack.enter_context(WeightLink.between(actor.group, manager.engines.group))
-        run = _Run(cluster, actor, manager, samples, link, watcher, seed=seed, kill=kill)
+        parts: dict[str, Any] = {"cluster": cluster, "actor": actor, "manager": manager}
+        run = _Run(mode=mode, watcher=watcher, has_to_kill=kill, seed=seed, samples=samples, link=link, **parts)
+        manager.update_weights(link, 0, ROUND_SECONDS)
         run.seconds["launch"] = time.monotonic() - began
+        run.begin()
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-        ended = time.time()
-    spent = ended - run.began
+        run.ended = time.time()
+    spent = run.ended - run.began
     # Engines answer requests, which are no calls: only their driver knows how long they worked.
-    busy = {"rollout": min(1.0, run.generating / spent)}
-    return Trained(
-        mode=mode,
-        rounds=run.rounds,
-        seconds=run.seconds,
-        began=run.began,
-        ended=ended,
-        restarts=tuple(run.restarts),
-        remarks=(
-            f"{run.tokens / max(run.generating, 1e-9):,.0f} tokens a second while generating; "
-            f"a step took {spent / len(run.rounds):.2f} s",
-        ),
-        busy=busy,
+    run.busy = {"rollout": min(1.0, run.generating / spent)}
+    run.remarks = (
+        f"{run.tokens / max(run.generating, 1e-9):,.0f} tokens a second while generating; "
+        f"a step took {spent / len(run.rounds):.2f} s",
     )
+    return run
 
 
 class _Made:
@@ -141,46 +135,32 @@ class _Made:
         self.seconds = seconds
 
 
-class _Run:
-    """Trainer and engines at work together, and the record of what they did."""
+@dataclass(kw_only=True)
+class _Run(Run):
+    """Trainer and engines at work together."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        actor: RayTrainGroup,
-        manager: RolloutManager,
-        samples: Channel,
-        link: WeightLink,
-        watcher: Watcher,
-        *,
-        seed: int,
-        kill: bool,
-    ) -> None:
-        self._cluster, self._actor, self._manager = cluster, actor, manager
-        self._samples, self._link, self._watcher = samples, link, watcher
-        self._seed, self._has_to_kill = seed, kill
-        self.rounds: tuple[Round, ...] = ()
-        self.restarts: list[Restart] = []
-        self.seconds: dict[str, float] = {}
-        self._version = 0
-        self.tokens = 0
-        self.generating = 0.0
-        """The seconds in which the engines answered what was learned from."""
-        self._mending: threading.Thread | None = None
-        self._failure: Exception | None = None
-        """Why an engine that was killed did not come back."""
-        self._back = 0
-        """How many rounds were over when an engine that was killed was back."""
-        self._began = time.monotonic()
-        manager.update_weights(link, 0, ROUND_SECONDS)
-        self.began = time.time()
+    cluster: Cluster
+    actor: RayTrainGroup
+    manager: RolloutManager
+    samples: Channel
+    link: WeightLink
+    seed: int
+    version: int = 0
+    tokens: int = 0
+    generating: float = 0.0
+    """The seconds in which the engines answered what was learned from."""
+    mending: threading.Thread | None = None
+    failure: Exception | None = None
+    """Why an engine that was killed did not come back."""
+    back: int = 0
+    """How many rounds were over when an engine that was killed was back."""
 
     def colocate(self, goal: Goal) -> None:
         """Take turns: the engines answer with the newest weights, then sleep while all ranks learn."""
-        engines = self._manager.engines
-        while not self._is_over(goal):
+        engines = self.manager.engines
+        while not self.is_over(goal):
             seconds: dict[str, float] = {}
-            with self._phase("generate", seconds):
+            with self.phase("generate", seconds):
                 made = self._generate(len(self.rounds))
             engines.offload().wait(ROUND_SECONDS)
             self._learn(made, seconds, lambda: engines.onload().wait(ROUND_SECONDS))
@@ -201,9 +181,9 @@ class _Run:
         producer = threading.Thread(target=produce, daemon=True)
         producer.start()
         try:
-            while not self._is_over(goal):
+            while not self.is_over(goal):
                 seconds: dict[str, float] = {}
-                with self._phase("generate", seconds):
+                with self.phase("generate", seconds):
                     made = ready.get(timeout=ROUND_SECONDS)
                 if isinstance(made, BaseException):
                     raise made
@@ -213,116 +193,82 @@ class _Run:
             is_over.set()
             room.release()
             producer.join(ROUND_SECONDS)
-            if self._mending is not None:
-                self._mending.join(ROUND_SECONDS)
+            if self.mending is not None:
+                self.mending.join(ROUND_SECONDS)
         # The time may have been over before it was back.
-        if self._failure is not None:
-            raise self._failure
-        if self._mending is not None and not self.restarts:
+        if self.failure is not None:
+            raise self.failure
+        if self.mending is not None and not self.restarts:
             raise ClusterError(f"rollout:{_VICTIM} was killed, and is not back after {ROUND_SECONDS:g} s")
 
-    def _is_over(self, goal: Goal) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        if time.monotonic() - self._began > goal.seconds:
-            return bool(self.rounds)
-        if self._mending is not None and (self._mending.is_alive() or len(self.rounds) < self._back + _ROUNDS_AFTER):
-            return False
-        return len(self.rounds) >= goal.least_rounds and self.rounds[-1].mean_return >= goal.mean_return
+    def is_over(self, goal: Goal) -> bool:
+        """Whether it is, some rounds after an engine that was killed is back."""
+        if self.failure is not None:
+            raise self.failure
+        if self.mending is not None and (self.mending.is_alive() or len(self.rounds) < self.back + _ROUNDS_AFTER):
+            # Only the time ends it before then.
+            goal = replace(goal, least_rounds=len(self.rounds) + 1)
+        return super().is_over(goal)
 
     def _generate(self, step: int) -> _Made:
         """Let the engines answer the prompts of a round; each that is answered goes to the trainers at once."""
         began = time.monotonic()
         finished: dict[int, list[Sample]] = defaultdict(list)
-        for place, sample in self._manager.generate(make_prompts(step, self._seed, _PROMPTS, _SAMPLES), ROUND_SECONDS):
+        for place, sample in self.manager.generate(make_prompts(step, self.seed, _PROMPTS, _SAMPLES), ROUND_SECONDS):
             finished[place].append(sample)
             if len(finished[place]) == _SAMPLES:
                 rewards = [reward(one.prompt, one.tokens) for one in finished[place]]
-                self._samples.put_many(score(finished[place], rewards), timeout=ROUND_SECONDS)
-            if self._has_to_kill and step >= _KILL_ROUND:
-                self._has_to_kill = False
-                self._kill(f"rollout:{_VICTIM}")
+                self.samples.put_many(score(finished[place], rewards), timeout=ROUND_SECONDS)
+            if self.has_to_kill and step >= _KILL_ROUND:
+                worker = f"rollout:{_VICTIM}"
+                self.kill(worker, self._pid_of(worker))
+                self.mending = threading.Thread(target=self._try_to_mend, args=(worker,), daemon=True)
+                self.mending.start()
         return _Made([one for group in finished.values() for one in group], time.monotonic() - began)
 
-    def _kill(self, worker: str) -> None:
-        pid = self._pid_of(worker)
-        self._watcher.killing(worker, pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        self._mending = threading.Thread(target=self._try_to_mend, args=(worker, len(self.rounds)), daemon=True)
-        self._mending.start()
-
     def _pid_of(self, worker: str) -> int:
-        return self._cluster.worker_manager.get_workers([worker])[0].pid or 0
+        return self.cluster.worker_manager.get_workers([worker])[0].pid or 0
 
-    def _try_to_mend(self, worker: str, after_round: int) -> None:
+    def _try_to_mend(self, worker: str) -> None:
         try:
-            self._mend(worker, after_round)
+            self._mend(worker)
         except Exception as error:
-            self._failure = error
+            self.failure = error
 
-    def _mend(self, worker: str, after_round: int) -> None:
+    def _mend(self, worker: str) -> None:
         """Go on without an engine that died, restart it in its place, and bring it to the present version."""
         began, rank = time.monotonic(), int(worker.rpartition(":")[2])
-        group = self._manager.engines.workers_of(rank)
+        group = self.manager.engines.workers_of(rank)
         (end,) = group.health().outcomes(ROUND_SECONDS)
-        self._link.without(worker, timeout=ROUND_SECONDS)
-        self._manager.restart_engine(rank, weights=self._link, timeout=ROUND_SECONDS)
-        place = group.placements[0]
-        restart = Restart(
-            worker=worker,
-            where=f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}",
-            pid=self._pid_of(worker),
-            seconds=time.monotonic() - began,
-            after_round=after_round,
-            error=str(end.error).partition("\n")[0],
-        )
-        self._back = len(self.rounds)
-        self.restarts.append(restart)
-        self._watcher.restarted(restart)
+        self.link.without(worker, timeout=ROUND_SECONDS)
+        self.manager.restart_engine(rank, weights=self.link, timeout=ROUND_SECONDS)
+        self.back = len(self.rounds)
+        error = str(end.error).partition("\n")[0]
+        self.note_restart(worker, group, self._pid_of(worker), time.monotonic() - began, error)
 
     def _learn(self, made: _Made, seconds: dict[str, float], wake: Any = None) -> None:
         """Learn from the samples of a round, bring the new weights into the engines, and end the round."""
-        with self._phase("learn", seconds):
-            self._actor.train(_PROMPTS * _SAMPLES // _RANKS, self._version).wait(ROUND_SECONDS)
-        behind = self._version - made.oldest
-        self._version += 1
-        with self._phase("weights", seconds):
+        with self.phase("learn", seconds):
+            self.actor.train(_PROMPTS * _SAMPLES // _RANKS, self.version).wait(ROUND_SECONDS)
+        behind = self.version - made.oldest
+        self.version += 1
+        with self.phase("weights", seconds):
             if wake:
                 wake()
             self._update()
         self.tokens += made.tokens
         self.generating += made.seconds
-        done = Round(
-            number=len(self.rounds) + 1,
-            mean_return=made.reward,
-            episodes=made.count,
-            seconds=seconds,
-            made_in=made.seconds,
-            behind=behind,
-        )
-        self.rounds += (done,)
-        self._watcher.round_ended(done)
+        self.end_round(made.reward, episodes=made.count, seconds=seconds, made_in=made.seconds, behind=behind)
 
     def _update(self) -> None:
         """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
-        deadline = time.monotonic() + ROUND_SECONDS
+        deadline = Deadline.after(ROUND_SECONDS)
         while True:
             try:
-                self._manager.update_weights(self._link, self._version, ROUND_SECONDS)
+                self.manager.update_weights(self.link, self.version, ROUND_SECONDS)
             except ClusterError:
-                if self._mending is None or time.monotonic() > deadline:
+                if self.mending is None or deadline.is_over:
                     raise
                 time.sleep(RETRY_SECONDS)
             else:
                 return
-
-    @contextlib.contextmanager
-    def _phase(self, name: str, seconds: dict[str, float]) -> Iterator[None]:
-        """Add the time of the `with` block to the whole run, and to a round."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            for spent in (self.seconds, seconds):
-                spent[name] = spent.get(name, 0.0) + time.monotonic() - began

@@ -7,13 +7,11 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
 from roost.runtime.connect.find_head import takes_token
-from roost.runtime.connect.versions import has_token_authentication
 
 _MODE = "RAY_AUTH_MODE"
 _PATH = "RAY_AUTH_TOKEN_PATH"
@@ -27,14 +25,11 @@ def refresh_authentication() -> None:
     """Let Ray read `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` again.
 
     Ray reads them once, when it is loaded, and has no public way to read them again; a test or a script usually
-    loads Ray before it starts or finds the cluster. Without a connection nothing else hangs on what is read here.
-    Ray before 2.52 has no tokens, and nothing to refresh.
+    loads Ray before it starts or finds the cluster. Without a connection nothing else depends on it.
     """
-    raylet = sys.modules.get("ray._raylet")
-    if raylet is None or not _has_tokens():
-        return
-    raylet.Config.initialize("")
-    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if raylet := sys.modules.get("ray._raylet"):
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -61,7 +56,7 @@ def use_token_of(address: str, timeout: float) -> None:
     refresh_authentication()
     takes = takes_token(address, "", timeout)
     mode, token = os.environ.get(_MODE), _find_token()
-    if takes is None or not _has_tokens():
+    if takes is None:
         return
     if takes and mode == "token":
         # Workers there would not answer a driver that wants a token from them.
@@ -90,8 +85,6 @@ def token_for_local_clusters() -> dict[str, str]:
     Ray listens on all interfaces: without a token, anyone who reaches this machine could run code on it. A process
     reads the token once, so one that uses two clusters in turn must find the same token for both.
     """
-    if not _has_tokens():
-        return {}
     path = socket_folder() / "token"
     _make_token(path)
     return {_MODE: "token", _PATH: str(path)}
@@ -102,7 +95,7 @@ def use_own_token() -> None:
 
     Ray makes one too, from 2.60 on, which all users of the machine can read.
     """
-    if not _has_tokens() or os.environ.get(_MODE):
+    if os.environ.get(_MODE):
         return
     variables = {_MODE: "token"}
     if not _find_token():
@@ -112,10 +105,6 @@ def use_own_token() -> None:
             variables = token_for_local_clusters()
     set_environment(variables)
     refresh_authentication()
-
-
-def _has_tokens() -> bool:
-    return has_token_authentication(version("ray"))
 
 
 def _find_token() -> str:

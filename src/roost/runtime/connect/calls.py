@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roost.deadline import Deadline
 from roost.errors import ClusterError
-from roost.runtime.connect.head import Head, check_not_lost, unless_lost, waiting, within
+from roost.runtime.connect.head import Head, check_not_lost, noticing_loss, unless_lost, within
 from roost.runtime.limits import ASK_SECONDS, SOON_SECONDS
 
 USER_KEY = "roost_user"
@@ -62,7 +62,7 @@ def on_node(ray_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 def end_actors(actors: Mapping[str, ActorHandle[Any]], deadline: Deadline) -> set[str]:
-    """End actors of this namespace, by name; return the names of those that are still there at the deadline."""
+    """End actors of this namespace, by name; return the names that are still there at the deadline."""
 
     def kill() -> None:
         for actor in actors.values():
@@ -71,24 +71,18 @@ def end_actors(actors: Mapping[str, ActorHandle[Any]], deadline: Deadline) -> se
 
     with contextlib.suppress(ClusterError):
         within(deadline.left, kill, "end its actors")
-    return wait_for_names_to_go(set(actors), deadline)
-
-
-def list_actors(*, all_namespaces: bool = False) -> Any:
-    """Return what Ray's `list_named_actors` does, in time."""
-    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
-
-
-def wait_for_names_to_go(names: set[str], deadline: Deadline) -> set[str]:
-    """Wait until no actor of this namespace has one of these names; return those that are left at the deadline."""
-    left = set(names)
-
+    left = set(actors)
     # If Ray is gone, there is nothing to wait for.
     with contextlib.suppress(Exception):
         while left and (seconds := deadline.left):
             left.intersection_update(within(seconds, list_named_actors, "list its actors"))
             time.sleep(0.02 if left else 0)
     return left
+
+
+def list_actors(*, all_namespaces: bool = False) -> Any:
+    """Return what Ray's `list_named_actors` does, in time."""
+    return within(ASK_SECONDS, lambda: list_named_actors(all_namespaces), "list its actors")
 
 
 def get(calls: Any, timeout: float | None = None) -> Any:
@@ -98,7 +92,7 @@ def get(calls: Any, timeout: float | None = None) -> Any:
     check_not_lost()
     deadline = Deadline.after(timeout)
     try:
-        with waiting():
+        with noticing_loss():
             return ray.get(calls, timeout=SOON_SECONDS if timeout is None else min(timeout, SOON_SECONDS))
     except GetTimeoutError:
         if deadline.is_over:

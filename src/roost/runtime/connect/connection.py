@@ -8,7 +8,6 @@ import functools
 import importlib
 import logging
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -54,11 +53,6 @@ class Connection:
     """Ray's id of this connection; a later one has another."""
     guard: Guard | None
     """The process that ends Ray with this one, if this connection started it."""
-
-    @property
-    def started_ray(self) -> bool:
-        """Whether this connection started Ray, which then ends with it."""
-        return self.guard is not None
 
     @property
     def address(self) -> str:
@@ -127,7 +121,9 @@ def connect(
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
         )
-    with _outliving_its_head():
+    # Ray would end this process a minute after its head died, with no `finally` block and no exit handler. It reads its
+    # settings together with the token, and again while it connects; what it starts gets them too and ends with it.
+    with _variables({_OUTLIVE: os.environ.get(_OUTLIVE, str(OUTLIVE_SECONDS))}):
         guard = None
         found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
         if wanted not in ("auto", "local"):
@@ -153,10 +149,11 @@ def connect(
                 # Another version of Ray or Python at the other end, no raylet on this machine.
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
-    head = Head(context.gcs_address)
+    own, head = context.get_node_id(), Head(context.gcs_address)
     head.use()
     try:
-        head.watch(_own_raylet(context.get_node_id()), _leave)
+        node = next(node for node in within(ASK_SECONDS, ray.nodes, "list its nodes") if node["NodeID"] == own)
+        head.watch(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _leave)
     except BaseException:
         within(DISCONNECT_SECONDS, _shutdown, "disconnect")
         if guard is not None:
@@ -210,27 +207,18 @@ def _shutdown() -> None:
         ray.shutdown()
 
 
-def _own_raylet(node_id: str) -> str:
-    """Return the address of the raylet that this process is connected to."""
-    nodes = {node["NodeID"]: node for node in within(ASK_SECONDS, ray.nodes, "list its nodes")}
-    return f"{nodes[node_id]['NodeManagerAddress']}:{nodes[node_id]['NodeManagerPort']}"
-
-
 def _init(address: str, namespace: str, working_dir: str | None) -> None:
-    # With several nodes on one machine, older Ray picks any as this process's own, and ends the process with it. There
-    # is no public way to choose; the head is the one that must not die anyway.
-    host = address.rpartition(":")[0]
-    own: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
-    if own:
-        _hide_startup_remark()
-    _print_to_stderr()
+    _print_to_stderr(shares_machine=address.startswith("127."))
     place = _on_loopback() if is_on_loopback(address) else contextlib.nullcontext()
     try:
         with place, _own_signal_handlers():
-            job = JobConfig(metadata={USER_KEY: account()})
-            if working_dir is not None:
-                own["runtime_env"] = {"working_dir": working_dir, "excludes": list(_NOT_COPIED)}
-            ray.init(address=address, namespace=namespace, job_config=job, logging_level=logging.WARNING, **own)
+            ray.init(
+                address=address,
+                namespace=namespace,
+                job_config=JobConfig(metadata={USER_KEY: account()}),
+                runtime_env={"working_dir": working_dir, "excludes": list(_NOT_COPIED)} if working_dir else None,
+                logging_level=logging.WARNING,
+            )
     except BaseException:
         # Processes that were started before the failure, or before Ctrl-C, would stay.
         _shutdown()
@@ -276,56 +264,42 @@ def _on_loopback() -> Iterator[None]:
     that Ray starts get the variable, and this one what was read from it, which has no public name.
     """
     constants: Any = importlib.import_module("ray._private.ray_constants")
-    before = os.environ.get(_OTHER_MACHINES)
-    reached = getattr(constants, "ENABLE_RAY_CLUSTER", True)
-    os.environ[_OTHER_MACHINES] = "0"
-    constants.ENABLE_RAY_CLUSTER = False
+    reached, constants.ENABLE_RAY_CLUSTER = getattr(constants, "ENABLE_RAY_CLUSTER", True), False
     try:
-        yield
+        with _variables({_OTHER_MACHINES: "0"}):
+            yield
     finally:
         constants.ENABLE_RAY_CLUSTER = reached
-        os.environ.pop(_OTHER_MACHINES) if before is None else os.environ.__setitem__(_OTHER_MACHINES, before)
 
 
 @contextlib.contextmanager
-def _outliving_its_head() -> Iterator[None]:
-    """Let Ray not end this process, with no `finally` block and no exit handler, a minute after its head died.
-
-    Ray reads its settings together with the token, and again while it connects. What it starts gets this one too, and
-    ends with this process.
-    """
-    is_set = _OUTLIVE in os.environ
-    os.environ.setdefault(_OUTLIVE, str(OUTLIVE_SECONDS))
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if not is_set:
-            del os.environ[_OUTLIVE]
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
-def _hide_startup_remark() -> None:
-    """Do not print that a node of a local cluster has many processes: its nodes share the cores of one machine.
-
-    Ray's variable for what it should not print is read when Ray is loaded.
-    """
-    printed: Any = getattr(importlib.import_module("ray._private.ray_logging"), "stderr_deduplicator", None)
-    if printed is not None and getattr(printed, "skip_re", "") is None:
-        printed.skip_re = re.compile(_STARTUP_REMARK)
-
-
-def _print_to_stderr() -> None:
+def _print_to_stderr(*, shares_machine: bool) -> None:
     """Let Ray print its remarks, and what tasks of Ray print, to standard error: standard output belongs to the job.
 
-    There is no public way to choose the stream.
+    There is no public way to choose the stream. It does not print that a node has many processes where the nodes of a
+    local cluster share the cores of one machine: Ray reads its variable for that when it is loaded.
     """
     worker: Any = importlib.import_module("ray._private.worker")
     printer = getattr(worker, "print_to_stdstream", None)
-    if printer is None or hasattr(printer, "__wrapped__"):
+    if printer is None:
         return
+    printer = getattr(printer, "__wrapped__", printer)
 
     @functools.wraps(printer)
     def to_stderr(data: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        printer({**data, "is_err": True}, *args, **kwargs)
+        lines = [line for line in data["lines"] if not (shares_machine and _STARTUP_REMARK in line)]
+        printer({**data, "lines": lines, "is_err": True}, *args, **kwargs)
 
     worker.print_to_stdstream = to_stderr
 

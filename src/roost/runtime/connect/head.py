@@ -160,7 +160,7 @@ def check_nothing_waits() -> None:
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def noticing_loss() -> Iterator[None]:
     """Wait in Ray inside: ClusterError in place of the SystemExit that Ray raises when it disconnects meanwhile."""
     try:
         yield
@@ -185,7 +185,7 @@ def within(
 ) -> Value:
     """Make a call of Ray's that needs the head; ClusterError after `seconds`, or when the head counts as gone.
 
-    The call itself goes on then: `undo` gets what it returns in the end.
+    Ray may still finish the call: `undo` gets what it then returns.
     """
     check_not_lost()
     usual = seconds

@@ -40,22 +40,15 @@ class LocalClusterRecord:
         """How many nodes it has."""
         return Topology.from_shorthand(self.spec).num_nodes
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the process that keeps the cluster is still there."""
-        try:
-            return abs(began_after_boot(self.keeper_pid) - self.keeper_started) < 1
-        except psutil.Error:
-            return False
-
 
 def read_local_cluster() -> LocalClusterRecord | None:
     """Return the local cluster that is up, or None; a record whose cluster is gone counts as none."""
     try:
         found = LocalClusterRecord(**json.loads((socket_folder() / _RECORD).read_text(encoding="utf-8")))
-    except (ClusterError, OSError, ValueError, TypeError):
+        is_up = abs(began_after_boot(found.keeper_pid) - found.keeper_started) < 1
+    except (ClusterError, OSError, ValueError, TypeError, psutil.Error):
         return None
-    return found if found.is_up else None
+    return found if is_up else None
 
 
 def find_stale_files() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The driver's own events, and the folder that it prepares for those of its workers."""
+"""The driver's own events, and the folder that it prepares for its workers' events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS_VARIABLE = "ROOST_EVENTS"
 
 
 def start_driver_events(run_dir: RunDir) -> None:
-    """Remove the events of an earlier run in the same folder, and begin to write those of this process."""
+    """Remove the events of an earlier run in the same folder, and begin to write the events of this process."""
     folder = Path(run_dir.path) / EVENTS_FOLDER
     for path in [] if folder.is_symlink() else [*folder.rglob("*.jsonl")]:
         with contextlib.suppress(OSError):

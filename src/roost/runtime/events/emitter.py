@@ -27,13 +27,12 @@ from roost.runtime.limits import (
     EVENTS_EVERY_SECONDS,
     EVENTS_GAUGE_SECONDS,
     EVENTS_USAGE_SECONDS,
+    LEAST_WAIT_SECONDS,
 )
 
 MOST_WAITING = 10_000
 """How many calls, and how many other events, wait at most to be written."""
 _QUIET_TICKS = 5
-_LEAST_WAIT = 1e-3
-"""Shorter waits are not worth a line."""
 _GAUGES_PER_SECOND = 4
 
 Gauge = tuple[str, str, dict[str, Any]]
@@ -135,7 +134,7 @@ class Emitter:
     def wait_ended(self, key: int, whom: Callable[[], str], started: float) -> None:
         """Take note of the end of a wait."""
         now = time.perf_counter()
-        if self.is_on and now - started >= _LEAST_WAIT and self._has_room(len(self._calls)):
+        if self.is_on and now - started >= LEAST_WAIT_SECONDS and self._has_room(len(self._calls)):
             self._calls.append((_words(whom), started, now, True, True))
         self._running.pop(key, None)
 

@@ -175,7 +175,7 @@ class Members:
             return False
 
     def _find_again(self, ranks: Sequence[int]) -> set[int]:
-        """Look up the actors of ranks that are new to this process or have died; return those that are to be restarted.
+        """Look up the actors of ranks that are new to this process or have died; return the ranks to restart.
 
         A worker that is up but not constructed is one of the living: it makes its callers wait.
         """
@@ -195,7 +195,7 @@ class Members:
         return WorkerDied(f"{identity.address} on {identity.node} is dead")
 
     def _look_up(self, addresses: Collection[str]) -> dict[str, ActorHandle[Any]]:
-        """Return the actors of those of these addresses that are alive."""
+        """Return the actors of the addresses that are alive."""
         found = {}
         for address in living(addresses):
             with contextlib.suppress(ValueError):
@@ -225,14 +225,13 @@ class OwnMembers(Members):
         self, context: JobControl, plan: LaunchPlan, methods: Mapping[str, MethodKind], remote: Any, constructor: Any
     ) -> None:
         """Take the actor class, and the user's class with its arguments, packed."""
-        restarts = plan.options.restarts
         record = GroupRecord(
             name=plan.name,
             identities=tuple(spec.identity for spec in plan.specs),
             methods=tuple((method, str(kind)) for method, kind in methods.items()),
             launch=secrets.token_hex(8),
             owner=context.owner,
-            restarts_left=(restarts,) * len(plan.specs),
+            restarts_left=(plan.options.restarts,) * len(plan.specs),
         )
         super().__init__(context, record)
         self._plan = plan
@@ -241,7 +240,6 @@ class OwnMembers(Members):
         self._constructor = constructor
         self._reservation: Reservation | None = None
         self._lock = threading.RLock()
-        self._restarts_left = dict.fromkeys(range(len(plan.specs)), restarts)
         self._restarting: int | None = None
         self._pids: dict[str, int] = {}
         self._noted_deaths: set[str] = set()
@@ -313,7 +311,7 @@ class OwnMembers(Members):
                 emitter.note("restarted" if failure is None else "lost", spec.address, shorten(reason, 300))
 
     def _stays_alive(self, rank: int) -> bool:
-        """Whether a rank is alive; Ray learns of a death a moment later than those who talk to the worker."""
+        """Whether a rank is alive; Ray learns of a death a moment later than processes that talk to the worker."""
         deadline = Deadline.after(DEATH_NEWS_SECONDS)
         while is_alive := rank in self.alive():
             if deadline.is_over:
@@ -354,7 +352,8 @@ class OwnMembers(Members):
                 )
             if self._is_kept:
                 self.context.logs.forget([spec.address for spec in self._specs])
-                self.context.forget_group(self.name, self.close)
+                if self.context.open_groups.get(self.name) == self.close:
+                    del self.context.open_groups[self.name]
             # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
             emitter.note("closed", self.name)
@@ -415,11 +414,25 @@ class OwnMembers(Members):
                 launch.request(self._remote, {} if concurrency is None else {"max_concurrency": concurrency})
                 # Calls to a restarted worker wait in its process until it is constructed.
                 self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
-                context.worker_manager.register_actors([_record(spec) for spec in specs])
+                manager = context.worker_manager.until(launch.deadline)
+                manager.register(
+                    [
+                        WorkerRecord(
+                            address=spec.address,
+                            node_rank=spec.node_rank,
+                            rank=spec.identity.rank,
+                            group=spec.identity.group_name,
+                            accelerators=spec.accelerators,
+                        )
+                        for spec in specs
+                    ],
+                    are_actors=True,
+                )
                 if predecessors is None:
                     # The name is ours now. What the group needs is taken while the processes start.
                     self._is_kept = True
-                    context.keep_group(self.name, self.close)
+                    context.open_groups[self.name] = self.close
+                    context.logs.start()
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
                     self._port.propose(launch.deadline)
                 reports = launch.run(view)
@@ -434,31 +447,23 @@ class OwnMembers(Members):
             raise
         return launch.board.reached
 
-    def _publish(self) -> None:
-        """Tell other processes how often each rank will still be restarted."""
-        self._record = replace(self._record, restarts_left=tuple(self._restarts_left.values()))
-        with contextlib.suppress(RoostError):
-            self.context.worker_manager.add_group(self._record, {}, {})
-
     def _find_again(self, ranks: Sequence[int]) -> set[int]:
-        return {
-            rank for rank in ranks if rank == self._restarting or (self._restarts_left[rank] and self._has_node(rank))
-        }
+        left = self._record.restarts_left
+        return {rank for rank in ranks if rank == self._restarting or (left[rank] and self._has_node(rank))}
 
     def _has_node(self, rank: int) -> bool:
         return self._specs[rank].node_rank not in self.context.watch.dead_nodes
 
     def _note_deaths(self, dead: set[str]) -> None:
-        """Write an event for each worker that died since the last time, and restart those that have restarts left."""
+        """Write an event for each worker that died since the last time, and restart the ranks that have restarts left.
+
+        In a thread, because the watch must go on: it calls this every time it finds dead workers.
+        """
         for address in sorted(dead - self._noted_deaths):
             self._noted_deaths.add(address)
             emitter.note("died", address)
-        if self._plan.options.restarts:
-            self._revive_soon(dead)
-
-    def _revive_soon(self, dead: set[str]) -> None:
-        """Restart dead workers in a thread, because the watch must go on: called every time it finds some."""
-        if (self._reviver is None or not self._reviver.is_alive()) and not self._stopped.is_set():
+        is_reviving = self._reviver is not None and self._reviver.is_alive()
+        if self._plan.options.restarts and not is_reviving and not self._stopped.is_set():
             name = f"roost-{self.name}"
             reviver = threading.Thread(target=self._revive, args=(dead,), name=name, daemon=True)
             reviver.start()
@@ -467,7 +472,7 @@ class OwnMembers(Members):
 
     def _revive(self, dead: set[str]) -> None:
         """Restart each dead rank that has restarts left."""
-        for rank, left in self._restarts_left.items():
+        for rank, left in enumerate(self._record.restarts_left):
             address = self.identity(rank).address
             with self._lock:
                 # A restart by the user, which may be under way, is not counted.
@@ -479,16 +484,9 @@ class OwnMembers(Members):
                 except Exception as error:
                     log.error("%s died and could not be restarted: %s", address, error)
                 finally:
-                    self._restarts_left[rank] = left - 1 if self._has_node(rank) else 0
-                    self._publish()
-
-
-def _record(spec: WorkerSpec) -> WorkerRecord:
-    return WorkerRecord(
-        address=spec.address,
-        node_rank=spec.node_rank,
-        rank=spec.identity.rank,
-        group=spec.identity.group_name,
-        accelerators=spec.accelerators,
-        since=time.time(),
-    )
+                    counts = list(self._record.restarts_left)
+                    counts[rank] = left - 1 if self._has_node(rank) else 0
+                    self._record = replace(self._record, restarts_left=tuple(counts))
+                    # Other processes wait for ranks that will be restarted.
+                    with contextlib.suppress(RoostError):
+                        self.context.worker_manager.add_group(self._record, {}, {})

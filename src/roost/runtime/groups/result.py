@@ -149,7 +149,7 @@ class CallResult(Passable, Generic[Value]):
         try:
             refs = [value for value, _ in self._send(deadline)]
             with waiting(self._waits_for), self._members.context.stop:
-                # With those of the sources: Ray raises the first failure, and starts this call only after all of them.
+                # With the sources' timings: Ray raises the first failure, and starts this call only after all of them.
                 found = get([*refs, *timings_of(self._sources)], deadline.timeout)
         except GetTimeoutError:
             raise
@@ -386,7 +386,7 @@ def sources_of(sent: Sequence[Sent]) -> list[list[PassedCall]]:
 
 
 def wait_for(context: JobControl, refs: Sequence[Ref], count: int, deadline: Deadline) -> list[Ref]:
-    """Wait until so many of some calls have ended; return those that have.
+    """Wait until so many of some calls have ended; return the ones that have.
 
     In slices: in another thread than the main one, Ray's wait does not return after the head was given up. What the
     calls return is fetched later, because the end of a slice breaks a transfer off.

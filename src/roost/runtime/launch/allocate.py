@@ -58,7 +58,7 @@ def allocate(
     )
     accelerators = () if gpu_id is None else (gpu_id,)
     record = WorkerRecord(address=worker_name, node_rank=node_rank, accelerators=accelerators)
-    context.worker_manager.register_actors([record])
+    context.worker_manager.register([record], are_actors=True)
     return handle
 
 

@@ -36,7 +36,7 @@ class GroupPort:
         manager.release_ports([lease for lease in self._leases if lease.port != free_port])
         self._leases = [lease for lease in self._leases if lease.port == free_port]
         if not self._leases:
-            self._leases = manager.lease_ports(self._node_rank, 1, self._holder)
+            self._leases = [manager.lease_ports(self._node_rank, 1, self._holder)]
         return self.master
 
     @property

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from roost.deadline import Deadline
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
 from roost.runtime.connect.calls import get, on_node
-from roost.runtime.connect.head import waiting, within
+from roost.runtime.connect.head import noticing_loss, within
 from roost.runtime.failures.failure import make_error
 from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.plan import differences
@@ -128,7 +128,7 @@ class Launch:
             self._pending[begin] = address
         while self._pending:
             self._context.check_open()
-            with waiting():
+            with noticing_loss():
                 ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
                 if not ready:
                     ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=LAUNCH_TICK_SECONDS)
@@ -196,7 +196,7 @@ class Launch:
         """Make the error for the caller, after a moment in which others may fail too."""
         failures = [self._context.describe(self._specs[address].identity, error)]
         calls = list(self._pending)
-        with waiting():
+        with noticing_loss():
             ended, _ = ray.wait(calls, num_returns=len(calls), timeout=GRACE_SECONDS) if calls else ([], [])
         for call in ended:
             other = self._pending.pop(call)

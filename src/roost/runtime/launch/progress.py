@@ -76,21 +76,16 @@ class LaunchView:
         self.began: float = time.monotonic()
         self._shown = self.began
         self._bar = bar
-        self._task = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
+        self.task: Any = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
 
     def update(self) -> None:
         """Show how far the launch is."""
         if self._bar is not None:
             ready = self._board.counts[Phase.READY]
-            self._bar.update(self._task, completed=ready, summary=self._board.summary())
+            self._bar.update(self.task, completed=ready, summary=self._board.summary())
         elif time.monotonic() - self._shown >= LAUNCH_LINE_SECONDS:
             self._shown = time.monotonic()
             self.say(f"{self._board.summary()} after {self._shown - self.began:.0f} s")
-
-    def end(self) -> None:
-        """Take the launch off the display."""
-        if self._bar is not None:
-            self._bar.remove_task(self._task)
 
     def say(self, text: str) -> None:
         """Print a line about this launch."""
@@ -105,7 +100,8 @@ def show_launch(console: Console, name: str, board: LaunchBoard, nodes: int) -> 
         try:
             yield view
         finally:
-            view.end()
+            if bar is not None:
+                bar.remove_task(view.task)
     if not board.late:
         workers = plural(sum(board.counts.values()), "worker")
         view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - view.began:.1f} s")

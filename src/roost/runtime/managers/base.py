@@ -216,9 +216,7 @@ class Manager:
                 self._is_restored = True
                 for name in self.WARDS:
                     with contextlib.suppress(ValueError, RayActorError, TimeoutError):
-                        # In a variable: on older Ray a method does not keep its actor's handle alive.
-                        ward = ray.get_actor(name)
-                        await asyncio.wait_for(ward.save_again.remote(), COPIES_SECONDS)
+                        await asyncio.wait_for(ray.get_actor(name).save_again.remote(), COPIES_SECONDS)
 
     def _save_soon(self) -> None:
         self._is_changed = True

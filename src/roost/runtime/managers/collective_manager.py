@@ -49,10 +49,8 @@ class CollectiveManager(Manager):
             found = self._ledger.find(name, members, node_rank)
             if found is not None:
                 return found
-            # In a variable: on older Ray a method does not keep its actor's handle alive.
-            manager = self._node_manager()
             # Its port comes back when the member that listens there dies, even if no process asks for the group again.
-            lease = (await manager.lease_ports.remote(node_rank, holder=members[0]))[0]
+            lease = await self._node_manager().lease_ports.remote(node_rank, holder=members[0])
             self._leases[name] = lease
             group = CollectiveGroup(
                 name=name, members=tuple(members), node_rank=node_rank, address=lease.address, port=lease.port
@@ -103,8 +101,7 @@ class CollectiveManager(Manager):
         self._save_soon()
         lease = self._leases.pop(name, None)
         if lease is not None:
-            manager = self._node_manager()
-            await manager.release_ports.remote([lease])
+            await self._node_manager().release_ports.remote([lease])
 
     def _node_manager(self) -> ActorHandle[Any]:
         return ray.get_actor(NodeManager.NAME, namespace=self._namespace)

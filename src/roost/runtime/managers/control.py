@@ -39,7 +39,7 @@ class JobControl(JobContext):
     stop: Stop
     """Whether this process was asked to stop."""
     open_groups: dict[str, Callable[[float], None]] = field(default_factory=dict)
-    """How to close each group that this process launched and has not closed, within some seconds."""
+    """How to close each group that this process launched, within some seconds: closing the Cluster closes the rest."""
     actors: dict[str, ActorHandle[Any]] = field(default_factory=dict)
     """The actors that this process allocated."""
 
@@ -75,16 +75,6 @@ class JobControl(JobContext):
             watch=Watch(nodes, made),
             stop=stop,
         )
-
-    def keep_group(self, name: str, close: Callable[[float], None]) -> None:
-        """Close a group when the Cluster is closed, at the latest."""
-        self.open_groups[name] = close
-        self.logs.start()
-
-    def forget_group(self, name: str, close: Callable[[float], None]) -> None:
-        """Stop keeping a group that is closed."""
-        if self.open_groups.get(name) == close:
-            del self.open_groups[name]
 
     def log_path(self, address: str) -> str:
         """Return the path of a worker's log in the run's folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import sys
@@ -10,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 from roost.config.node_groups import NodeGroup
+from roost.machine.processes import account
 from roost.redact import hide_in_words
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.runs.folder import RunDir
@@ -43,17 +43,12 @@ class JobInfo:
     @classmethod
     def of_this_process(cls, cluster: str, namespace: str, run_dir: RunDir, *, keeps_events: bool) -> JobInfo:
         """Describe the job that this process begins."""
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):
-            # A container may run as a user that it does not know.
-            user = str(os.getuid())
         return cls(
             cluster=cluster,
             namespace=namespace,
             host=socket.gethostname(),
             pid=os.getpid(),
-            user=user,
+            user=account(),
             command=" ".join(hide_in_words(sys.argv))[:200],
             since=time.time(),
             run_dir=run_dir,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.config.node_groups import NodeGroup
@@ -108,21 +108,19 @@ class NodeManager(Manager):
         # The first caller leases it, the others wait for that.
         async with self._master_lock:
             if self._master_port is None:
-                self._master_port = (await self._lease(self._nodes[0], 1, None, 1))[0].port
+                self._master_port = (await self._lease(self._nodes[0], 1, None)).port
                 self._save_soon()
             return self._master_port
 
     @served
-    async def lease_ports(
-        self, node_rank: int, count: int = 1, holder: str | None = None, leases: int = 1
-    ) -> list[PortLease]:
-        """Lease blocks of consecutive ports on a node; `holder` is the worker whose death releases them."""
+    async def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
+        """Lease consecutive ports on a node; `holder` is the worker whose death releases them."""
         if not 0 <= node_rank < len(self._nodes):
             raise ConfigError(f"there is no node {node_rank}: the cluster has 0-{len(self._nodes) - 1}")
-        if not (1 <= count <= _MAX_PORTS and 1 <= leases <= _MAX_PORTS):
-            raise ConfigError(f"{leases} x {count} ports were asked for: ask for 1 to {_MAX_PORTS} of each")
+        if not 1 <= count <= _MAX_PORTS:
+            raise ConfigError(f"{count} ports were asked for: ask for 1 to {_MAX_PORTS}")
         await self._watch_holder(holder)
-        return await self._lease(self._nodes[node_rank], count, holder, leases)
+        return await self._lease(self._nodes[node_rank], count, holder)
 
     @served
     async def propose_ports(self, node_rank: int, count: int, holder: str | None = None) -> list[PortLease]:
@@ -149,9 +147,7 @@ class NodeManager(Manager):
         return self._slots.ask(user, shares)
 
     @served
-    async def make_groups(
-        self, user: str, owner: str | None, asks: Sequence[Ask], by_label: bool
-    ) -> list[PlacementGroup]:
+    async def make_groups(self, user: str, owner: str | None, asks: Sequence[Ask]) -> list[PlacementGroup]:
         """Make placement groups for a user that is trying: they belong to the job, and end with it or its `owner`."""
         from roost.runtime.nodes.placement_groups import make_group  # only the actor needs it
 
@@ -159,7 +155,7 @@ class NodeManager(Manager):
         made: list[PlacementGroup] = []
         for ask in asks:
             # In a thread, because Ray's call waits for its head.
-            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes, by_label))
+            made.append(await asyncio.to_thread(make_group, ask, self._job.namespace, self._nodes))
             self._slots.add_drafts(user, owner, made[-1:])
         return made
 
@@ -171,7 +167,7 @@ class NodeManager(Manager):
 
     @served
     async def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
-        """Use accelerators, some of them newly reserved; return those that are gone, in which case nothing is done."""
+        """Use accelerators, some of them newly reserved; return the ones that are gone, in which case it takes none."""
         gone, surplus = self._slots.take(user, shares, new)
         await self._remove(surplus)
         return gone
@@ -227,19 +223,18 @@ class NodeManager(Manager):
         self._roll.expect(self._known())
         self._watch_holders()
 
-    async def _lease(self, node: NodeInfo, count: int, holder: str | None, leases: int) -> list[PortLease]:
-        wanted = _Wanted(count=count, holder=holder, leases=leases, done=asyncio.get_running_loop().create_future())
+    async def _lease(self, node: NodeInfo, count: int, holder: str | None) -> PortLease:
+        wanted = _Wanted(count=count, holder=holder, done=asyncio.get_running_loop().create_future())
         self._waiting[node.rank].append(wanted)
         if node.rank not in self._trying:
             self._trying[node.rank] = asyncio.create_task(self._try(node))
-        return [_lease(node, block) for block in await wanted.done]
+        return _lease(node, await wanted.done)
 
     async def _try(self, node: NodeInfo) -> None:
         """Serve all requests for ports of this node: propose, try all of them there in one task, repeat."""
         from roost.runtime.nodes.discover import remote_function  # only the actor needs it
 
-        strategy = on_node(node.ray_id)
-        task = remote_function(taken_ports).options(scheduling_strategy=strategy)
+        task = remote_function(taken_ports).options(scheduling_strategy=on_node(node.ray_id))
         try:
             while waiting := self._waiting[node.rank]:
                 self._waiting[node.rank] = []
@@ -247,37 +242,32 @@ class NodeManager(Manager):
                     await self._try_once(node, waiting, task)
                 except Exception as error:
                     why = f"no answer in {PORT_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
-                    for wanted in waiting:
-                        self._fail(node, wanted, ClusterError(f"ports of {node} cannot be tried: {why}"))
+                    for wanted in (wanted for wanted in waiting if not wanted.done.done()):
+                        if wanted.block is not None:
+                            self._ledger.release(node.network, wanted.block)
+                        wanted.done.set_exception(ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
             del self._trying[node.rank]
 
     async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
+        proposed: dict[_Wanted, Block] = {}
         for wanted in waiting:
             try:
-                while len(wanted.blocks) < wanted.leases:
-                    wanted.blocks.append(self._ledger.propose(node.network, wanted.count, wanted.holder))
+                wanted.block = self._ledger.propose(node.network, wanted.count, wanted.holder)
+                proposed[wanted] = wanted.block
             except RoostError as error:
-                self._fail(node, wanted, error)
-        proposed = [wanted for wanted in waiting if not wanted.done.done()]
+                wanted.done.set_exception(error)
         if not proposed:
             return
-        trial = task.remote([(block.start, block.count) for wanted in proposed for block in wanted.blocks])
+        trial = task.remote([(block.start, block.count) for block in proposed.values()])
         taken = set(await asyncio.wait_for(trial, PORT_TRY_SECONDS))
-        for wanted in proposed:
-            for block in [block for block in wanted.blocks if taken.intersection(block.ports)]:
-                self._ledger.refuse(node.network, block, taken.intersection(block.ports))
-                wanted.blocks.remove(block)
-            if len(wanted.blocks) == wanted.leases:
-                wanted.done.set_result(wanted.blocks)
-            else:
+        for wanted, block in proposed.items():
+            if in_use := taken.intersection(block.ports):
+                self._ledger.refuse(node.network, block, in_use)
+                wanted.block = None
                 self._waiting[node.rank].append(wanted)
-
-    def _fail(self, node: NodeInfo, wanted: _Wanted, error: RoostError) -> None:
-        for block in wanted.blocks:
-            self._ledger.release(node.network, block)
-        if not wanted.done.done():
-            wanted.done.set_exception(error)
+            else:
+                wanted.done.set_result(block)
 
     async def _remove(self, groups: Iterable[PlacementGroup]) -> None:
         from roost.runtime.nodes.placement_groups import remove_groups  # only the actor needs it
@@ -303,6 +293,6 @@ class _Wanted:
 
     count: int
     holder: str | None
-    leases: int
-    done: asyncio.Future[list[Block]]
-    blocks: list[Block] = field(default_factory=list)
+    done: asyncio.Future[Block]
+    block: Block | None = None
+    """Proposed for it, and being tried."""

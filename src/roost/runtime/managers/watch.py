@@ -51,7 +51,7 @@ class Watch:
         self._start()
 
     def add_workers(self, key: object, addresses: Collection[str], on_death: Callable[[set[str]], None]) -> None:
-        """Call `on_death` with those of these workers that are dead, every time one is, until `remove_workers`."""
+        """Call `on_death` with the dead ones of these workers, every time there are any, until `remove_workers`."""
         self._workers[key] = frozenset(addresses), on_death
         self._start()
 

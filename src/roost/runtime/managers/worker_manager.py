@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import ray
-
 from roost.deadline import Deadline
 from roost.errors import WorkerDied
 from roost.runtime.managers.base import Manager, served
-from roost.runtime.managers.ledgers.endpoints import EndpointLedger
 from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
@@ -22,36 +20,18 @@ class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
     NAME: ClassVar[str] = WORKER_MANAGER
-    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_endpoints")
+    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_secret", "_endpoints")
     KEEPER: ClassVar[str] = "NodeManager"
     WARDS: ClassVar[tuple[str, ...]] = ("NodeManager",)
-    _on_the_way: ClassVar[list[Any]] = []
-    """Registrations that this process made and has not waited for."""
 
     def _begin(self) -> None:
         self._ledger = WorkerLedger()
-        self._endpoints = EndpointLedger()
+        self._secret = secrets.token_bytes(32)
+        self._endpoints: dict[str, tuple[str, Any]] = {}
+        """By address: the newest process of that name, and where it listens."""
         self._changed = asyncio.Event()
         self._roll = RollCall()
         self._watching: asyncio.Task[None] | None = None
-
-    def register_actors(self, workers: Sequence[WorkerRecord]) -> None:
-        """Add workers that are actors, without waiting; later calls from this process take them into account."""
-        self._on_the_way.append(self.handle.register.remote(list(workers), are_actors=True))
-
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The manager may take calls in another order than they were made in.
-        deadline = Deadline.after(self._seconds)
-        calls = list(self._on_the_way)
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=self._seconds)
-            self._on_the_way[:] = [call for call in self._on_the_way if call not in calls]
-        return super(WorkerManager, self.until(deadline))._call(method, args, kwargs)
-
-    @classmethod
-    def forget_registrations(cls) -> None:
-        """Stop waiting for registrations: the connection that they were made on ends."""
-        cls._on_the_way.clear()
 
     @served
     async def register(self, workers: Iterable[WorkerRecord], *, are_actors: bool = False) -> None:
@@ -105,12 +85,12 @@ class WorkerManager(Manager):
     @served
     async def get_secret(self) -> bytes:
         """Return what the processes of the job prove to each other that they know."""
-        return self._endpoints.secret
+        return self._secret
 
     @served
     async def add_endpoint(self, address: str, instance: str, listing: Any) -> None:
-        """Add where a process listens, for those of the job that want to reach it."""
-        self._endpoints.add(address, instance, listing)
+        """Let the others find a process; it replaces an earlier one of its name."""
+        self._endpoints[address] = instance, listing
         self._note_change()
 
     @served
@@ -121,11 +101,13 @@ class WorkerManager(Manager):
         """
         deadline = Deadline.after(seconds)
         while True:
-            found = self._endpoints.find(address, but_not)
-            if found is None and self._ledger.will_not_come(address):
+            instance, listing = self._endpoints.get(address, ("", None))
+            if listing is not None and instance != but_not:
+                return listing
+            if self._ledger.will_not_come(address):
                 raise WorkerDied(f"{address} is dead", hint="`roost logs` shows the end of its log")
-            if found is not None or deadline.is_over:
-                return found
+            if deadline.is_over:
+                return None
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), deadline.left)
 

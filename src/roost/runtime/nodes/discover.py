@@ -1,4 +1,4 @@
-"""Finding the nodes of a Ray cluster: wait until they are there, probe those that are needed, put them in order."""
+"""Finding the nodes of a Ray cluster: wait until they are there, probe as many as are needed, put them in order."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def has_ended(ray_id: str) -> bool:
 
 
 def wait_for_nodes(count: int, deadline: Deadline) -> list[RayNode]:
-    """Wait until `count` nodes are alive; NodesMissing at the deadline names those that are."""
+    """Wait until `count` nodes are alive; NodesMissing at the deadline names the nodes that are."""
     began = time.monotonic()
     say_at = began + 2
     seen: dict[str, RayNode] = {}
@@ -118,8 +118,9 @@ def discover(
     return infos, _notice(nodes, ranked, count)
 
 
-def survey(nodes: Sequence[RayNode], deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
-    """Probe all nodes at the same time; return those that answer and those that are sick, both in order."""
+def survey(deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
+    """Probe all nodes that are there; return the nodes that answer and the sick ones, both in order."""
+    nodes = wait_for_nodes(1, deadline)
     probing = _Probing()
     probing.start(nodes)
     probing.collect(deadline)

@@ -62,7 +62,7 @@ class NodeInfo:
     python: str
     ray: str
     network: str
-    """The same for all nodes that share one machine's ports."""
+    """Equal for all nodes that share one machine's ports."""
     ephemeral_ports: tuple[int, int]
     """The first and the last port that the kernel gives to outgoing connections."""
     accelerators: tuple[AcceleratorInfo, ...] = ()

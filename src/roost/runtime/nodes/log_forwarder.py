@@ -192,14 +192,14 @@ class LogForwarder:
                     self._remove(ray_id, [path for path in ended if path not in source.behind])
         self.show()
 
-    def catch_up(self, timeout: float = LOGS_STOP_SECONDS) -> None:
+    def catch_up(self) -> None:
         """Fetch everything written so far, for an error that shows the end of a log; at most once a second."""
         if not self._sources or not self._is_connected():
             return
         with self._lock:
             if time.monotonic() - self._caught_up < LOGS_CATCH_UP_SECONDS:
                 return
-            deadline = Deadline.after(timeout)
+            deadline = Deadline.after(LOGS_STOP_SECONDS)
             for ray_id in list(self._sources):
                 # The pending answer may be old: ask at least once more, and go on while data comes.
                 for turn in itertools.count():

@@ -26,8 +26,6 @@ from roost.runtime.nodes.info import NodeInfo
 GROUP_PREFIX = "roost:"
 """How the names of placement groups of Roost begin."""
 
-# How much to take of the resource named after a node's address: enough to pin a bundle, too little to matter.
-_SLIVER = 0.001
 _NODE_LABEL = "ray.io/node-id"
 _REFUSED = ("NO_RESOURCES", "INFEASIBLE")
 
@@ -58,20 +56,14 @@ class Bundle:
     """The node that it is on."""
 
 
-def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo], by_label: bool) -> PlacementGroup:
-    """Ask Ray for a placement group without waiting. `nodes` are those of the cluster, by rank.
-
-    `by_label` ties a bundle to its node by the node's id. Older versions of Ray cannot do that: there it takes a sliver
-    of the resource named after the node's address, which cannot tell apart nodes that share one.
-    """
-    options: dict[str, Any] = {}
-    bundles, on_nodes = ask.bundles, [nodes[rank] for rank in ask.node_ranks]
-    if by_label:
-        options["bundle_label_selector"] = [{_NODE_LABEL: node.ray_id} for node in on_nodes]
-    else:
-        bundles = [{**bundle, f"node:{node.address}": _SLIVER} for bundle, node in zip(bundles, on_nodes, strict=True)]
-    # Names are unique in a namespace, and are what other jobs see.
-    made: PlacementGroup = placement_group(bundles, name=f"{GROUP_PREFIX}{namespace}:{secrets.token_hex(8)}", **options)
+def make_group(ask: Ask, namespace: str, nodes: Sequence[NodeInfo]) -> PlacementGroup:
+    """Ask Ray for a placement group without waiting. `nodes` are all of the cluster, by rank."""
+    made: PlacementGroup = placement_group(
+        ask.bundles,
+        # Names are unique in a namespace, and are what other jobs see.
+        name=f"{GROUP_PREFIX}{namespace}:{secrets.token_hex(8)}",
+        bundle_label_selector=[{_NODE_LABEL: nodes[rank].ray_id} for rank in ask.node_ranks],
+    )
     return made
 
 
@@ -114,7 +106,7 @@ def probe(
 ) -> dict[Bundle, str | None]:
     """Return the device of each bundle's accelerator (bundle -> resource); None if Ray has no ids for that resource.
 
-    `nodes` are those of the cluster, which errors name; ClusterError for one that does not answer by the deadline.
+    Errors name the nodes of the cluster, `nodes`; ClusterError for one that does not answer by the deadline.
 
     The tasks of one node run one after another, so that one process runs them all: a process takes half a second to
     start, a task a millisecond.

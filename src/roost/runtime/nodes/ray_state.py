@@ -2,7 +2,7 @@
 
 Ray's public state API needs the dashboard and does not say which accelerator an actor has. The tables of its head do,
 but have no public interface, so this one module uses a private one. Only explanations depend on it, where a holder that
-it cannot name is shown as unknown. Names and commands are those of other users: they are made safe to show here.
+it cannot name is shown as unknown. Names and commands belong to other users: this module makes them safe to show.
 """
 
 from __future__ import annotations
@@ -41,26 +41,14 @@ class RayJob:
     pid: int
     address: str
     entrypoint: str
+    namespace: str = ""
+    user: str = ""
+    """The account that ran it, if it is a driver of Roost."""
     has_ended: bool = False
 
     def __str__(self) -> str:
         what = f": {self.entrypoint}" if self.entrypoint else ""
         return f"Ray job {self.id} (pid {self.pid} on {self.address}{what})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoostJob:
-    """A driver of Roost that is or was connected to Ray."""
-
-    id: str
-    namespace: str
-    user: str
-    """The account that ran it."""
-    pid: int
-    has_ended: bool
-
-    def __str__(self) -> str:
-        return f"{self.namespace} (Ray job {self.id}, pid {self.pid})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +105,14 @@ def read_ray_state() -> RayState:
     return RayState(
         actors=_tried("its actors", _read_actors, ()),
         groups=_tried("its placement groups", _read_groups, ()),
-        jobs=_tried("its jobs", _read_jobs, {}),
-        free=_tried("what is free", lambda: dict(_state().available_resources_per_node()), {}),
+        jobs=read_jobs(),
+        free=_tried("what is free", lambda: _state().available_resources_per_node(), {}),
     )
 
 
-def read_roost_jobs() -> tuple[RoostJob, ...]:
-    """Read which drivers of Roost are or were connected; none if this version of Ray does not show them."""
-    return _tried("its jobs", _read_roost_jobs, ())
+def read_jobs() -> Mapping[str, RayJob]:
+    """Read which drivers are or were connected, by Ray's ids; none if this version of Ray does not show them."""
+    return _tried("its jobs", _read_jobs, {})
 
 
 def name_of_job(ray_job: str) -> str:
@@ -133,13 +121,12 @@ def name_of_job(ray_job: str) -> str:
 
 
 def living(names: Collection[str]) -> set[str]:
-    """Return those of these names that are alive: named actors of this namespace, and drivers.
+    """Return which of these names are alive: named actors of this namespace, and drivers.
 
     A driver counts as alive if Ray does not say.
     """
     drivers = {name for name in names if name.startswith(name_of_job(""))}
-    jobs: Mapping[str, RayJob] = _tried("its jobs", _read_jobs, {}) if drivers else {}
-    ended = {name_of_job(job.id) for job in jobs.values() if job.has_ended}
+    ended = {name_of_job(job.id) for job in (read_jobs() if drivers else {}).values() if job.has_ended}
     return (drivers - ended) | (set(list_actors()) & set(names) if names else set())
 
 
@@ -181,21 +168,21 @@ def _tried(what: str, read: Callable[[], Answer], nothing: Answer) -> Answer:
 
 
 def _state() -> Any:
-    # A public call opens the connection to the head that the private module uses.
-    ray.nodes()  # type: ignore[no-untyped-call]
-    return importlib.import_module("ray._private.state")
+    return importlib.import_module("ray._private.state").state
 
 
 def _accessor() -> Any:
-    state = _state().state
-    # The attribute lost its underscore the other way round between Ray 2.47 and 2.60.
-    return getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+    return _state()._connect_and_get_accessor()
+
+
+def _tables() -> Any:
+    return importlib.import_module("ray.core.generated.gcs_pb2")
 
 
 def _read_actors() -> tuple[ActorEntry, ...]:
-    table = importlib.import_module("ray.core.generated.gcs_pb2").ActorTableData
     # Without the dead ones, of which a cluster that has run for long has very many.
-    return tuple(_actor(table.FromString(raw)) for raw in _accessor().get_actor_table(None, _ALIVE))
+    rows = _accessor().get_actor_table(None, _ALIVE)
+    return tuple(map(_actor, map(_tables().ActorTableData.FromString, rows)))
 
 
 def _actor(entry: Any) -> ActorEntry:
@@ -206,13 +193,12 @@ def _actor(entry: Any) -> ActorEntry:
         if rest.count("_"):
             continue
         amounts[name] = {int(item.index): float(item.quantity) for item in resource.resource_ids}
-    node = entry.address.node_id if hasattr(entry.address, "node_id") else entry.address.raylet_id
     return ActorEntry(
         name=printable(entry.name),
         class_name=printable(entry.class_name),
         pid=int(entry.pid),
         ray_job=entry.job_id.hex(),
-        ray_id=node.hex(),
+        ray_id=entry.address.node_id.hex(),
         amounts=amounts,
         group_id=entry.placement_group_id.hex(),
     )
@@ -229,30 +215,16 @@ def _read_groups() -> tuple[GroupEntry, ...]:
 
 
 def _read_jobs() -> dict[str, RayJob]:
-    return {
-        entry["JobID"]: RayJob(
-            id=entry["JobID"],
-            pid=int(entry.get("DriverPid", 0)),
-            address=printable(entry.get("DriverIPAddress", "")),
-            entrypoint=printable(hide_in_text(entry.get("Entrypoint", ""))),
-            has_ended=entry["IsDead"],
-        )
-        for entry in _state().jobs()
-    }
-
-
-def _read_roost_jobs() -> tuple[RoostJob, ...]:
-    table = importlib.import_module("ray.core.generated.gcs_pb2").JobTableData
     rows = _accessor().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
-    found = (table.FromString(raw) for raw in rows)
-    return tuple(
-        RoostJob(
+    return {
+        entry.job_id.hex(): RayJob(
             id=entry.job_id.hex(),
-            namespace=entry.config.ray_namespace,
-            user=entry.config.metadata[USER_KEY],
             pid=int(entry.driver_pid),
+            address=printable(entry.driver_address.ip_address),
+            entrypoint=printable(hide_in_text(entry.entrypoint)),
+            namespace=entry.config.ray_namespace,
+            user=entry.config.metadata.get(USER_KEY, ""),
             has_ended=entry.is_dead,
         )
-        for entry in found
-        if USER_KEY in entry.config.metadata
-    )
+        for entry in map(_tables().JobTableData.FromString, rows)
+    }

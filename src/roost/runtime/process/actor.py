@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -222,7 +223,7 @@ class WorkerActor:
 def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
     """Begin to write this worker's events next to its log, and sample its node unless another worker does."""
     identity, run = spec.identity, spec.run_dir.token
-    base = output.run_base(spec.run_dir, place)
+    base = Path(spec.run_dir.path) if place.is_shared else output.folder_of_run(spec.run_dir, place.path)
     sampler = Sampler(base, run, spec.node_rank)
 
     def look() -> None:

@@ -45,7 +45,7 @@ def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str
 
 
 def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split variables into those that can be set in the process, and those that must be set when it begins.
+    """Split variables: some can be set in the process, others must be set when it begins.
 
     >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
     ({'RANK': '0'}, {'PYTHONPATH': '/opt'})

@@ -43,7 +43,7 @@ class LogPlace:
 
     path: str
     base: str
-    """The folder below which Roost makes those of the logs."""
+    """The folder in which Roost makes the folders of the logs."""
     is_shared: bool
 
 
@@ -59,11 +59,6 @@ def choose_place(run_dir: RunDir, address: str) -> LogPlace:
     base = Path(own_folder) if own_folder else socket_folder()
     folder = base / run_folder_name(run_dir) if own_folder else base / "logs" / run_folder_name(run_dir)
     return LogPlace(path=str(log_file(folder, address)), base=str(base), is_shared=False)
-
-
-def run_base(run_dir: RunDir, place: LogPlace) -> Path:
-    """Return the folder of a run as this process has it: the run's own, or the one on this node with its logs."""
-    return Path(run_dir.path) if place.is_shared else folder_of_run(run_dir, place.path)
 
 
 def folder_of_run(run_dir: RunDir, log: str) -> Path:

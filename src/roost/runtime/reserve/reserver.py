@@ -3,7 +3,7 @@
 Ray hands out whichever accelerators of a node are free, lowest first. If a plan wants all of a node's accelerators, or
 its first ones, the reserver asks for one placement group on that node and probes it. If Ray gave others, or the plan
 wants others, it takes every free accelerator of the node with one placement group each, probes them, and immediately
-releases those that were not planned. It holds nothing while it waits: two jobs that want the same accelerators never
+releases the unplanned ones. It holds nothing while it waits: two jobs that want the same accelerators never
 block each other.
 """
 
@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import ray
 from ray.util.placement_group import PlacementGroup
 
 from roost.deadline import NEVER, Deadline
@@ -25,7 +24,6 @@ from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece, Plan
 from roost.runtime.connect.head import until
-from roost.runtime.connect.versions import has_bundle_labels
 from roost.runtime.events.emitter import emitter
 from roost.runtime.limits import (
     HANG_SECONDS,
@@ -73,16 +71,16 @@ class Reserver:
     The job's node manager makes and removes the placement groups: they belong to the job, whichever process asked.
     """
 
-    def __init__(self, context: JobControl, user: str, *, by_label: bool | None = None) -> None:
+    def __init__(self, context: JobControl, user: str, timeout: float) -> None:
         self._context = context
-        self._deadline: Deadline = NEVER
         self._user = user
-        self._owner = context.owner
+        self._name = name_of(user)
+        self._began = time.monotonic()
+        self._deadline = Deadline.after(max(timeout, RESERVE_LEAST_SECONDS))
+        # Who does not wait gets an error at once, which says the same.
+        self._say_next = Deadline.after(RESERVE_SAY_SECONDS) if timeout > RESERVE_LEAST_SECONDS else NEVER
         self._has_said = False
         self._occupancy = OccupancyReader(context.nodes)
-        self._by_label = has_bundle_labels(ray.__version__) if by_label is None else by_label
-        if not self._by_label:
-            log.info("Ray %s ties a bundle to a node by its address, and not by its id", ray.__version__)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
     @property
@@ -91,82 +89,78 @@ class Reserver:
         left = max(RESERVE_UNDO_SECONDS, self._deadline.left)
         return self._context.node_manager.within(min(HANG_SECONDS, left))
 
-    def reserve(self, shares: Shares, *, timeout: float, components: Components) -> list[Slot]:
+    @property
+    def _seconds(self) -> float:
+        """How long it has tried."""
+        return time.monotonic() - self._began
+
+    @property
+    def _is_noticed(self) -> bool:
+        """Whether Ray has had time to notice earlier releases."""
+        return self._seconds >= RESERVE_NOTICE_SECONDS
+
+    def reserve(self, shares: Shares, components: Components) -> list[Slot]:
         """Return slots for all of these accelerators, including those that the job has; else AcceleratorsTaken."""
-        wait = _Wait(timeout)
-        self._deadline = wait.deadline
         short, apart = False, set[int]()
-        with self._undone(), until(wait.deadline):
+        with self._undone(), until(self._deadline):
             while True:
                 there, missing = self._ask(shares)
                 # A try briefly takes what others may want: skip it while it is known to fail.
                 held = self._held(missing) if short else None
-                new = held or (self._take(missing, apart, wait.is_noticed) if missing else [])
+                new = held or (self._take(missing, apart) if missing else [])
                 if isinstance(new, Shortage):
                     short = new.is_certain
                     if short:
-                        self._wait_for(new, components, wait)
+                        self._wait_for(new, components)
                 elif not self._manager.take_slots(self._user, dict(shares), new):
                     self._note_reserved(len(new))
                     return [*there, *new]
-                elif wait.deadline.is_over:
+                elif self._deadline.is_over:
                     # Slots of another part of the job were released between asking and taking, again and again.
                     raise ClusterError(f"the job's reservations keep changing: {self._name!r} gave up")
 
-    def reserve_any(self, count: int, *, timeout: float) -> list[Slot]:
+    def reserve_any(self, count: int) -> list[Slot]:
         """Return slots in one placement group for `count` accelerators: the first of the cluster, else any free."""
         nodes = [node for node in self._context.nodes if node.accelerators]
         resource = resource_of(nodes[0])
         every = [piece for node in nodes if resource_of(node) == resource for piece in pieces_on(node)]
         if len(every) < count:
             raise ConfigError(f"the cluster has {plural(len(every), resource)}, and {count} are wanted")
-        wait = _Wait(timeout)
-        self._deadline = wait.deadline
-        with self._undone(), until(wait.deadline):
+        with self._undone(), until(self._deadline):
             while True:
                 self._context.check_open()
                 # If there is not a CPU for each, take the accelerators without.
-                cpus = (1, 0) if wait.is_noticed else (1,)
+                cpus = (1, 0) if self._is_noticed else (1,)
                 choices = [every]
                 # Take others than the first only if those are held, and not just released.
-                if wait.is_noticed or self._held(every[:count]):
+                if self._is_noticed or self._held(every[:count]):
                     choices.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
                 for pieces in choices:
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
                         self._note_reserved(count)
                         return slots
-                if wait.deadline.is_over:
+                if self._deadline.is_over:
                     holdings = self._holdings()
                     free = self._alive(holdings.free_pieces(self._context.nodes))
                     taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
-                    what = f"{plural(count, 'accelerator')} could not be reserved in {wait.seconds:.0f} s"
+                    what = f"{plural(count, 'accelerator')} could not be reserved in {self._seconds:.0f} s"
                     raise self._taken(f"{what}, {len(free)} are free:", taken, holdings, free)
-                self._pause(wait, lambda: plural(count, "free accelerator"))
+                self._pause(lambda: plural(count, "free accelerator"))
 
     def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
         """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
         for number in cpus:
             ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
-            groups = self._manager.make_groups(self._user, self._owner, [ask], self._by_label)
-            slots = self._any_slots(groups[0], resource)
+            groups, slots = self._make([ask]), list[Slot]()
+            bundles = [bundle for own in settle(groups, self._until).values() for bundle in own]
+            devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
+            for node in self._context.nodes:
+                own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
+                slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
             if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
                 return slots
-            self._manager.discard_groups(self._user, groups)
+            self._manager.discard_groups(self._user, list(groups))
         return []
-
-    def _any_slots(self, group: PlacementGroup, resource: str) -> list[Slot]:
-        """Return what a placement group got, in order; none if Ray could not place it."""
-        bundles = settle([group], self._until).get(group, [])
-        by_id = {node.ray_id: node for node in self._context.nodes}
-        if not all(bundle.ray_id in by_id for bundle in bundles):
-            # Pinned by address, which a node outside this Cluster shares.
-            return []
-        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
-        slots = []
-        for ray_id in dict.fromkeys(bundle.ray_id for bundle in bundles):
-            own = [bundle for bundle in bundles if bundle.ray_id == ray_id]
-            slots += self._slots(by_id[ray_id], own, pieces_on(by_id[ray_id]), devices)
-        return sorted(slots, key=lambda slot: slot.piece)
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -183,18 +177,17 @@ class Reserver:
                 with contextlib.suppress(Exception):
                     self._manager.within(RESERVE_UNDO_SECONDS).note_wait(self._user, "")
 
-    @property
-    def _name(self) -> str:
-        return name_of(self._user)
-
-    def _pause(self, wait: _Wait, what: Callable[[], str]) -> None:
-        if wait.is_time_to_say:
+    def _pause(self, what: Callable[[], str]) -> None:
+        if self._say_next.is_over:
+            self._say_next = Deadline.after(SAY_EVERY_SECONDS)
             text = what()
             self._context.console.notice(f"{self._name}: waiting for {text}")
             self._has_said = True
             self._manager.note_wait(self._user, text)
             emitter.note("waits", self._name, f"for {text}")
-        time.sleep(self._random.uniform(*RESERVE_PAUSE_SECONDS) * wait.patience)
+        # Who waits for minutes asks less often.
+        patience = min(_MOST_PATIENCE, 1 + self._seconds / RESERVE_PATIENCE_SECONDS)
+        time.sleep(self._random.uniform(*RESERVE_PAUSE_SECONDS) * patience)
 
     def _note_reserved(self, count: int) -> None:
         if count:
@@ -210,7 +203,7 @@ class Reserver:
         return self._occupancy.read(min(HOLDERS_SECONDS, max(RESERVE_UNDO_SECONDS, self._deadline.left)))
 
     def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
-        """Return those that are known to be held by others."""
+        """Return which of these others are known to hold."""
         holdings = self._holdings()
         held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
         return Shortage(missing=frozenset(held)) if held else None
@@ -236,14 +229,14 @@ class Reserver:
                 )
         return there, missing
 
-    def _take(self, pieces: Sequence[Piece], apart: set[int], without_cpus: bool) -> list[Slot] | Shortage:
+    def _take(self, pieces: Sequence[Piece], apart: set[int]) -> list[Slot] | Shortage:
         """Try once; `apart` has the nodes whose accelerators must be identified one by one, and grows."""
         nodes = self._context.nodes
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
             wanted.setdefault(piece.node_rank, []).append(piece)
         apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
-        placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart, without_cpus)
+        placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart)
         found = {bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]}
         devices = probe(found, nodes, self._until)
         slots: list[Slot] = []
@@ -267,7 +260,7 @@ class Reserver:
         # The surplus is removed when the rest is taken.
         return slots
 
-    def _place(self, counts: Mapping[int, int], apart: set[int], without_cpus: bool) -> dict[int, list[Bundle]]:
+    def _place(self, counts: Mapping[int, int], apart: set[int]) -> dict[int, list[Bundle]]:
         """Ask on all nodes together: one placement group on each, or one for each accelerator on nodes in `apart`."""
         asks: list[Ask] = []
         for rank, count in counts.items():
@@ -275,11 +268,11 @@ class Reserver:
             cpus = 1 if node.cpus >= node.num_accelerators else 0
             ranks = (rank,) if rank in apart else (rank,) * count
             ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
-            asks += [ask] * (self._tries(node) if rank in apart else 1)
+            asks += [ask] * (node.num_accelerators if rank in apart else 1)
         groups = self._make(asks)
         placed = settle(groups, self._until)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
-        if refused and without_cpus:
+        if refused and self._is_noticed:
             # Without the CPU, which may be what is missing.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
@@ -292,24 +285,13 @@ class Reserver:
                     self._context.nodes[rank],
                 )
         out: dict[int, list[Bundle]] = {rank: [] for rank in counts}
-        rank_of = {self._context.nodes[rank].ray_id: rank for rank in counts}
         for group, bundles in placed.items():
-            # Nodes that share an address cannot be told apart by it: a single accelerator counts wherever it is, and
-            # several only where they were asked for.
-            landed = {rank_of.get(bundle.ray_id) for bundle in bundles}
-            if landed == set(groups[group].node_ranks) or (len(bundles) == 1 and landed <= apart):
-                out[rank_of[bundles[0].ray_id]] += bundles
+            out[groups[group].node_ranks[0]] += bundles
         return out
 
     def _make(self, asks: Sequence[Ask]) -> dict[PlacementGroup, Ask]:
-        groups = self._manager.make_groups(self._user, self._owner, asks, self._by_label)
+        groups = self._manager.make_groups(self._user, self._context.owner, asks)
         return dict(zip(groups, asks, strict=True))
-
-    def _tries(self, node: NodeInfo) -> int:
-        """Return how many placement groups it takes to hold every free accelerator of a node."""
-        if self._by_label:
-            return node.num_accelerators
-        return sum(other.num_accelerators for other in self._context.nodes if other.address == node.address)
 
     def _slots(
         self, node: NodeInfo, bundles: Sequence[Bundle], pieces: Sequence[Piece], devices: Mapping[Bundle, str | None]
@@ -340,18 +322,18 @@ class Reserver:
             out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
         return out
 
-    def _wait_for(self, shortage: Shortage, components: Components, wait: _Wait) -> None:
+    def _wait_for(self, shortage: Shortage, components: Components) -> None:
         """Pause before the next try; AcceleratorsTaken if there is no time for one."""
         missing = sorted(shortage.missing)
-        if wait.deadline.is_over:
+        if self._deadline.is_over:
             nodes, holdings = self._context.nodes, self._holdings()
             known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
             free = self._alive(known - shortage.missing)
             fit = nearest_fit(self._context.topology, components, free)
             what = f"{plural(len(missing), 'accelerator')} for {self._name!r} could not be reserved"
-            raise self._taken(f"{what} in {wait.seconds:.0f} s:", missing, holdings, free, fit)
+            raise self._taken(f"{what} in {self._seconds:.0f} s:", missing, holdings, free, fit)
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        self._pause(wait, lambda: f"{self._describe(missing[0], self._holdings())}{more}")
+        self._pause(lambda: f"{self._describe(missing[0], self._holdings())}{more}")
 
     def _describe(self, piece: Piece, holdings: Holdings) -> str:
         node = self._context.nodes[piece.node_rank]
@@ -390,7 +372,7 @@ def reserve_accelerators(
 ) -> Reservation:
     """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
     user = f"{name}#{secrets.token_hex(4)}"
-    slots = Reserver(context, user).reserve(shares, timeout=timeout, components=components) if shares else []
+    slots = Reserver(context, user, timeout).reserve(shares, components) if shares else []
     return Reservation(context, user, slots)
 
 
@@ -406,35 +388,3 @@ def reserve_plan(context: JobControl, plan: Plan, shares: Mapping[str, float], *
     pieces = dict.fromkeys(plan_accelerators(plan, shares))
     components = {component.name: component.placements for component in plan.components}
     return reserve_accelerators(context, "plan", pieces, components, timeout=timeout)
-
-
-class _Wait:
-    """How long a reservation has waited, and when to say so."""
-
-    def __init__(self, timeout: float) -> None:
-        self._began = time.monotonic()
-        self.deadline = Deadline.after(max(timeout, RESERVE_LEAST_SECONDS))
-        # Who does not wait gets an error at once, which says the same.
-        self._say_next = Deadline.after(RESERVE_SAY_SECONDS) if timeout > RESERVE_LEAST_SECONDS else NEVER
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
-
-    @property
-    def is_noticed(self) -> bool:
-        """Whether Ray has had time to notice earlier releases."""
-        return self.seconds >= RESERVE_NOTICE_SECONDS
-
-    @property
-    def patience(self) -> float:
-        """How much longer than at first to pause: who waits for minutes asks less often."""
-        return min(_MOST_PATIENCE, 1 + self.seconds / RESERVE_PATIENCE_SECONDS)
-
-    @property
-    def is_time_to_say(self) -> bool:
-        """Whether a message is due; then not again for a while."""
-        if not self._say_next.is_over:
-            return False
-        self._say_next = Deadline.after(SAY_EVERY_SECONDS)
-        return True

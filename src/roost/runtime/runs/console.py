@@ -31,13 +31,10 @@ class Console:
     def line(self, text: str, of: str = "") -> None:
         """Print a line, prefixed with a worker's address if that worker printed it."""
         if not self.quiet:
-            self._print(text, of)
+            self.notice(text, of)
 
-    def notice(self, text: str) -> None:
+    def notice(self, text: str, of: str = "") -> None:
         """Print a line that a user of a quiet console needs as well: why nothing happens."""
-        self._print(text)
-
-    def _print(self, text: str, of: str = "") -> None:
         if of and self._out.isatty() and not os.environ.get("NO_COLOR"):
             # The workers of a group share a colour.
             colour = _COLOURS[zlib.crc32(of.rpartition(":")[0].encode()) % len(_COLOURS)]

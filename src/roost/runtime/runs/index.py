@@ -1,8 +1,8 @@
 """The index: every run of this user by its id.
 
 The index is the folder `runs` in the user's state folder. A run whose folder Roost chose is in it, any other has a link
-there; both appear in one step, so that drivers need no lock. There may be a second index in the temporary folder: from
-an older Roost, or because the state folder cannot be written.
+there; both appear in one step, so that drivers need no lock. Where the state folder cannot be written, a second index
+is in the temporary folder.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".roost-lock"
 """A driver holds this file in its run folder locked."""
-_OLD_LOCK_FILE = ".lock"
-"""Its name in the folders of an older Roost. Elsewhere it may be a file of the user's."""
 LATEST = "latest"
 """Names the newest run."""
 _KEPT_LINKS = 200
@@ -95,7 +93,7 @@ def add_run(folder: Path) -> str:
 
 
 def list_runs() -> list[Run]:
-    """Return the runs that have a record, the newest first; those that cannot be read come last."""
+    """Return the runs that have a record, the newest first; runs that cannot be read come last."""
     return [run for run in _read_index() if run.record is not _UNRECORDED]
 
 
@@ -150,16 +148,12 @@ def is_gone(record: RunRecord, folder: Path) -> bool:
 def is_free(folder: Path) -> bool:
     """Whether no driver locks a run folder."""
     try:
-        with open(_lock_path(folder), "rb", opener=open_regular) as file:
+        with open(folder / LOCK_FILE, "rb", opener=open_regular) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         # Any other error: it is locked, or its file system has no locks.
         return error.errno in (errno.ENOENT, errno.EEXIST)
     return True
-
-
-def _lock_path(folder: Path) -> Path:
-    return folder / (LOCK_FILE if os.path.lexists(folder / LOCK_FILE) else _OLD_LOCK_FILE)
 
 
 def _read_index() -> list[Run]:
@@ -175,7 +169,7 @@ def _read_entry(entry: Path) -> Run | None:
     try:
         # Not Path.is_file: it raises where this user may not read.
         if not os.path.isfile(folder / RECORD_FILE):
-            began = _lock_path(folder).lstat().st_mtime
+            began = (folder / LOCK_FILE).lstat().st_mtime
             return Run(id=entry.name, folder=folder, record=_UNRECORDED, began=began)
         record = read_run(folder)
     except OSError:

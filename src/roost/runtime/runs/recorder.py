@@ -132,7 +132,15 @@ class Recorder:
             address=job.cluster,
             namespace=job.namespace,
             environment=self._environment,
-            nodes=tuple(_run_node(node) for node in nodes),
+            nodes=tuple(
+                RunNode(
+                    rank=node.rank,
+                    name=node.name,
+                    address=node.address,
+                    accelerators=tuple(Counter(item.model or str(item.type) for item in node.accelerators).items()),
+                )
+                for node in nodes
+            ),
         )
         self._change()
         if self._git is not None:
@@ -281,8 +289,3 @@ class Recorder:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
-
-
-def _run_node(node: NodeInfo) -> RunNode:
-    models = Counter(item.model or str(item.type) for item in node.accelerators)
-    return RunNode(rank=node.rank, name=node.name, address=node.address, accelerators=tuple(models.items()))

@@ -74,7 +74,7 @@ class RollCall:
         self._seen.update(names)
 
     def missing(self, known: set[str], alive: set[str]) -> set[str]:
-        """Return those of `known` that were alive once and are not now; `known` was taken before `alive`."""
+        """Return the names in `known` that were alive once and no longer are; `known` was taken before `alive`."""
         self._seen |= alive & known
         gone = (self._seen & known) - alive
         self._seen -= gone
@@ -106,7 +106,7 @@ class WorkerLedger:
         self.update(WorkerState.READY, early, now)
 
     def update(self, state: WorkerState, pids: Mapping[str, int | None], now: float) -> list[str]:
-        """Put workers into a state, with their process if it is known; return those that were not in it before."""
+        """Put workers into a state, with their process if it is known; return the workers that are new in it."""
         changed = []
         for address, pid in pids.items():
             worker = self._workers.get(address)
