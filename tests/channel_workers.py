@@ -85,6 +85,12 @@ class Talker(Worker):
     def get(self, channel: Channel, count: int = 1, **options: Any) -> list[Any]:
         return [channel.get(**options) for _ in range(count)]
 
+    def pass_on(self, channel: Channel, count: int) -> None:
+        """Take items, and put them under another key: half of them one by one, the others together."""
+        for _ in range(count // 2):
+            channel.put(channel.get(), key="back")
+        channel.put_many(channel.get_many(count - count // 2), key="back")
+
     def do(self, channel: Channel, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(channel, method)(*args, **kwargs)
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from roost.rl.engine import EngineSpec
 from roost.testing import NumpyEngine
 from roost.weights.adapters import DictWeights
+from roost.weights.worker import WeightWorker
 from waiting import wait_until
 
 
@@ -25,6 +31,40 @@ class NeverReady(NumpyEngine):
     def stop(self, seconds: float = 2.0) -> None:
         (self.folder / str(os.getpid())).touch()
         super().stop(seconds)
+
+
+class Giver(WeightWorker):
+    """A trainer of engines that pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays = {"w": np.zeros(1000)}
+
+    def offer(self) -> dict[str, np.ndarray]:
+        return self.arrays
+
+    def set(self, value: float) -> None:
+        self.arrays["w"][...] = value
+
+
+class PausingEngine(NumpyEngine):
+    """Lets links overwrite its weights, in one pause at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays = {"w": np.zeros(1000)}
+        self.pause = threading.Lock()
+
+    def accept(self) -> dict[str, np.ndarray]:
+        return self.arrays
+
+    @contextmanager
+    def weights_changing(self, _version: int) -> Iterator[None]:
+        with self.pause:
+            yield
+
+    def generate(self, _request: Any) -> list[float]:
+        return sorted(set(self.arrays["w"].tolist()))
 
 
 class StagingEngine(NumpyEngine):

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -554,3 +555,68 @@ def test_closing_with_items_in_flight_leaves_nothing(shared_cluster, talkers):
         talkers[1].wait_for_kept().wait()
     talkers[1].drop_kept().wait()
     wait_until(lambda: talkers[1].shared_files().wait()[0] <= files[0] + 1, "its shared memory is given back")
+
+
+@pytest.mark.wants("torch")
+@pytest.mark.parametrize("taker", [1, 2], ids=["same node", "another node"])
+def test_tensors_of_every_kind_go_there_and_back_as_they_were(channel, talkers, taker):
+    pytest.importorskip("torch")
+    from tensors import are_equal, of_every_kind
+
+    things = of_every_kind()
+    channel.put_many(things)
+    talkers[taker].pass_on(channel, len(things)).wait()
+    assert all(map(are_equal, channel.get_many(len(things), "back"), things))
+
+
+SCRIPT = """
+import enum
+import numpy as np
+from roost import Channel, Cluster, NodePlacementStrategy, Worker
+
+class Own:
+    def __init__(self, value):
+        self.value = value
+    def __eq__(self, other):
+        return type(other) is type(self) and repr(other.value) == repr(self.value)
+
+class Part(Own):
+    __slots__ = ("rest",)
+
+class Colour(enum.Enum):
+    RED = 1
+
+def double(number):
+    return 2 * number
+
+class Passer(Worker):
+    def pass_on(self, channel, count):
+        for _ in range(count):
+            channel.put(channel.get(), key="back")
+        channel.put_many(channel.get_many(count), key="back")
+
+THINGS = [Own(1), Own(b"x" * 10_000), Part(None), [Own(np.arange(20_000))], {"a": (Colour.RED, Own)}, Colour.RED, Own]
+
+if __name__ == "__main__":
+    with Cluster(num_nodes=1, quiet=True) as cluster, Channel.create("things") as channel:
+        passer = Passer.create_group().launch(cluster, NodePlacementStrategy([0]), name="passer")
+        for call in (lambda: [channel.put(one) for one in THINGS], lambda: channel.put_many(THINGS)):
+            call()
+            assert channel.get_many(len(THINGS)) == THINGS, "from the script to itself"
+        [channel.put(one) for one in THINGS]
+        channel.put_many(THINGS)
+        passed = passer.pass_on(channel, len(THINGS))
+        assert [channel.get("back") for _ in range(2 * len(THINGS))] == THINGS * 2, "there and back"
+        passed.wait()
+        channel.put(double)
+        assert channel.get()(4) == 8
+        print("all the same", flush=True)
+"""
+
+
+def test_classes_of_a_script_go_through_channels(small_local_cluster, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    env = {**os.environ, **small_local_cluster.environment}
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=180, env=env)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "all the same"), ended.stderr

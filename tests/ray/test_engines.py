@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,11 @@ from roost.machine.devices import nvidia_devices
 from roost.rl import RolloutManager, create_placement_groups, create_rollout_engines
 from roost.rl.engines import Prompt, Sample, VllmEngine
 from roost.rl.engines.server_engine import _INSIDE, _staging_folder
+from roost.rl.rollout_engines import EngineWorker
 from roost.testing import NumpyEngine, local_cluster
 from roost.weights.link import WeightLink
 from roost.weights.safetensors import save_safetensors
-from staging_engines import NeverReady, StagingEngine
+from staging_engines import Giver, NeverReady, PausingEngine, StagingEngine
 from stored_weights import Holder
 from waiting import is_gone, wait_until
 
@@ -221,3 +223,28 @@ def test_weights_reach_a_server_on_the_device_of_the_trainer_without_leaving_it(
             with pytest.raises(ClusterError, match="the engine is offloaded, and cannot take weights"):
                 manager.update_weights(link, version + 1)
             manager.engines.onload().wait(SECONDS)
+
+
+def test_two_links_in_place_to_the_same_engines_never_wait_for_each_other(shared_cluster):
+    places = [NodePlacementStrategy(nodes) for nodes in ([0], [1], [0, 1, 0])]
+    with (
+        Giver.create_group().launch(shared_cluster, places[0], name="even", reserve=False) as even,
+        Giver.create_group().launch(shared_cluster, places[1], name="odd", reserve=False) as odd,
+        EngineWorker.create_group(PausingEngine, (), {}).launch(
+            shared_cluster, places[2], name="engines", reserve=False, max_concurrency=8
+        ) as engines,
+    ):
+        links = [WeightLink.between(source, engines, in_place=True) for source in (even, odd)]
+        for number in range(25):
+            versions = 2 * number, 2 * number + 1
+            even.set(versions[0]).wait(SECONDS)
+            odd.set(versions[1]).wait(SECONDS)
+            with ThreadPoolExecutor(2) as aside:
+                older, newer = (
+                    aside.submit(link.update, version, timeout=SECONDS)
+                    for link, version in zip(links, versions, strict=True)
+                )
+            newer.result()
+            assert older.exception() is None or "only go up" in str(older.exception())
+            assert engines.served_version().wait(SECONDS) == [versions[1]] * 3
+            assert engines.generate(None).wait(SECONDS) == [[versions[1]]] * 3

@@ -14,7 +14,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 
 
 def check_pause_mode(mode: str, modes: Sequence[str] = get_args(PauseMode)) -> PauseMode:
-    """Return a pause mode, if it is one of those that an engine can do."""
+    """Return a pause mode, if an engine can do it; ConfigError otherwise."""
     if mode not in modes:
         raise ConfigError(f"pause_mode is {mode!r}: it is {join_words(modes, last='or')}")
     return cast(PauseMode, mode)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from roost.comm.channels.channel import Channel
+from roost.comm.channels.channel import Channel, ItemLease
 from roost.errors import CallTimedOut, ClusterError, ConfigError
 from roost.rl.limits import STATE_SECONDS
 from roost.rl.manager_worker import LOCK
@@ -28,77 +26,66 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
     def __init__(self, channel: Channel, timeout: float) -> None:
         self._channel = channel
         self._timeout = timeout
-        self._block: AbstractContextManager[None]
-        self._async_block: AbstractAsyncContextManager[None]
+        self._held: list[tuple[_Owner, ItemLease | None]] = []
+        """The blocks that have begun, the innermost last; no lease if the holder has taken the lock again."""
 
     def __enter__(self) -> None:
-        self._block = self._hold()
-        self._block.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._block.__exit__(kind, error, trace)
-
-    async def __aenter__(self) -> None:
-        self._async_block = self._hold_async()
-        await self._async_block.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._async_block.__aexit__(kind, error, trace)
-
-    @contextlib.contextmanager
-    def _hold(self) -> Iterator[None]:
-        owner = self._owner()
-        if owner in _owners:
-            yield
+        owner, lease = self._begin()
+        if lease is None:
             return
         if any(other[:2] == owner[:2] for other in list(_owners)):
             raise ConfigError(
                 "another task of this thread has the lock, and cannot release it while this one blocks the thread",
                 hint="use `async with manager.lock():` in coroutines",
             )
-        lease = self._channel.lease(LOCK, timeout=self._timeout)
         try:
             lease.__enter__()
         except CallTimedOut as late:
             raise self._explain(late, _state(self._channel)) from None
-        try:
-            _owners.add(owner)
-            yield
-        finally:
+        self._hold(owner, lease)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        owner, lease = self._held.pop()
+        if lease is not None:
             _owners.discard(owner)
             lease.give_back()
 
-    @contextlib.asynccontextmanager
-    async def _hold_async(self) -> AsyncIterator[None]:
-        owner = self._owner()
-        if owner in _owners:
-            yield
+    async def __aenter__(self) -> None:
+        owner, lease = self._begin()
+        if lease is None:
             return
-        lease = self._channel.lease(LOCK, timeout=self._timeout)
         try:
             await lease.__aenter__()
         except CallTimedOut as late:
             raise self._explain(late, await asyncio.to_thread(_state, self._channel)) from None
-        try:
-            _owners.add(owner)
-            yield
-        finally:
-            _owners.discard(owner)
-            lease.give_back()
+        self._hold(owner, lease)
 
-    def _explain(self, late: CallTimedOut, state: str) -> CallTimedOut:
-        return CallTimedOut(f"the lock was not free for {self._timeout:g} s: it is {state}") if state else late
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
 
-    def _owner(self) -> _Owner:
+    def _begin(self) -> tuple[_Owner, ItemLease | None]:
+        """Return who asks, and the lease to wait for; no lease if the caller has the lock already."""
         try:
             task = asyncio.current_task()
         except RuntimeError:  # no event loop runs in this thread
             task = None
-        return self._channel.name, threading.get_ident(), task
+        owner = self._channel.name, threading.get_ident(), task
+        if owner in _owners:
+            self._held.append((owner, None))
+            return owner, None
+        return owner, self._channel.lease(LOCK, timeout=self._timeout)
+
+    def _hold(self, owner: _Owner, lease: ItemLease) -> None:
+        # In this order: an interrupt in between drops the lease, which gives it back.
+        self._held.append((owner, lease))
+        _owners.add(owner)
+
+    def _explain(self, late: CallTimedOut, state: str) -> CallTimedOut:
+        return CallTimedOut(f"the lock was not free for {self._timeout:g} s: it is {state}") if state else late
 
 
 _owners: set[_Owner] = set()
@@ -106,7 +93,7 @@ _owners: set[_Owner] = set()
 
 
 def _state(channel: Channel) -> str:
-    """Say `held by actor:3 for 4 s, 2 waiting`, with the caller among those that wait; empty if it is not known."""
+    """Say `held by actor:3 for 4 s, 2 waiting`, where the caller counts as waiting; empty if it is not known."""
     try:
         line = channel.stats(timeout=STATE_SECONDS)["keys"][LOCK]
     except (ClusterError, KeyError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any
 
@@ -27,6 +27,7 @@ from roost.runtime.runs.folder import log_file
 from roost.text import error_text, join_words, plural
 from roost.weights.adapters import Committing
 from roost.weights.link import WeightLink
+from roost.weights.versions import NO_VERSION, Versions
 from roost.weights.worker import WeightWorker
 
 _MAX_CALLS = 64
@@ -41,10 +42,8 @@ class EngineWorker(WeightWorker):
     def __init__(self, engine_cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self._engine = engine_cls(*args, **kwargs)
-        self._fence = threading.Lock()
-        self._newest_asked = -1
-        self._updating = threading.Lock()
-        self._version: int | None = None
+        self._roost_versions = Versions(str(self.address))
+        """Of its weights, also for the links that it takes part in."""
         self._url = ""
         self._is_asleep = False
         emitter.add_gauge(self._gauge)
@@ -70,7 +69,7 @@ class EngineWorker(WeightWorker):
 
     def _gauge(self) -> list[Gauge]:
         """Return its state, as an event has it."""
-        values = {"url": self._url or None, "version": self._version, "asleep": self._is_asleep or None}
+        values = {"url": self._url or None, "version": self.served_version(), "asleep": self._is_asleep or None}
         return [("engine", str(self.address), values)]
 
     def health(self) -> bool:
@@ -85,7 +84,7 @@ class EngineWorker(WeightWorker):
         """Take in weights that `update_weights` then uses; False if the engine can only do both at once."""
         if not hasattr(self._engine, "stage_weights"):
             return False
-        with self._turn(version):
+        with self._roost_versions.turn(version, may_repeat=True):
             self._engine.stage_weights(weights)
         return True
 
@@ -94,7 +93,7 @@ class EngineWorker(WeightWorker):
 
         `staged` is whether the processes of the engines have taken them in.
         """
-        with self._new_version(version):
+        with self._roost_versions.changing(version, may_repeat=True):
             if any(staged):
                 self._engine.accept().commit(version)
             else:
@@ -113,47 +112,16 @@ class EngineWorker(WeightWorker):
             raise ConfigError(f"{what}: in_place would mix versions", hint="leave in_place out")
         return super().open_weights(link, in_place, may_share)
 
-    @contextlib.contextmanager
-    def weights_changing(self, version: int) -> Iterator[None]:
-        """Surround the moment in which a link changes the weights."""
+    def weights_changing(self, version: int) -> AbstractContextManager[Any]:
+        """Return what surrounds the moment in which a link changes the weights."""
+        changing: Callable[[int], AbstractContextManager[Any]]
         changing = getattr(self._engine, "weights_changing", super().weights_changing)
-        with self._new_version(version), changing(version):
-            yield
-
-    @contextlib.contextmanager
-    def _turn(self, version: int) -> Iterator[None]:
-        """Let one update run at a time, and never one to an older version."""
-        if type(version) is not int or version < 0:
-            raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
-        # A call whose caller gave up goes on here: it must not end after the next one.
-        with self._fence:
-            self._check_newest(version)
-            self._newest_asked = version
-        with self._updating:
-            self._check_newest(version)
-            yield
-
-    @contextlib.contextmanager
-    def _new_version(self, version: int) -> Iterator[None]:
-        """Let an update change the weights."""
-        with self._turn(version):
-            try:
-                yield
-            except BaseException:
-                self._version = None
-                raise
-            self._version = version
-
-    def _check_newest(self, version: int) -> None:
-        if version < self._newest_asked:
-            raise ConfigError(
-                f"{self.address} takes no weights of version {version}: version {self._newest_asked} was asked for",
-                hint="versions only go up, unless an engine is restarted",
-            )
+        return changing(version)
 
     def served_version(self) -> int | None:
         """Return the version of the weights that it took last; None if it took none, or if the last update failed."""
-        return self._version
+        last = self._roost_versions.last
+        return None if last == NO_VERSION else last
 
     def offload(self) -> None:
         """Free the accelerators' memory, if the engine can."""
@@ -264,7 +232,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         deadline = Deadline.after(timeout)
         ranks = self._ranks(engine_rank)
         self.check_own()
-        # One that hangs must not use up the time; what it does not end itself ends with its process.
+        # An engine that hangs must not use up the time; what it does not end itself ends with its process.
         self.group.on(*ranks).stop().outcomes(min(STOP_SECONDS, timeout * _STOP_SHARE))
         for rank in ranks:
             self.group.restart(rank, force=True, timeout=max(GRACE_SECONDS, deadline.left))

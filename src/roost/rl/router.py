@@ -93,7 +93,7 @@ class _Attempt:
 
     url: str
     excluding: Collection[str]
-    """The engines that cannot take over: this one, and those that refused the request."""
+    """The engines that cannot take over: this one, and any that refused the request."""
     patience: float
     """For how long the engine may be unhealthy."""
     limit: asyncio.Timeout
@@ -182,7 +182,7 @@ class Router:
         self._do(lambda: self._join(url))
 
     def leave(self, url: str) -> bool:
-        """Send an engine no more requests; those that it has finish. False if it is unknown."""
+        """Send an engine no more requests, and let it finish the ones that it has. False if it is unknown."""
         return self._do(lambda: self._leave(url))
 
     def doubt(self, urls: Collection[str]) -> None:

@@ -44,7 +44,7 @@ class Member:
     """The weights of this worker: their version, and the links that change them."""
 
     def __init__(self, worker: WeightWorker) -> None:
-        self.versions = Versions(str(worker.address))
+        self.versions: Versions = vars(worker).setdefault("_roost_versions", Versions(str(worker.address)))
         self._worker = worker
         self.links: dict[str, MemberLink] = {}
         let_others_read()
@@ -211,10 +211,9 @@ class MemberLink:
             case Step.SEND:
                 transfer.send(request.attempt, request.details, check, deadline)
             case Step.BEGIN:
-                # Entering may take so long that the link is closed, or another one brings a newer version.
                 self._since, turn = time.monotonic(), "a turn to change its weights"
-                self._changing.enter_context(self._worker.weights_changing(request.version))
-                self._changing.enter_context(self._versions.changing(request.version, lambda: check(turn)))
+                pause = self._worker.weights_changing
+                self._changing.enter_context(self._versions.changing(request.version, lambda: check(turn), pause))
             case Step.COPY:
                 self._filled = NO_VERSION
                 # Of each sender, what it sent before has come before.

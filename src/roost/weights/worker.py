@@ -11,7 +11,7 @@ from roost.errors import ConfigError
 from roost.weights.adapters import as_weights
 from roost.weights.layout import Held
 from roost.weights.limits import RELEASE_SECONDS
-from roost.weights.versions import NO_VERSION
+from roost.weights.versions import NO_VERSION, Versions
 
 if TYPE_CHECKING:
     from roost.weights.member import Member
@@ -40,8 +40,8 @@ class WeightWorker(Worker):
     @property
     def weights_version(self) -> int:
         """The version that this worker's weights have, wholly; -1 if no update has come, or one was broken off."""
-        member: Member | None = vars(self).get("_roost_weights")
-        return member.versions.whole if member is not None else NO_VERSION
+        versions: Versions | None = vars(self).get("_roost_versions")
+        return versions.whole if versions is not None else NO_VERSION
 
     def let_go_of_weights(self, timeout: float = RELEASE_SECONDS) -> None:
         """Free the memory that links took for updates, such as before its device is lent to another process.

@@ -427,9 +427,11 @@ class Served:
         self.settings = ChannelSettings(
             **{"maxsize": 0, "max_bytes": 0} | settings, distributed=homes > 1, nodes=tuple(range(homes))
         )
-        self.homes = [Home(self.endpoint(f"served:{rank}", rank), self.settings, "served") for rank in range(homes)]
-        for home in self.homes:
-            home.open()
+        self.homes = []
+        for rank in range(homes):
+            endpoint = self.endpoint(f"served:{rank}", rank)
+            self.homes.append(Home(endpoint.own, self.settings, "served"))
+            self.homes[-1].open(endpoint)
         self.channel = self.client(0)
 
     def client(self, node):
@@ -480,13 +482,43 @@ def test_plain_values_of_every_kind_arrive_as_they_were_put(serve, channel, wher
     assert all(map(is_equal, channel, PLAIN))
 
 
+@pytest.mark.parametrize("where", ["here", "the same node", "another node"])
+def test_tensors_of_every_kind_arrive_as_they_were_put(serve, channel, where):
+    pytest.importorskip("torch")
+    from tensors import are_equal, of_every_kind
+
+    if where != "here":
+        channel = serve().client(0 if where == "the same node" else 1)
+    things = of_every_kind()
+    for thing in things:
+        channel.put(thing)
+        assert are_equal(channel.get(timeout=60), thing)
+    for is_loop in (False, True):
+        channel.put_many([*things, things])
+        if is_loop:
+            channel.close()
+        *found, together = list(channel) if is_loop else channel.get_many(len(things) + 1, timeout=60)
+        for got in (found, together):
+            assert all(map(are_equal, got, things))
+
+
+def test_a_tensor_that_arrived_is_memory_of_its_own(serve):
+    torch = pytest.importorskip("torch")
+    channel, sent = serve().channel, torch.arange(100_000.0)
+    channel.put(sent)
+    sent.zero_()
+    found = channel.get(timeout=60)
+    found += 1
+    assert found.tolist() == [number + 1.0 for number in range(100_000)]
+
+
 def test_each_key_of_a_spread_channel_has_one_home_for_all_clients(serve):
     served = serve(3)
     clients = [served.client(node) for node in range(3)]
     keys = [*range(50), *map(str, range(50)), *(number / 2 for number in range(50))]
     for number, key in enumerate(keys):
         clients[number % 3].put(key, key=key)
-    assert all(home._queues.totals()["depth"] for home in served.homes)
+    assert all(home.queues.totals()["depth"] for home in served.homes)
     for number, key in enumerate(keys):
         assert clients[(number + 1) % 3].qsize(key) == 1
         assert clients[(number + 2) % 3].get(key, timeout=60) == key
@@ -525,7 +557,7 @@ def test_what_was_lent_for_an_item_comes_back_if_the_item_cannot_be_put(serve):
     def put():
         lending = Lending(loans, "")
         lending.number = loans.add(lending)
-        client.put(PutOperation(client, key, [(pack(1), 0, 1, lending)]), False, None)
+        client.put([PutOperation(client, key, [(pack(1), 0, 1, lending)])], False, None)
 
     put()
     assert len(loans._lent) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 
 from roost.errors import ConfigError
 from roost.rl.rollout_engines import EngineWorker
+from waiting import wait_until
 
 LONG = 60.0
 
@@ -49,6 +51,14 @@ def aside(worker):
         worker._engine.let_end(*range(9))
 
 
+def is_refused(worker, version):
+    try:
+        worker._roost_versions.check(version, may_repeat=True)
+    except ConfigError:
+        return True
+    return False
+
+
 def test_an_update_that_takes_long_never_overwrites_a_newer_one(worker, aside):
     engine = worker._engine
     old = aside.submit(worker.update_weights, "w", 2)
@@ -56,8 +66,8 @@ def test_an_update_that_takes_long_never_overwrites_a_newer_one(worker, aside):
     # The caller of version 2 has given up by now, and version 3 comes.
     new = aside.submit(worker.update_weights, "w", 3)
     engine.let_end(3)
-    while worker._newest_asked != 3:
-        assert not new.done()
+    wait_until(lambda: is_refused(worker, 2), "version 3 was asked for")
+    assert not new.done()
     engine.let_end(2)
     old.result(LONG)
     new.result(LONG)
@@ -72,8 +82,8 @@ def test_an_update_that_waits_for_its_turn_is_refused_if_a_newer_one_was_asked_f
     assert engine.began[1].wait(LONG)
     for version in (2, 3, 4):
         aside.submit(worker.update_weights, "w", version)
-        while worker._newest_asked != version:
-            assert not first.done()
+        wait_until(lambda version=version: is_refused(worker, version - 1), "it was asked for")
+        assert not first.done()
     with pytest.raises(ConfigError, match="takes no weights of version 3: version 4 was asked for"):
         worker.update_weights("w", 3)
     engine.let_end(1)
@@ -101,6 +111,59 @@ def test_what_an_engine_serves_is_not_known_before_the_first_update_and_after_on
     assert worker.served_version() is None
     worker.update_weights("w", 2)
     assert worker.served_version() == 2
+
+
+class PausingEngine:
+    """An engine that pauses for one change of its weights at a time."""
+
+    def __init__(self):
+        self.pause = threading.Lock()
+
+    def update_weights(self, weights, version): ...
+
+    @contextlib.contextmanager
+    def weights_changing(self, _version):
+        with self.pause:
+            yield
+
+
+def test_two_links_that_change_the_same_engines_in_place_never_wait_for_each_other(aside):
+    first, second = (EngineWorker(PausingEngine, (), {}) for _ in range(2))
+    both = threading.Barrier(2)
+
+    def update(version, *workers):
+        with contextlib.ExitStack() as changing:
+            for worker in workers:
+                versions = worker._roost_versions
+                changing.enter_context(versions.changing(version, lambda: None, worker.weights_changing))
+                if worker is workers[0]:
+                    both.wait(LONG)
+
+    newer = aside.submit(update, 6, second, first)
+    with pytest.raises(ConfigError, match="only go up"):
+        update(5, first, second)
+    newer.result(LONG)
+    assert [worker.served_version() for worker in (first, second)] == [6, 6]
+
+
+def test_a_link_and_a_call_share_the_version_of_an_engine():
+    worker = EngineWorker(PausingEngine, (), {})
+    versions = worker._roost_versions
+    worker.update_weights("w", 3)
+    assert worker.weights_version == 3
+    with pytest.raises(ConfigError, match="a whole number above 3"):
+        versions.check(3)
+    with versions.changing(4, lambda: None, worker.weights_changing):
+        assert (worker.weights_version, worker.served_version()) == (-1, 3)
+    assert (worker.weights_version, worker.served_version()) == (4, 4)
+    with pytest.raises(ConfigError, match="takes no weights of version 3: version 4 was asked for"):
+        worker.update_weights("w", 3)
+    worker.update_weights("w", 4)
+    with pytest.raises(RuntimeError, match="cut"), versions.changing(6, lambda: None, worker.weights_changing):
+        raise RuntimeError("cut")
+    assert worker.served_version() is None
+    # A refill brings what the others have.
+    versions.check(5)
 
 
 @pytest.mark.parametrize("version", [-1, 1.0, "1", None, True])

@@ -221,7 +221,7 @@ def test_a_worker_that_is_killed_leaves_no_weights_in_shared_memory(model):
 
 def words_of(spec: EngineSpec, **options: object) -> str:
     engine = SglangEngine("/models/m", **options)
-    return " ".join(engine._command(engine._all_options(spec, on_gpu=True)))
+    return " ".join(engine._command(spec, on_gpu=True))
 
 
 def test_the_command_line_follows_the_placement():

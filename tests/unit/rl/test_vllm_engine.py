@@ -217,8 +217,8 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(model):
 
 
 def words_of(spec: EngineSpec, on_gpu: bool = True, **options: object) -> str:
-    engine = VllmEngine("/models/m", **options)
-    command = module.make_command("python", engine._model, engine._all_options(spec, on_gpu=on_gpu))
+    engine = VllmEngine("/models/m", python="python", **options)
+    command = engine._command(spec, on_gpu=on_gpu)
     return " ".join(command)
 
 

@@ -73,8 +73,9 @@ class ChannelWorker(Worker):
         first = placement.cluster_node_rank - self.rank if self.world_size > 1 else placement.cluster_node_rank
         nodes = tuple(range(first, first + self.world_size))
         settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, nodes=nodes)
-        self._home = Home(process_talk(self._identity).messages.endpoint, settings, self.group_name)
-        self._home.open()
+        endpoint = process_talk(self._identity).messages.endpoint
+        self._home = Home(endpoint.own, settings, self.group_name)
+        self._home.open(endpoint)
         emitter.add_gauge(self._gauge)
 
     def _gauge(self) -> list[Gauge]:
@@ -162,8 +163,9 @@ class Channel:
             distributed=distributed,
             nodes=tuple(range(nodes)) if distributed else (node_rank,),
         )
-        existing = cls._find(name)
-        if existing is None:
+        if cls._exists(name):
+            existing = cls._describe(name, ASK_SECONDS)
+        else:
             try:
                 return cls._launch(name, settings, timeout)
             except NameTaken:
@@ -198,18 +200,15 @@ class Channel:
                 hint="make a Cluster first, or Channel.create(…, local=True)",
             )
         seconds = CONNECT_SECONDS if timeout is None else check_timeout(timeout)
-        found = cls._find(name, worker)
-        if found is None:
+        if cls._exists(name):
+            return cls._describe(name, ASK_SECONDS, worker)
+        try:
             # It may be on its way.
-            identity = worker._identity if worker is not None else None
-            found = cls(name, ChannelSettings(maxsize=0, max_bytes=0, distributed=False, nodes=(0,)), identity)
-            try:
-                found._describe(seconds)
-            except CallTimedOut:
-                raise ClusterError(
-                    f"the job has no channel {name!r} after {seconds:g} s", hint="create it with Channel.create"
-                ) from None
-        return found
+            return cls._describe(name, seconds, worker)
+        except CallTimedOut:
+            raise ClusterError(
+                f"the job has no channel {name!r} after {seconds:g} s", hint="create it with Channel.create"
+            ) from None
 
     @classmethod
     def _create_local(cls, name: str, settings: ChannelSettings) -> Channel:
@@ -221,21 +220,26 @@ class Channel:
             raise NameTaken(f"a local channel {name!r} exists with other arguments", hint="choose another name")
         return cls(name, settings, local=local)
 
-    @classmethod
-    def _find(cls, name: str, worker: Worker | None = None) -> Channel | None:
-        """Return the channel of a name, if there is one; ConfigError if that is the name of other workers."""
+    @staticmethod
+    def _exists(name: str) -> bool:
+        """Return whether the job has a channel of a name; NameTaken if that is the name of other workers."""
         context = job_context()
-        if context is None:
-            return None
         try:
-            record = context.worker_manager.get_group(name)
+            if context is None or "channel_stats" in dict(context.worker_manager.get_group(name).methods):
+                return context is not None
         except ClusterError:
-            return None
-        if "channel_stats" not in dict(record.methods):
-            raise NameTaken(f"{name!r} is a group of workers, not a channel", hint="names are unique in a job")
+            return False
+        raise NameTaken(f"{name!r} is a group of workers, not a channel", hint="names are unique in a job")
+
+    @classmethod
+    def _describe(cls, name: str, seconds: float | None, worker: Worker | None = None) -> Channel:
+        """Return a channel that its first home describes: how many homes it has is not known yet."""
         identity = worker._identity if worker is not None else None
         found = cls(name, ChannelSettings(maxsize=0, max_bytes=0, distributed=False, nodes=(0,)), identity)
-        found._describe(ASK_SECONDS)
+        found._connect()
+        found._settings = found._clients[0].ask(Op.DESCRIBE).wait(seconds)
+        # The next use connects to all of them.
+        found._endpoint = None
         return found
 
     @classmethod
@@ -253,12 +257,6 @@ class Channel:
         made = cls(name, settings)
         made._group = group
         return made
-
-    def _describe(self, seconds: float | None) -> None:
-        self._connect()
-        # How many homes it has is not known yet.
-        self._settings = self._clients[0].ask(Op.DESCRIBE).wait(seconds)
-        self._endpoint = None
 
     @property
     def name(self) -> str:
@@ -293,13 +291,13 @@ class Channel:
         if async_op or timeout is not None:
             timeout = _check_wait(async_op, timeout)
         weight, version = _check_weight(weight), _check_version(version)
-        return client.put(PutOperation(client, place, (client.pack(item, weight),), version), async_op, timeout)
+        return client.put((PutOperation(client, place, (client.pack(item, weight),), version),), async_op, timeout)
 
     def put_nowait(self, item: Any, weight: float = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Put an item; asyncio.QueueFull if the queue is full."""
         client, place = self._place(key)
         packed = client.pack(item, _check_weight(weight))
-        client.put(PutOperation(client, place, (packed,), waits=False), False, None)
+        client.put((PutOperation(client, place, (packed,), waits=False),), False, None)
 
     def put_many(
         self,
@@ -340,7 +338,7 @@ class Channel:
             batches[-1].append(packed)
             size += packed[2]
         puts = [PutOperation(client, place, batch, version, is_whole=whole) for batch in batches]
-        return client.put(puts[0], async_op, timeout) if len(puts) == 1 else client.put_all(puts, async_op, timeout)
+        return client.put(puts, async_op, timeout)
 
     def get(
         self,

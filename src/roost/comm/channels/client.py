@@ -12,7 +12,6 @@ import os
 import pickle
 import sys
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,15 +33,15 @@ from roost.comm.channels.frames import (
     write_get,
     write_put,
 )
-from roost.comm.channels.home import ChannelSettings
-from roost.comm.channels.queues import Item, Queues, Status, Want
+from roost.comm.channels.home import ChannelSettings, Home
+from roost.comm.channels.queues import Item, Status, Want
 from roost.comm.limits import GRACE_SECONDS
 from roost.comm.move.loans import fetched, lending, settle
 from roost.comm.packing import pack, pack_many, unpack
-from roost.comm.wire.connection import Connection, Frame, Kind, view
+from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle, Loop, Source, all_of, uninterrupted
-from roost.deadline import Deadline
+from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
 
@@ -94,6 +93,13 @@ class Operation(Handle[Any]):
     def timed_out(self, timeout: float | None) -> CallTimedOut:
         """Make the error of a wait that was too short; the operation goes on."""
         return CallTimedOut(f"{self._doing()} after {timeout or 0:g} s")
+
+    def unanswered(self, timeout: float, what: str) -> CallTimedOut:
+        """Make the error for a home that does not even say what became of the operation."""
+        return CallTimedOut(
+            f"{self.client.name} does not answer after {timeout:g} s: {what}",
+            hint="its process may be stopped, or its node cut off",
+        )
 
     def _succeed(self, reply: Any) -> None:
         raise NotImplementedError
@@ -181,11 +187,8 @@ class PutOperation(Operation):
             )
             return CallTimedOut(f"{self.waits_for()} was full for {timeout:g} s{accepted or '; nothing was put'}")
         except CallTimedOut:
-            what = "nothing was put" if self.is_whole else f"whether the item is in {self.waits_for()} is not known"
-            return CallTimedOut(
-                f"{self.client.name} does not answer after {timeout:g} s: {what}",
-                hint="its process may be stopped, or its node cut off",
-            )
+            unknown = f"whether the item is in {self.waits_for()} is not known"
+            return self.unanswered(timeout, "nothing was put" if self.is_whole else unknown)
         return None
 
     def _make_error(self, status: Status, count: int, weight: float) -> BaseException:
@@ -219,17 +222,9 @@ class GetOperation(Operation):
 
     def outcome(self, timeout: float) -> CallTimedOut:
         """Withdraw it after a timeout; returns the error, which says more if the home does not answer."""
-        error = self.timed_out(timeout)
         self.give_up()
-        try:
-            self._loop.wait_for(self, GRACE_SECONDS)
-        finally:
-            if not self.is_done:
-                error = CallTimedOut(
-                    f"{self.client.name} does not answer after {timeout:g} s: {self._doing()}",
-                    hint="its process may be stopped, or its node cut off",
-                )
-        return error
+        is_answered = self._loop.wait_for(self, GRACE_SECONDS)
+        return self.timed_out(timeout) if is_answered else self.unanswered(timeout, self._doing())
 
     def _succeed(self, reply: Any) -> None:
         self._end(Arrival(self.client, self.number, reply), None)
@@ -501,45 +496,29 @@ class Client:
         """Held for moments, while a put joins or leaves a flow."""
         self.window = min(_MOST_BYTES, settings.max_bytes or _MOST_BYTES)
 
-    def put(self, put: PutOperation, async_op: bool, timeout: float | None) -> Handle[None] | None:
-        """Put something; returns when it is in the queue, or at once with a handle."""
-        if async_op:
-            with uninterrupted():
-                self._start(put)
-            return put
-        try:
-            if put.key in self.flows:
-                with uninterrupted():
-                    self._start(put)
-            else:
-                self.send_put(put)
-            put.wait(timeout)
-        except CallTimedOut as error:
-            if put.error is error:
-                raise
-            # It may be in the queue by now.
-            late = put.outcome(timeout or 0)
-            if late is not None:
-                raise late from None
-        except BaseException:
-            if not put.is_done:
-                put.withdraw()
-            raise
-        return None
+    def put(self, puts: Sequence[PutOperation], async_op: bool, timeout: float | None) -> Handle[None] | None:
+        """Put something, in order; returns when all is in the queue, or at once with a handle.
 
-    def put_all(self, puts: Sequence[PutOperation], async_op: bool, timeout: float | None) -> Handle[None] | None:
-        """Do the same with several, in order; if one fails, the later ones are withdrawn."""
-        deadline = Deadline.after(timeout)
+        If one of the puts fails, the later ones are withdrawn.
+        """
+        is_one = len(puts) == 1
+        deadline = NEVER if timeout is None else Deadline.after(timeout)
         try:
-            with uninterrupted():
-                for put in puts:
-                    self._start(put)
+            if is_one and not async_op and puts[0].key not in self.flows:
+                self.send_put(puts[0])
+            else:
+                with uninterrupted():
+                    for put in puts:
+                        self._start(put)
             if async_op:
-                return all_of(self.loop, puts, None, "not all items are in the channel")
+                return puts[0] if is_one else all_of(self.loop, puts, None, "not all items are in the channel")
             for put in puts:
                 try:
                     put.wait(deadline.timeout)
-                except CallTimedOut:
+                except CallTimedOut as error:
+                    if put.error is error:
+                        raise
+                    # It may be in the queue by now.
                     late = put.outcome(timeout or 0)
                     if late is not None:
                         raise late from None
@@ -724,7 +703,8 @@ class LocalClient(Client):
     def __init__(self, name: str, settings: ChannelSettings) -> None:
         self._start_empty(_local_loop(), name, name, settings)
         self.settings = settings
-        self._queues = Queues(settings.maxsize, settings.max_bytes, time.monotonic)
+        self._home = Home(PeerInfo(address=name, instance=_HERE, node=_HERE), settings, name)
+        self._queues = self._home.queues
         self._numbers = itertools.count(1)
         self._sinks: dict[int, Any] = {}
         self._steps: deque[Callable[[], Sequence[Any]]] = deque()
@@ -777,17 +757,9 @@ class LocalClient(Client):
         handle: Handle[Any] = Handle(self.loop)
 
         def answer() -> Sequence[Any]:
-            if op is Op.DEPTH:
-                handle.complete((self._queues.depth(*arguments), self._queues.is_full(*arguments)))
-            elif op is Op.STATS:
-                handle.complete(self._stats())
-            elif op is Op.CLOSE:
-                events = self._queues.close()
-                handle.complete(None)
-                return events
-            else:
-                handle.fail(ClusterError(f"a local channel does not know {op.name}"))
-            return ()
+            value, events = self._home.ask(op, arguments)
+            handle.complete(value)
+            return events
 
         self._do(answer)
         return handle
@@ -800,20 +772,6 @@ class LocalClient(Client):
 
     def read_failure(self, reply: Any) -> str:
         return str(reply.status)
-
-    def _stats(self) -> dict[str, Any]:
-        found = self._queues.stats()
-        found["keys"] = {key_text(key): line for key, line in found["keys"].items()}
-        return {
-            **found,
-            "puts_per_second": 0.0,
-            "gets_per_second": 0.0,
-            "home": self.name,
-            "node": "this process",
-            "maxsize": self.settings.maxsize,
-            "max_bytes": self.settings.max_bytes,
-            "routes": {},
-        }
 
     def _do(self, step: Callable[[], Sequence[Any]]) -> None:
         """Take a step, one at a time, in the order in which they were asked for.

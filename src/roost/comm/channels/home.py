@@ -48,34 +48,34 @@ class ChannelSettings:
 
 
 class Home:
-    """The queues of one process, and those that use them."""
+    """The queues of one process, and who uses them."""
 
-    def __init__(self, endpoint: Endpoint, settings: ChannelSettings, name: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, own: PeerInfo, settings: ChannelSettings, name: str) -> None:
+        self._own = own
         self._settings = settings
         self._name = name
-        self._queues = Queues(settings.maxsize, settings.max_bytes, time.monotonic)
+        self.queues: Queues = Queues(settings.maxsize, settings.max_bytes, time.monotonic)
         self._lock = threading.RLock()
         self._clients: dict[str, Peer] = {}
         """By instance: the processes that have asked something."""
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=int(RATE_SECONDS) + 1)
         """The counts of puts and gets, about every second in which there were any."""
 
-    def open(self) -> None:
-        """Answer requests from now on."""
-        self._endpoint.on_gone.append(self._drop)
-        self._endpoint.serve(self._take)
+    def open(self, endpoint: Endpoint) -> None:
+        """Answer requests from other processes, from now on."""
+        endpoint.on_gone.append(self._drop)
+        endpoint.serve(self._take)
 
     def put_token(self, key: Hashable) -> None:
         """Put `None` that is never set aside, however many of its holders die: its lease is a lock."""
         with self._lock:
             token = Item((pickle.dumps(None), (), None, 0), lives=math.inf)
-            self._queues.put("", 0, write_key(key), [token])
+            self.queues.put("", 0, write_key(key), [token])
 
     def stats(self) -> dict[str, Any]:
         """Return what `roost status --channels` shows of this home."""
         with self._lock:
-            found = self._queues.stats()
+            found = self.queues.stats()
             now = time.monotonic()
             since = next(
                 (mark for mark in self._marks if now - mark[0] <= RATE_SECONDS), (now, found["puts"], found["gets"])
@@ -91,17 +91,27 @@ class Home:
             **found,
             "puts_per_second": (found["puts"] - since[1]) / seconds,
             "gets_per_second": (found["gets"] - since[2]) / seconds,
-            "home": self._endpoint.own.address,
-            "node": self._endpoint.own.node,
+            "home": self._own.address,
+            "node": self._own.node,
             "maxsize": self._settings.maxsize,
             "max_bytes": self._settings.max_bytes,
             "routes": routes,
         }
 
+    def ask(self, op: Op, arguments: Sequence[Any]) -> tuple[Any, Sequence[Event]]:
+        """Answer what is not about items; returns also what then follows."""
+        if op is Op.DEPTH:
+            return (self.queues.depth(*arguments), self.queues.is_full(*arguments)), ()
+        if op is Op.STATS:
+            return self.stats(), ()
+        if op is Op.CLOSE:
+            return None, self.queues.close()
+        return self._settings, ()
+
     def gauge(self) -> list[Gauge]:
         """Return how full the channel is, as an event has it."""
         with self._lock:
-            return [("channel", self._name, {**self._queues.totals(), "most": self._settings.maxsize or None})]
+            return [("channel", self._name, {**self.queues.totals(), "most": self._settings.maxsize or None})]
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         """Answer a request; in the thread that reads."""
@@ -109,19 +119,21 @@ class Home:
         if info is None:
             return
         client, number, op = info.instance, frame.number, frame.envelope[0]
+        events: Sequence[Event]
         try:
             with self._lock:
                 if op == Op.ACKNOWLEDGE:
-                    events = self._queues.acknowledge(client, number, read_acknowledgement(frame.envelope))
+                    events = self.queues.acknowledge(client, number, read_acknowledgement(frame.envelope))
                 elif op == Op.PUT or op == Op.GET:
                     self._clients[client] = peer
                     events = self._exchange(client, number, frame)
                 elif op == Op.CANCEL:
-                    events = self._queues.cancel(client, number)
+                    events = self.queues.cancel(client, number)
                 else:
                     self._clients[client] = peer
-                    events = []
-                    self._call(peer, frame, Op(op))
+                    # From a member of this job.
+                    value, events = self.ask(Op(op), pickle.loads(frame.envelope[1:]))  # noqa: S301
+                    peer.send(Kind.REPLY, number, pickle.dumps(value))
                 if events:
                     self._act(events)
         except Exception as error:
@@ -130,11 +142,11 @@ class Home:
     def _exchange(self, client: str, number: int, frame: Frame) -> list[Event]:
         now = time.monotonic()
         if not self._marks or now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self._queues.puts, self._queues.gets))
+            self._marks.append((now, self.queues.puts, self.queues.gets))
         asked = read_ask(frame)
         if isinstance(asked, Put):
-            return self._queues.put(client, number, asked.key, asked.items, asked.waits, asked.is_whole)
-        return self._queues.get(client, number, asked.key, asked.want)
+            return self.queues.put(client, number, asked.key, asked.items, asked.waits, asked.is_whole)
+        return self.queues.get(client, number, asked.key, asked.want)
 
     def _act(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -158,26 +170,7 @@ class Home:
         """Take back what a process had that died."""
         with self._lock:
             if self._clients.pop(info.instance, None) is not None:
-                self._act(self._queues.drop_client(info.instance))
-
-    def _call(self, peer: Peer, frame: Frame, op: Op) -> None:
-        """Handle what is not about items."""
-        arguments: Any = pickle.loads(frame.envelope[1:])  # noqa: S301 - from a member of this job
-
-        def reply(value: Any) -> None:
-            peer.send(Kind.REPLY, frame.number, pickle.dumps(value))
-
-        if op is Op.DEPTH:
-            (key,) = arguments
-            reply((self._queues.depth(key), self._queues.is_full(key)))
-        elif op is Op.STATS:
-            reply(self.stats())
-        elif op is Op.CLOSE:
-            events = self._queues.close()
-            reply(None)
-            self._act(events)
-        elif op is Op.DESCRIBE:
-            reply(self._settings)
+                self._act(self.queues.drop_client(info.instance))
 
 
 def _name(info: PeerInfo | None, client: str) -> str:

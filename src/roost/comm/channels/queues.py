@@ -182,7 +182,7 @@ class _Line:
 
 
 class Queues:
-    """A first-in, first-out queue for each key, with limits on items and bytes, fair to all that wait."""
+    """A first-in, first-out queue for each key, with limits on items and bytes; requests wait in line."""
 
     def __init__(self, maxsize: int = 0, max_bytes: int = 0, clock: Callable[[], float] = lambda: 0.0) -> None:
         """Take the most items for each key and the most bytes for all, where 0 is no limit.
@@ -194,12 +194,12 @@ class Queues:
         self.max_bytes = max_bytes
         self.is_closed = False
         self.bytes = 0
-        """Of all items, those that are leased too."""
+        """Of all items, leased ones included."""
         self.puts = 0
         self.gets = 0
         self._lines: dict[Hashable, _Line] = {}
         self._idle: OrderedDict[Hashable, _Line] = OrderedDict()
-        """The lines that were used and are empty, the one that was used last at the end: for their counts."""
+        """The lines that were used and are empty, kept for their counts; the one that was used last is at the end."""
         self._lease_of: dict[Request, _Lease] = {}
         self._line_of: dict[Request, _Line] = {}
         """By request that waits: where."""
@@ -243,7 +243,7 @@ class Queues:
         return out
 
     def get(self, client: Client, number: int, key: Hashable, want: Want) -> list[Event]:
-        """Hand items out as soon as what is wanted is there, after those that asked before."""
+        """Hand items out as soon as enough are there, after the requests that came before."""
         out: list[Event] = []
         line = self._lines.get(key)
         if line is None:
@@ -447,7 +447,7 @@ class Queues:
         self.puts += len(items)
 
     def _work(self, line: _Line, out: list[Event]) -> None:
-        """Do all that can be done for those that wait at a line."""
+        """Answer the requests that wait at a line, as far as its items and its room go."""
         while True:
             while line.getters and self._serve(line, next(iter(line.getters.values())), out):
                 pass

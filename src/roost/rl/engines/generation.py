@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 
 from roost.errors import CallTimedOut, ClusterError
 from roost.rl.engine import PauseMode
 from roost.rl.engines.samples import Finish, Prompt, Sample, VersionSpan
-from roost.rl.engines.token_batch import Choice
+from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.limits import WEIGHTS_SECONDS
 from roost.text import error_text
 
@@ -26,22 +25,6 @@ _STARTED_TOKENS = 8192
 
 
 log: logging.Logger = logging.getLogger(__name__)
-
-
-class Batch(Protocol):
-    """What computes tokens: `TokenBatch`."""
-
-    def start(self, prefixes: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> list[tuple[int, float]]:
-        """Add rows, and draw the first token of each; changes nothing if it fails."""
-
-    def step(self, tokens: Sequence[int], choices: Sequence[Choice]) -> list[tuple[int, float]]:
-        """Append a token to each row, and draw the next."""
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Leave out all rows but these."""
-
-    def clear(self) -> None:
-        """Leave out all rows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -122,7 +105,7 @@ class Generation:
     steps, so each token was made by one version of them: the version of the step.
     """
 
-    def __init__(self, batch: Batch, *, max_batch: int, pause_mode: PauseMode, random: Random, name: str) -> None:
+    def __init__(self, batch: TokenBatch, *, max_batch: int, pause_mode: PauseMode, random: Random, name: str) -> None:
         self.version: int = 0
         """The version of the weights."""
         self._batch = batch

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -18,46 +19,39 @@ from roost.machine.devices import nvidia_devices
 from roost.machine.ports import taken_ports
 from roost.machine.server_process import ServerProcess
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
-from roost.rl.engines.installed import check_installed
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.staging import StagedFile, StagedOnDevice, StagedWeights, staging_folder
 from roost.rl.json_request import ask
-from roost.rl.limits import CALL_SECONDS, GENERATE_SECONDS
+from roost.rl.limits import CALL_SECONDS, FIND_SECONDS, GENERATE_SECONDS
 from roost.text import join_words
 
 WeightsPlace = Literal["host", "device"]
 """Where an engine has memory for the next version of its weights."""
 
 _INSIDE = Path(__file__).with_name("inside")
+_FIND = "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))"
 
 
 class ServerEngine(ABC):
     """A server in a child process, on exactly the devices of its worker, with memory for its next weights.
 
-    A subclass says how its server is started, and what it is asked:
-
-    - `model`: the folder of the model, on every node. Its safetensors files say what a link of weights writes.
-    - `python`: the interpreter that the server is installed in; it needs no Roost.
-    - `options`: further options of the server, which override those of Roost.
-    - `environment`: further variables of the server.
-    - `pipeline_parallel`: how many stages the engine has; its other devices are tensor parallel.
-    - `pause_mode`: what becomes of requests that run when weights change.
-    - `can_sleep`: whether `offload` frees the memory of a GPU, which the server has to be started for.
-    - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
-      first GPU, which has to have room for it; a trainer on that GPU copies there at the speed of its memory.
-
-    After an update that fails while the server loads it, the weights are in doubt: requests wait, and the engine is not
-    healthy, until an update succeeds or the engine is restarted.
+    A subclass says how its server is started and asked, and describes the arguments as its server takes them.
     """
 
     name: ClassVar[str]
     """What messages call the server."""
     package: ClassVar[str]
     """The Python package that the server is in."""
+    install: ClassVar[str]
+    """How to install it on a machine with GPUs."""
+    program: ClassVar[tuple[str, ...]]
+    """What its interpreter runs, up to the folder of the model."""
+    off: ClassVar[str] = ""
+    """How the flag of an option begins that is off; without it there is no flag then."""
     path: ClassVar[str]
     """Where its server takes prompts."""
     pause_modes: ClassVar[tuple[PauseMode, ...]] = get_args(PauseMode)
-    """Those that the server can do."""
+    """The modes that the server can do."""
     weights_places: ClassVar[tuple[WeightsPlace, ...]] = ("host",)
     """Where the server can take weights from."""
     not_inherited: ClassVar[tuple[str, ...]] = ("RAY_", "PYTHON")
@@ -118,10 +112,6 @@ class ServerEngine(ABC):
         """Return the options of the server, those of the user last."""
 
     @abstractmethod
-    def _command(self, options: Mapping[str, Any]) -> list[str]:
-        """Return the command line of the server."""
-
-    @abstractmethod
     def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
         """Return the variables that this kind of server needs."""
 
@@ -150,9 +140,8 @@ class ServerEngine(ABC):
         self._spec, self._is_warm, self._is_offloaded, self._is_sound = spec, False, False, True
         on_gpu = bool(nvidia_devices()[0])
         variables = self._all_variables(spec, on_gpu=on_gpu)
-        check_installed(self.package, self._python, variables)
-        command = self._command(self._all_options(spec, on_gpu=on_gpu))
-        self._server = ServerProcess(command, variables, scratch=_staging_folder(spec))
+        self._check_installed(variables)
+        self._server = ServerProcess(self._command(spec, on_gpu=on_gpu), variables, scratch=_staging_folder(spec))
 
     def health(self) -> bool:
         """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
@@ -259,6 +248,28 @@ class ServerEngine(ABC):
             rank = self._running()[0].engine_rank
             raise EngineFailed(f"engine {rank} serves version {served} after an update to {version}")
 
+    def _command(self, spec: EngineSpec, *, on_gpu: bool) -> list[str]:
+        """Return the command line of the server."""
+        flags = to_flags(self._all_options(spec, on_gpu=on_gpu), off=self.off)
+        return [self._python, "-m", *self.program, str(self._model), *flags]
+
+    def _check_installed(self, variables: Mapping[str, str]) -> None:
+        """Raise ConfigError with the line that installs the server, if its interpreter does not find it."""
+        try:
+            found = subprocess.run(  # noqa: S603 - an interpreter that the user names
+                [self._python, "-c", _FIND, self.package],
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=FIND_SECONDS,
+                check=False,
+            )
+        except OSError as error:
+            raise ConfigError(f"the interpreter {self._python} cannot be run: {error.strerror}") from None
+        if found.returncode:
+            what = f"{self._python} has no package {self.package}"
+            raise ConfigError(what, hint=f"{self.install}, in that environment")
+
     def _running(self) -> tuple[EngineSpec, ServerProcess]:
         if self._server is None or self._spec is None:
             raise ClusterError("the engine does not run")
@@ -274,7 +285,7 @@ class ServerEngine(ABC):
         return max(1, spec.num_devices // self._pipeline)
 
     def _all_variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
-        """Return the environment of the server: this worker's, which has its devices, without what is for Ray alone."""
+        """Return the environment of the server: this worker's, which has its devices, without Ray's own variables."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(self.not_inherited)}
         every = {"PYTHONPATH": str(_INSIDE), "ROOST_ENGINE_SECRET": spec.secret, "HF_HUB_OFFLINE": "1"}
         return own | every | self._variables(spec, on_gpu=on_gpu) | self._environment
@@ -286,7 +297,7 @@ def _staging_folder(spec: EngineSpec) -> Path:
 
 
 def to_flags(options: Mapping[str, Any], *, off: str = "") -> list[str]:
-    """Write options as flags. `off` begins those that are False; without it they are left out, as those with None are.
+    """Write options as flags. `off` begins the flag of an option that is False; without `off`, there is no such flag.
 
     >>> to_flags({"max_len": 64, "eager": True, "lora": False, "loras": ["a", "b"], "x": None}, off="--no-")
     ['--max-len', '64', '--eager', '--no-lora', '--loras', 'a', 'b']

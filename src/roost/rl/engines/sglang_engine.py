@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from roost.errors import ConfigError, EngineFailed
 from roost.rl.engine import EngineSpec, PauseMode
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
-from roost.rl.engines.server_engine import ServerEngine, to_flags
+from roost.rl.engines.server_engine import ServerEngine
 from roost.rl.limits import STEP_SECONDS, WEIGHTS_SECONDS
 
 # After "abort" a last step may still run, and the cache of prefixes is not cleared while one does: "retract" ends it.
@@ -44,6 +44,9 @@ class SglangEngine(ServerEngine):
 
     name: ClassVar[str] = "SGLang"
     package: ClassVar[str] = "sglang"
+    install: ClassVar[str] = "pip install 'sglang[all]'"
+    # It adds the secret as the server's key, in its process.
+    program: ClassVar[tuple[str, ...]] = ("roost_sglang_serve", "--model-path")
     path: ClassVar[str] = "/generate"
     pause_modes: ClassVar[tuple[PauseMode, ...]] = tuple(_PAUSES)
     # SGLang can free no memory that expandable segments are in, which a trainer likes to have.
@@ -142,9 +145,6 @@ class SglangEngine(ServerEngine):
             options |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
         return options | self._options
 
-    def _command(self, options: Mapping[str, Any]) -> list[str]:
-        return make_command(self._python, self._model, options)
-
     def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
         del spec, on_gpu
         return {
@@ -154,15 +154,6 @@ class SglangEngine(ServerEngine):
             # The router keeps connections for longer than a server usually does.
             "SGLANG_TIMEOUT_KEEP_ALIVE": "600",
         }
-
-
-def make_command(python: str, model: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the command line of SGLang's server, to which the key is added in its process.
-
-    >>> make_command("python", Path("/m"), {"tp_size": 2, "enable_mixed_chunk": True, "disable_radix_cache": False})
-    ['python', '-m', 'roost_sglang_serve', '--model-path', '/m', '--tp-size', '2', '--enable-mixed-chunk']
-    """
-    return [python, "-m", "roost_sglang_serve", "--model-path", str(model), *to_flags(options)]
 
 
 def _sample(prompt: Prompt, found: Mapping[str, Any]) -> Sample:

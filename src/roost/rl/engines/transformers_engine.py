@@ -82,7 +82,7 @@ class TransformersEngine:
 
     @property
     def version(self) -> int:
-        """The version of the weights; those that it starts with are version 0."""
+        """The version of the weights; it starts with version 0."""
         generation = self._generation
         return 0 if generation is None else generation.version
 

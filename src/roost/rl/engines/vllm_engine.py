@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from roost.errors import ClusterError
 from roost.rl.engine import EngineSpec
 from roost.rl.engines.samples import Prompt, Sample, VersionSpan
-from roost.rl.engines.server_engine import ServerEngine, WeightsPlace, to_flags
+from roost.rl.engines.server_engine import ServerEngine, WeightsPlace
 from roost.rl.limits import DRAIN_SECONDS, WEIGHTS_SECONDS
 
 
@@ -27,7 +26,8 @@ class VllmEngine(ServerEngine):
       weights. `"wait"`: they finish first. `"abort"`: they are answered with what they have so far.
     - `can_sleep`: whether `offload` frees the memory of a GPU, which vLLM has to be started for.
     - `weights_on`: where a link writes the next version. `"host"`: into shared memory. `"device"`: onto the engine's
-      first GPU, next to what vLLM has of it, so set `gpu_memory_utilization` to leave room for the model once more.
+      first GPU, next to what vLLM has of it, so set `gpu_memory_utilization` to leave room for the model once more; a
+      trainer on that GPU copies there at the speed of its memory.
 
     After an update that fails while vLLM loads it, the weights are in doubt: requests wait, and the engine is not
     healthy, until an update succeeds or the engine is restarted.
@@ -35,6 +35,9 @@ class VllmEngine(ServerEngine):
 
     name: ClassVar[str] = "vLLM"
     package: ClassVar[str] = "vllm"
+    install: ClassVar[str] = "pip install vllm"
+    program: ClassVar[tuple[str, ...]] = ("roost_vllm_serve", "serve")
+    off: ClassVar[str] = "--no-"
     path: ClassVar[str] = "/inference/v1/generate"
     weights_places: ClassVar[tuple[WeightsPlace, ...]] = get_args(WeightsPlace)
 
@@ -109,7 +112,7 @@ class VllmEngine(ServerEngine):
             "pipeline_parallel_size": self._pipeline,
             # Tokens in and out, with the version of the weights of each.
             "enable_scale_out": True,
-            # Those that a trainer's ratios are about: after temperature and limits.
+            # A trainer's ratios are about the probabilities after temperature and limits.
             "logprobs_mode": "processed_logprobs",
             "shutdown_timeout": DRAIN_SECONDS,
             "disable_uvicorn_access_log": True,
@@ -133,9 +136,6 @@ class VllmEngine(ServerEngine):
             options["enable_sleep_mode"] = True
         return options | self._options
 
-    def _command(self, options: Mapping[str, Any]) -> list[str]:
-        return make_command(self._python, self._model, options)
-
     def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
         variables = {
             "VLLM_HOST_IP": spec.address,
@@ -152,12 +152,3 @@ class VllmEngine(ServerEngine):
                 # One process less, which starts ten seconds sooner.
                 variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         return variables
-
-
-def make_command(python: str, model: Path, options: Mapping[str, Any]) -> list[str]:
-    """Return the command line of vLLM's server.
-
-    >>> make_command("python", Path("/m"), {"max_model_len": 64, "enforce_eager": True, "lora": False, "x": None})
-    ['python', '-m', 'roost_vllm_serve', 'serve', '/m', '--max-model-len', '64', '--enforce-eager', '--no-lora']
-    """
-    return [python, "-m", "roost_vllm_serve", "serve", str(model), *to_flags(options, off="--no-")]
