@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from link_workers import Bulky, Hidden, ResetServer, ResetTrainer, Watched
+from link_workers import Bulky, Hidden, Watched
 from roost import (
     CallTimedOut,
     Cluster,
@@ -512,41 +512,6 @@ def test_members_that_are_killed_in_updates_for_minutes(shared_cluster, rounds):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rounds_of_kills(shared_cluster, rounds(), seed)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_connections_that_are_reset_in_the_middle_of_updates_tear_no_version(shared_cluster, in_place):
-    with (
-        launch(shared_cluster, ResetTrainer, "a", [0, 0], "numpy") as actor,
-        launch(shared_cluster, ResetServer, "r", [0, 0, 1, 1], "numpy") as rollout,
-    ):
-        link = WeightLink.between(actor, rollout, in_place=in_place, bucket_bytes=1 << 14)
-        groups, has, completed = (actor, rollout), [-1] * 4, 0
-        for group in groups:
-            group.reset_until_told(0.05).wait(60)
-        for version in range(1, 21):
-            actor.set_version(version).wait(60)
-            before, is_complete = has, False
-            # An update completes, or says that it did not.
-            with contextlib.suppress(ClusterError):
-                is_complete = link.update(version, timeout=60).version == version
-            completed += is_complete
-            found_now = contents(rollout)
-            has = [one for one, _ in found_now]
-            for (one, found), was in zip(found_now, before, strict=True):
-                if is_complete:
-                    assert one == version
-                elif in_place and one == -1:
-                    # It says that it has no version.
-                    continue
-                assert one in (was, version)
-                assert found == {float(max(one, 0))}
-        assert min(count for group in groups for count in group.stop_resets().wait(60)) > 0
-        assert completed > 0
-        # As if nothing had happened.
-        actor.set_version(100).wait(60)
-        assert link.update(100).version == 100
-        assert contents(rollout) == [(100, {100.0})] * 4
 
 
 needs_gpu = pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")
