@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine_pool import EnginePool, EngineState
 from roost.rl.router import Router, RouterOptions, check_engine_url
@@ -703,7 +704,7 @@ def test_a_request_waits_for_a_healthy_engine_as_long_as_its_own_time_allows(eng
     patient = aside.submit(generate, behind, seconds=LONG)
     assert generate(behind, seconds=0.3)[0] == 503
     assert not patient.done()
-    one._ready_at = 0.0
+    one._start = Deadline.after(0.0)
     assert patient.result(LONG)[2] == one.url
 
 
