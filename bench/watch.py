@@ -188,7 +188,7 @@ def latency() -> dict[str, float]:
                 first = first or time.perf_counter() - began
                 for worker in json.loads(line[6:])["workers"]:
                     # The end of its last call: its beginning and how long it took.
-                    ended = worker["since"] + (worker["last"] or 0)
+                    ended = worker["since"] + (worker["last_seconds"] or 0)
                     if seen.get(worker["address"], 0) != ended:
                         if worker["address"] in seen:
                             delays.append(now - ended)

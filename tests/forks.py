@@ -39,7 +39,7 @@ LIBRARIES = (
 # What the workers of Roost import; none of it starts a thread. First what needs no Ray.
 _OWN_LIBRARIES = (
     *("roost.runtime.managers.ledgers." + name for name in ("collectives", "endpoints", "ports", "workers")),
-    *("roost.runtime.nodes." + name for name in ("accelerators", "shared_probe", "order")),
+    *("roost.runtime.nodes." + name for name in ("accelerators", "order")),
     *("roost.runtime.process." + name for name in ("environment", "output", "timers")),
     *("roost.placement.from_groups", "roost.runtime.launch.progress", "roost.runtime.options"),
     "roost.runtime.runs.recorder",

@@ -10,39 +10,20 @@ from roost.errors import ClusterError, RoostError
 from roost.machine.child import Child, Say, answer, last_line
 
 if TYPE_CHECKING:
-    from roost.comm.channels.status import ChannelStatus
-    from roost.runtime.status import ClusterStatus, LiveHardware, LiveNodes
+    from roost.runtime.status import LiveHardware
 
-_STATUS = "roost.runtime.status"
-_CHANNELS = "roost.comm.channels.status"
-
-
-def ask_for_nodes(address: str | None, timeout: float) -> LiveNodes:
-    """Return the nodes of a cluster; each has `timeout` seconds to answer."""
-    found: LiveNodes = _ask("get_nodes", timeout, address=address)
-    return found
+STATUS = "roost.runtime.status"
 
 
 def ask_for_hardware(num_nodes: int | None, address: str | None, timeout: float) -> LiveHardware:
     """Return the hardware that a job with `num_nodes` would get."""
-    found: LiveHardware = _ask("get_hardware", timeout, num_nodes=num_nodes, address=address)
+    found: LiveHardware = ask(f"{STATUS}.get_hardware", timeout, num_nodes=num_nodes, address=address)
     return found
 
 
-def ask_for_status(address: str | None, timeout: float) -> ClusterStatus:
-    """Return the nodes, the jobs and the leftovers of a cluster."""
-    found: ClusterStatus = _ask("get_status", timeout, address=address)
-    return found
-
-
-def ask_for_channels(address: str | None, timeout: float) -> tuple[ChannelStatus, ...]:
-    """Return the channels of all jobs on a cluster."""
-    found: tuple[ChannelStatus, ...] = _ask("get_channels", timeout, _CHANNELS, address=address)
-    return found
-
-
-def _ask(function: str, timeout: float, module: str = _STATUS, **arguments: Any) -> Any:
-    """Call a function of a module in a child process; ClusterError at the deadline."""
+def ask(function: str, timeout: float, **arguments: Any) -> Any:
+    """Call a function, by its module and name, in a child process; each node has `timeout` seconds to answer."""
+    module, _, name = function.rpartition(".")
     answers: list[Any] = []
 
     def hear(said: Any) -> bool:
@@ -50,7 +31,7 @@ def _ask(function: str, timeout: float, module: str = _STATUS, **arguments: Any)
             answers.append(said)
         return said is not None
 
-    task = {"module": module, "function": function, "arguments": {**arguments, "timeout": timeout}}
+    task = {"module": module, "function": name, "arguments": {**arguments, "timeout": timeout}}
     with Child(__name__, task, hear) as child:
         # The answer is made of its classes. It loads Ray, which the child does at the same time.
         import_module(module)

@@ -39,7 +39,7 @@ def tell_error(error: RoostError, *, as_data: bool) -> None:
     """Print an error for people, and with `as_data` also as a JSON document on standard output."""
     if as_data:
         write_text(as_json(error_data(error)))
-    if _is_terminal():
+    if sys.stderr.isatty() or os.environ.get("FORCE_COLOR"):
         _print_on_terminal(error.problems)
     else:
         print(error, file=sys.stderr)
@@ -68,10 +68,6 @@ def plain_words(message: str) -> str:
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message, flags=re.DOTALL)
     return message
-
-
-def _is_terminal() -> bool:
-    return sys.stderr.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def _print_on_terminal(problems: Sequence[Problem]) -> None:

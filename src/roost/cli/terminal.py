@@ -7,16 +7,18 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from roost.cli.options import TextFormat
 from roost.cli.out import as_json, write_text
 from roost.render.grid import Grid
 from roost.render.terminal import ascii_of, draw_terminal, to_ascii, to_printable
+from roost.text import at_most
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,3 +76,22 @@ def _to_ascii(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(ascii_of, error.object[error.start : error.end])), error.end
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Text:
+    """Lay out rows of cells in columns, without spaces at the ends of lines."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(set_cell_size(cell, size) for cell, size in zip(row, widths, strict=True)) for row in rows]
+    return Text("\n".join(line.rstrip() for line in lines))
+
+
+def facts(lines: Sequence[tuple[str, str]]) -> Text:
+    """Lay out names and values in two columns."""
+    size = max(cell_len(name) for name, _ in lines) + 2
+    return Text("\n").join(Text.assemble((set_cell_size(name, size), "bold"), value) for name, value in lines)
+
+
+def titled(title: str, items: Sequence[str], most: int | None = None) -> list[tuple[str, str]]:
+    """Make lines for `facts` of which only the first has the title; what is over `most` is counted."""
+    shown = at_most(items, len(items) if most is None else most)
+    return [(title if number == 0 else "", text) for number, text in enumerate(shown)]

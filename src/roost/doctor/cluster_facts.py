@@ -100,7 +100,11 @@ def _collect(address: str, run_dir: str | None, deadline: Deadline, waiting: Cal
         silent=tuple((names[ray_id], why) for ray_id, why in found["nodes"].items() if ray_id not in answered),
         gone=_gone(),
         jobs=_jobs_in_both(before, after),
-        marks=tuple(_mark(address, job) for job in (*_known(before), *_known(after))),
+        # Of a job that lost its manager only the namespace is known: its processes are not left over.
+        marks=tuple(
+            f"{address}|{job.namespace}:" if job.info is None else f"{job.info.id}/"
+            for job in (*_known(before), *_known(after))
+        ),
         run_folder=marker if isinstance(marker, Unknown) else str(marker.parent),
     )
 
@@ -174,11 +178,6 @@ def _jobs_in_both(before: _Jobs, after: _Jobs) -> _Jobs:
         return before if isinstance(before, Unknown) else after
     ids = {(job.namespace, job.info and job.info.id) for job in before}
     return tuple(job for job in after if (job.namespace, job.info and job.info.id) in ids)
-
-
-def _mark(address: str, job: JobFacts) -> str:
-    """Of a job that lost its manager only the namespace is known: its processes are not left over."""
-    return f"{address}|{job.namespace}:" if job.info is None else f"{job.info.id}/"
 
 
 def _gone() -> tuple[str, ...]:

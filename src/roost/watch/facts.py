@@ -8,13 +8,22 @@ from typing import Any
 
 from roost.runtime.events.format import DRIVER
 from roost.watch.model import RunModel
-from roost.watch.views import RunView, Span, State, WorkerView
+from roost.watch.views import RunView, Span, State
 
 MOST_DETAIL = 512
 """With more workers than this the page gets one entry for each node, and detail of the nodes that it asks for."""
 _MOST_EVENTS = 100
 _MOST_LANES = 65
 _MOST_ROWS = 64
+_MOST_CHARACTERS = 300
+_WORKER = (
+    "address component rank node devices host pid state doing waits_for since calls failed restarts idle_share "
+    "last_seconds cpu memory"
+)
+_CHANNEL = "name depth most puts_per_second gets_per_second getters putters"
+_LINK = "name version updated seconds pause size"
+_ENGINE = "worker version behind is_asleep busy served failed per_second latency"
+_EVENT = "when what who text"
 
 
 def page_facts(view: RunView, *, title: str, status: str, node: int | None = None) -> dict[str, Any]:
@@ -28,75 +37,26 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "began": _number(view.began),
         "over": view.is_over,
         "counts": {str(state): sum(worker.state is state for worker in view.workers) for state in State},
-        "workers": [_worker(worker) for worker in shown],
+        "workers": [_fields(worker, _WORKER) for worker in shown],
         "nodes": _nodes(view),
         "large": is_large,
-        "channels": [
-            {
-                "name": item.name,
-                "depth": item.depth,
-                "most": item.most,
-                "puts": _number(item.puts_per_second),
-                "gets": _number(item.gets_per_second),
-                "getters": item.getters,
-                "putters": item.putters,
-            }
-            for item in view.channels[:_MOST_ROWS]
-        ],
-        "links": [
-            {
-                "name": item.name,
-                "version": item.version,
-                "updated": _number(item.updated),
-                "seconds": _number(item.seconds),
-                "pause": _number(item.pause),
-                "size": item.size,
-            }
-            for item in view.links[:_MOST_ROWS]
-        ],
-        "engines": [
-            {
-                "worker": item.worker,
-                "version": item.version,
-                "behind": item.behind,
-                "asleep": item.is_asleep,
-                "busy": item.busy,
-                "served": item.served,
-                "failed": item.failed,
-                "rate": _number(item.per_second),
-                "latency": _number(item.latency),
-            }
-            for item in view.engines[:_MOST_ROWS]
-        ],
-        "events": [
-            {"when": _number(event.when), "what": event.what, "who": event.who, "text": event.text[:300]}
-            for event in view.events[:_MOST_EVENTS]
-        ],
+        "channels": [_fields(item, _CHANNEL) for item in view.channels[:_MOST_ROWS]],
+        "links": [_fields(item, _LINK) for item in view.links[:_MOST_ROWS]],
+        "engines": [_fields(item, _ENGINE) for item in view.engines[:_MOST_ROWS]],
+        "events": [_fields(event, _EVENT) for event in view.events[:_MOST_EVENTS]],
         "notices": list(view.notices),
     }
 
 
-def _worker(worker: WorkerView) -> dict[str, Any]:
-    return {
-        "address": worker.address,
-        "component": worker.component,
-        "rank": worker.rank,
-        "node": worker.node,
-        "devices": list(worker.devices),
-        "host": worker.host,
-        "pid": worker.pid,
-        "state": str(worker.state),
-        "doing": worker.doing[:100],
-        "waits": worker.waits_for[:100],
-        "since": _number(worker.since),
-        "calls": worker.calls,
-        "failed": worker.failed,
-        "restarts": worker.restarts,
-        "idle": _number(worker.idle_share),
-        "last": _number(worker.last_seconds),
-        "cpu": _number(worker.cpu),
-        "memory": worker.memory,
-    }
+def _fields(item: object, names: str) -> dict[str, Any]:
+    """Return the named attributes as JSON has them: short texts, finite and rounded numbers."""
+    return {name: _plain(getattr(item, name)) for name in names.split()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return str(value)[:_MOST_CHARACTERS]
+    return _number(value) if isinstance(value, float) else value
 
 
 def _nodes(view: RunView) -> list[dict[str, Any]]:

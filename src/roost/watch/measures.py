@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roost.watch.views import RunView, State
 
+_ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _Sample = tuple[Mapping[str, object], float | None]
 
 
@@ -79,3 +80,15 @@ def families_of(view: RunView) -> list[Family]:
     last = [({"worker": curve.worker, "name": curve.name}, curve.points[-1][1]) for curve in view.curves]
     family("metric", "gauge", "The last value of each metric of the job.", last)
     return out
+
+
+def prometheus_text(view: RunView) -> str:
+    """Return the run in Prometheus's text format."""
+    lines: list[str] = []
+    for family in families_of(view):
+        lines.append(f"# HELP {family.name} {family.about}")
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        for labels, value in family.samples:
+            inner = ",".join(f'{key}="{item.translate(_ESCAPED)}"' for key, item in labels.items())
+            lines.append(f"{family.name}{{{inner}}} {value:.10g}" if inner else f"{family.name} {value:.10g}")
+    return "\n".join(lines) + "\n"

@@ -153,13 +153,9 @@ class RunModel:
                 self._dead[who] = line.when
         elif line.kind in KINDS:
             self._traffic.take(line, line.when)
-        elif line.kind in ("wait", "waiting"):
-            self._take_driver_wait(line)
-
-    def _take_driver_wait(self, line: Line) -> None:
-        if line.kind == "wait":
+        elif line.kind == "wait":
             self._take_wait(self._driver_lane, line, line.when)
-        else:
+        elif line.kind == "waiting":
             self._driver_lane.waiting.append((str(line.name), line.when))
 
     def _take_node(self, line: Line) -> None:

@@ -25,7 +25,7 @@ from roost.watch.charts import chart_facts
 from roost.watch.facts import lane_facts, page_facts
 from roost.watch.limits import BEAT_SECONDS, CHART_SECONDS, LONGEST_LANE_SECONDS, PAGE_SECONDS, SHORTEST_LANE_SECONDS
 from roost.watch.live import WatchedRun
-from roost.watch.prometheus import prometheus_text
+from roost.watch.measures import prometheus_text
 from roost.watch.stack import stack_of
 from roost.watch.views import RunView
 

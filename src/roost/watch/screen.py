@@ -49,7 +49,7 @@ def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, heig
     queues = _cut_lines(_traffic(view), max(0, min(4, (left - len(workers)) // 3)), "more queues and engines")
     left -= len(workers) + len(queues)
     metrics = _metrics(view.curves, max(0, min(6, left // 2)), width)
-    events = _events(view, max(0, left - len(metrics)))
+    events = [_event(event) for event in view.events[: max(0, left - len(metrics))]]
     notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:2]]
     lines = [*head, *rows, *workers, *queues, *metrics, *events, *notices][:height]
     return Text("\n").join(_fit(line, width) for line in lines)
@@ -173,10 +173,6 @@ def _bars(values: Sequence[float]) -> str:
     if high <= low:
         return _BARS[0] * len(values)
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
-
-
-def _events(view: RunView, rows: int) -> list[Text]:
-    return [_event(event) for event in view.events[:rows]]
 
 
 def _event(event: Event) -> Text:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from roost.cli.text.doctor import report_text
+from roost.cli.commands.doctor import report_text
 from roost.deadline import Deadline
 from roost.doctor import child, machine_facts
 from roost.doctor.child import cannot_join, finding_of

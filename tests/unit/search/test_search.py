@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from roost import ConfigError, JobConfig, Topology, make_plan
-from roost.cli.apply import with_placement
+from roost.cli.commands.search import with_placement
 from roost.config.flow import FlowConfig
 from roost.config.profile import Timing, read_profile
 from roost.config.run import read_job_text

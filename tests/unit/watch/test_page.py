@@ -24,10 +24,9 @@ from roost.runtime.events.format import header, line_of
 from roost.watch.charts import metric_facts
 from roost.watch.facts import lane_facts, page_facts
 from roost.watch.live import LiveRun
-from roost.watch.measures import families_of
+from roost.watch.measures import families_of, prometheus_text
 from roost.watch.model import RunModel
 from roost.watch.page import PageServer
-from roost.watch.prometheus import prometheus_text
 from roost.watch.reading import EventReader
 from waiting import wait_until
 

@@ -17,9 +17,9 @@ from roost.runtime.events.stacks import answer_request, request_file
 from roost.watch.charts import chart_facts
 from roost.watch.facts import page_facts
 from roost.watch.live import LiveRun, read_bound, read_whole
+from roost.watch.measures import prometheus_text
 from roost.watch.model import RunModel
 from roost.watch.playback import PlayedRun
-from roost.watch.prometheus import prometheus_text
 from roost.watch.reading import EventReader
 from roost.watch.screen import draw_screen
 from roost.watch.stack import stack_of

@@ -38,17 +38,13 @@ def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
     return offer(find, incomplete)
 
 
-def _complete_run_or_log(context: typer.Context, incomplete: str) -> list[str]:
-    return [*_complete_log(context, incomplete), *complete_run(incomplete)]
-
-
 def logs(
     run: Annotated[
         str | None,
         typer.Argument(
             metavar="[RUN]",
             help="Its id, the first characters of that, its folder, or latest; default: the newest.",
-            autocompletion=_complete_run_or_log,
+            autocompletion=lambda ctx, incomplete: [*_complete_log(ctx, incomplete), *complete_run(incomplete)],
         ),
     ] = None,
     worker: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from roost.cli.limits import TIMEOUT_SECONDS
-from roost.cli.live_cluster import ask_for_nodes
+from roost.cli.live_cluster import STATUS, ask
 from roost.cli.options import Address, Out, Timeout
 from roost.cli.out import as_json, tell, write_text
 from roost.cli.terminal import draw_map, print_text
@@ -28,7 +28,7 @@ def nodes(
     address: Address = None,
     timeout: Timeout = TIMEOUT_SECONDS,
 ) -> None:
-    found = ask_for_nodes(address, timeout)
+    found = ask(f"{STATUS}.get_nodes", timeout, address=address)
     if form == "json":
         write_text(as_json([*(node.to_dict() for node in found.nodes), *(node.to_dict() for node in found.sick)]), out)
         return

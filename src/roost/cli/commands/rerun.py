@@ -78,10 +78,19 @@ def rerun(
             f"run {record.id} was a script, which makes its own Cluster",
             hint="leave out --same, --address and --run-dir; RAY_ADDRESS says where Ray is",
         )
-    elif form == "json":
-        write_text(as_json(_answer(record, _script_words(record))))
     else:
-        _rerun_script(record, dry_run)
+        words = _script_words(record)
+        if form == "json":
+            write_text(as_json(_answer(record, words)))
+            return
+        tell(printable(shlex.join(words)))
+        tell(f"  in {printable(record.cwd)}")
+        _tell_environment(record)
+        if not dry_run:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # No shell: exactly these words. Signals and the exit code are those of the script.
+            os.execv(words[0], words)  # noqa: S606
 
 
 def _answer(record: RunRecord, words: list[str]) -> dict[str, Any]:
@@ -105,18 +114,6 @@ def _script_words(record: RunRecord) -> list[str]:
     return words
 
 
-def _rerun_script(record: RunRecord, dry_run: bool) -> None:
-    words = _script_words(record)
-    tell(printable(shlex.join(words)))
-    tell(f"  in {printable(record.cwd)}")
-    _tell_environment(record)
-    if not dry_run:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # No shell: exactly these words. Signals and the exit code are those of the script.
-        os.execv(words[0], words)  # noqa: S606
-
-
 def _rerun_job(
     folder: Path, record: RunRecord, job: RunJob, options: RunOptions, same: bool, dry_run: bool, form: TextFormat
 ) -> None:
@@ -131,14 +128,23 @@ def _rerun_job(
         how = "with a file that has changed since" if has_changed else "with the file as it was"
         tell(printable(f"  in {record.cwd}, {how}: {path}"))
         _tell_environment(record)
-    before = _earlier_plan(folder, record)
+    before = None
+    if record.plan is not None:
+        try:
+            before = saved_plan(folder)
+        except ConfigError as error:
+            # Removed, or from another version of Roost: the job can run without it.
+            tell(str(error))
     check = partial(_check_plan, record, before, same)
     if not dry_run:
         start_job(text, str(path), again, options, check)
         return
     plan, why_unknown = None, ""
     try:
-        plan = _plan_now(text, path, options)
+        draft = read_job_text(text, name=str(path), overrides=options.overrides)
+        live = ask_for_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
+        isolate = options.isolate_accelerator
+        plan = make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate)
     except ClusterError as error:
         why_unknown = str(error)
     if form == "json":
@@ -154,25 +160,6 @@ def _rerun_job(
         tell(f"where its workers would sit is not known now: {why_unknown}")
     else:
         check(plan)
-
-
-def _plan_now(text: str, path: Path, options: RunOptions) -> Plan:
-    """Plan a job on the live cluster."""
-    draft = read_job_text(text, name=str(path), overrides=options.overrides)
-    live = ask_for_hardware(draft.job.cluster.num_nodes, options.address, TIMEOUT_SECONDS)
-    isolate = options.isolate_accelerator
-    return make_plan(draft, live.topology, placement=options.placement, isolate_accelerator=isolate)
-
-
-def _earlier_plan(folder: Path, record: RunRecord) -> Plan | None:
-    if record.plan is None:
-        return None
-    try:
-        return saved_plan(folder)
-    except ConfigError as error:
-        # Removed, or from another version of Roost: the job can run without it.
-        tell(str(error))
-        return None
 
 
 def _check_plan(record: RunRecord, before: Plan | None, same: bool, plan: Plan) -> None:

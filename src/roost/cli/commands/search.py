@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+import yaml
 from rich.text import Text
 
-from roost.cli.apply import with_placement
 from roost.cli.options import Cluster, Inventory, Out
 from roost.cli.out import as_json, tell, write_text
 from roost.cli.plans import find_hardware
-from roost.cli.terminal import draw_map, print_text
-from roost.cli.text.search import answer_text, bars_of, doubts_text
+from roost.cli.terminal import aligned, draw_map, print_text
+from roost.config.document import Value
 from roost.config.profile import read_profile
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
-from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text
+from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text, parse_text
 from roost.errors import ConfigError
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
-from roost.render.bars import draw_bars_svg
+from roost.render.bars import Bar, draw_bars, draw_bars_svg
 from roost.render.flow import flow_html
-from roost.render.grid import make_grid
+from roost.render.grid import PALETTE, make_grid
 from roost.render.html import draw_html
 from roost.render.svg import escape
 from roost.search.answer import Answer, Option
@@ -35,10 +36,12 @@ from roost.search.check import check_proof
 from roost.search.find import Found
 from roost.search.problem import seconds
 from roost.search.proof import make_proof
-from roost.search.sensitivity import MOST_ROLES, deciding
-from roost.search.setup import make_setup
-from roost.search.simulate import has_spread, simulate
-from roost.text import join_words, plural, shorten
+from roost.search.sensitivity import MOST_ROLES, Doubt, deciding
+from roost.search.setup import Setup, make_setup
+from roost.search.simulate import Simulated, has_spread, simulate
+from roost.text import at_most, join_words, plural, shorten
+
+_MOST_DOUBTS = 6
 
 
 def search(
@@ -175,3 +178,97 @@ def _item(answer: Answer, other: Option) -> str:
     placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
     mark = " (interpolated)" if other.interpolated else ""
     return f"{seconds(other.step_time):.4g} s{mark}: {escape(answer.loss(other))} <code>{escape(placed)}</code>"
+
+
+def bars_of(option: Option) -> list[Bar]:
+    """Return what each role does in a step, in the colours of the map."""
+    return [
+        Bar(
+            name=name,
+            colour=PALETTE[index % len(PALETTE)],
+            parts=(min(1.0, share.busy), share.switching, share.idle),
+            note=plural(share.devices, "device"),
+        )
+        for index, (name, share) in enumerate(option.shares().items())
+    ]
+
+
+def answer_text(answer: Answer, simulated: Sequence[Simulated], width: int) -> Text:
+    """Explain the best placement, and list the others."""
+    best = answer.best
+    lines = [Text.assemble((f"{seconds(best.step_time):.4g} s a step", "bold"), ", and no legal placement is quicker")]
+    lines.append(Text(f"{best.critical_cycle} sets the pace"))
+    lines += [Text(idle)] if (idle := _idle(best)) else []
+    lines += [Text(""), draw_bars(bars_of(best), width=width), Text("")]
+    lines.append(Text("component_placement:", style="bold"))
+    lines += [Text(f"  {name}: {ranks}") for name, ranks in best.component_placement.items()]
+    lines += [Text(""), *_interpolated(best)]
+    if answer.others:
+        lines.append(Text("alternatives", style="bold"))
+        for other in answer.others:
+            mark = " (interpolated)" if other.interpolated else ""
+            lines.append(Text(f"  {seconds(other.step_time):.4g} s{mark}  {answer.loss(other)}"))
+            placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
+            lines.append(Text(f"    {placed}", style="dim"))
+        lines.append(Text(""))
+    if simulated:
+        rows = [("simulated", "step", "mean", "p90")]
+        for number, (option, found) in enumerate(zip((best, *answer.others), simulated, strict=True)):
+            name = "the best" if number == 0 else f"alternative {number}"
+            rows.append((name, f"{seconds(option.step_time):.4g} s", f"{found.mean:.4g} s", f"{found.p90:.4g} s"))
+        lines += [aligned(rows), Text("")]
+    return Text("\n").join(lines[:-1])
+
+
+def doubts_text(setup: Setup, doubts: Sequence[Doubt]) -> Text:
+    """Say which measurements decide."""
+    if not doubts:
+        return Text("no measurement that is 10 % off changes the winner")
+    words = ["slower" if doubt.factor > 1 else "quicker" for doubt in doubts]
+    said = [setup.measurement(doubt.call, doubt.kind, doubt.devices) for doubt in doubts]
+    lines = at_most([f"{text} if it is 10 % {word}" for text, word in zip(said, words, strict=True)], _MOST_DOUBTS)
+    title = Text("measurements that would change the winner", style="bold")
+    return Text("\n").join([title, *(Text(f"  {line}") for line in lines)])
+
+
+def _idle(option: Option) -> str:
+    idle = [f"{name} idles {share.idle * 100:.0f} %" for name, share in option.shares().items() if round(share.idle, 2)]
+    return join_words(idle)
+
+
+def _interpolated(option: Option) -> list[Text]:
+    if not option.interpolated:
+        return []
+    text = f"this rests on times that were not measured; measure {join_words(option.interpolated)} to decide"
+    return [Text(text, style="yellow"), Text("")]
+
+
+def with_placement(text: str, name: str, placement: Mapping[str, str]) -> str:
+    """Return the job's text with these placements; components that are not among them keep theirs."""
+    section = parse_text(text, name=name).get("cluster", "component_placement")
+    if section is None or section.kind != "mapping":
+        raise ConfigError(f"{name} has no component_placement to write to")
+    lines = text.splitlines()
+    keys = [key for key, _ in section.items()]
+    first = keys[0].where()
+    start, indent = first.line - 1, first.offset
+    if name.endswith(".json") or lines[start][:indent].strip() or any(key.where().offset != indent for key in keys):
+        raise ConfigError(
+            f"{name} has its component_placement on one line", hint="write one component per line, or paste the answer"
+        )
+    stop = start + 1
+    while stop < len(lines) and (not lines[stop].strip() or len(lines[stop]) - len(lines[stop].lstrip()) >= indent):
+        stop += 1
+    while not lines[stop - 1].strip():
+        stop -= 1
+    new = [f"{' ' * indent}{component}: {value}" for component, value in _entries(section, placement)]
+    return "\n".join([*lines[:start], *new, *lines[stop:]]) + "\n"
+
+
+def _entries(section: Value, placement: Mapping[str, str]) -> list[tuple[str, str]]:
+    found = []
+    for key, value in section.items():
+        for component in (part.strip() for part in str(key.scalar).split(",")):
+            kept = yaml.safe_dump(value.plain(), default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+            found.append((component, placement.get(component, kept)))
+    return found

@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from roost.cli.limits import TIMEOUT_SECONDS
-from roost.cli.live_cluster import ask_for_channels, ask_for_status
+from roost.cli.live_cluster import STATUS, ask
 from roost.cli.options import Address, TextForm, Timeout
 from roost.cli.terminal import print_answer
-from roost.cli.text.channels import channels_text
-from roost.cli.text.status import status_text
+from roost.cli.text.status import channels_text, status_text
 from roost.errors import ConfigError
 
 
@@ -28,10 +27,10 @@ def status(
     timeout: Timeout = TIMEOUT_SECONDS,
 ) -> None:
     if channels:
-        found = ask_for_channels(address, timeout)
+        found = ask("roost.comm.channels.status.get_channels", timeout, address=address)
         print_answer(form, [item.to_dict() for item in found], lambda: channels_text(found, verbose=verbose))
     elif verbose:
         raise ConfigError("--verbose is for --channels", hint="roost status --channels --verbose shows the routes")
     else:
-        seen = ask_for_status(address, timeout)
+        seen = ask(f"{STATUS}.get_status", timeout, address=address)
         print_answer(form, seen.to_dict(), lambda: status_text(seen))

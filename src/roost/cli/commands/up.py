@@ -11,7 +11,6 @@ from roost.cli.options import TextForm
 from roost.cli.terminal import print_answer
 from roost.errors import ConfigError
 from roost.runtime.connect.local_cluster import (
-    LocalClusterRecord,
     keep_local_cluster,
     one_at_a_time,
     read_local_cluster,
@@ -42,14 +41,11 @@ def up(
             local.stop()
             raise
     answer = {"cluster": kept.spec, "address": kept.address, "nodes": len(local.nodes), "environment": kept.environment}
-    print_answer(form, answer, lambda: Text(_text(kept, len(local.nodes))))
-
-
-def _text(kept: LocalClusterRecord, nodes: int) -> str:
-    return (
+    text = (
         f"local cluster {kept.spec} is up at {kept.address}\n"
-        f"  Cluster(num_nodes={nodes}) on this machine joins it; so do roost nodes, status and plan --live\n"
+        f"  Cluster(num_nodes={len(local.nodes)}) on this machine joins it; so do roost nodes, status and plan --live\n"
         "  other programs that use Ray join it with\n"
         + "".join(f"    export {name}={value}\n" for name, value in kept.environment.items())
         + "  roost down ends it"
     )
+    print_answer(form, answer, lambda: Text(text))

@@ -10,8 +10,7 @@ from rich.text import Text
 from roost.cli.completion import complete_worker
 from roost.cli.options import Job, TextForm
 from roost.cli.plans import Flags, load_plan, with_flags
-from roost.cli.terminal import print_answer
-from roost.cli.text.layout import facts, titled
+from roost.cli.terminal import facts, print_answer, titled
 from roost.cli.text.plans import worker_names
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from roost.cli.text.layout import aligned
+from roost.cli.terminal import aligned
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
 from roost.placement.fit import nearest_fit

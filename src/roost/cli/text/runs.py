@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from roost.cli.text.layout import aligned, facts, titled
+from roost.cli.terminal import aligned, facts, titled
 from roost.errors import ConfigError
 from roost.runtime.runs.diff import Fact
 from roost.runtime.runs.record import RunGroup, RunNode, RunRecord, RunRestart, Status, started_at

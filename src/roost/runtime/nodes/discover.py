@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
@@ -16,22 +20,32 @@ from roost.config.kinds import hardware_kind, make_piece
 from roost.config.node_groups import DeclaredHardware, NodeGroup
 from roost.config.topology import Accelerator, Node, Topology
 from roost.deadline import Deadline
-from roost.errors import CheckFailed, ConfigError, NodesMissing, Problem
+from roost.errors import CheckFailed, ClusterError, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
 from roost.machine.ports import refuses
+from roost.machine.processes import list_processes
 from roost.runtime.connect.calls import get, on_node
+from roost.runtime.connect.find_head import takes_token
 from roost.runtime.connect.head import within
-from roost.runtime.limits import ASK_SECONDS, KNOCK_SECONDS, POLL_SECONDS, SAY_EVERY_SECONDS, SPARE_NODES_SECONDS
+from roost.runtime.limits import (
+    ASK_SECONDS,
+    KNOCK_SECONDS,
+    POLL_SECONDS,
+    RAYLET_ANSWER_SECONDS,
+    SAY_EVERY_SECONDS,
+    SPARE_NODES_SECONDS,
+)
 from roost.runtime.nodes.accelerators import node_accelerators, variables_of_interest
 from roost.runtime.nodes.info import NodeInfo, RayNode, SickNode, name_node
 from roost.runtime.nodes.order import NODE_RANK_VARIABLE, address_key, rank_nodes
-from roost.runtime.nodes.shared_probe import group_for_probe
 from roost.runtime.process.environment import SEARCH_PATHS
 from roost.text import error_text, join_words, plural, printable
 
 Answer = TypeVar("Answer")
 
 log: logging.Logger = logging.getLogger(__name__)
+_NAMESPACES = ("mnt", "net", "pid", "user")
+_AT_ONCE = 16
 
 
 def live_nodes() -> list[RayNode]:
@@ -396,3 +410,38 @@ def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], 
 
 def _lacking(count: int, nodes: Sequence[RayNode]) -> str:
     return f"{count - len(nodes)} of {plural(count, 'node')}" if len(nodes) < count else "the head"
+
+
+def group_for_probe(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
+    """Group the nodes that share a probe; a node whose raylet is not seen here, or does not answer, is alone."""
+    raylets = {item.flag("node_id"): item for item in list_processes() if item.name == "raylet"}
+    groups: dict[Hashable, list[RayNode]] = {}
+    for node in nodes:
+        key: Hashable = node.ray_id
+        raylet = raylets.get(node.ray_id)
+        if raylet is not None:
+            # The raylet may belong to another user, or have just ended.
+            with contextlib.suppress(psutil.Error, OSError):
+                inodes = [os.stat(f"/proc/{raylet.pid}/ns/{name}").st_ino for name in _NAMESPACES]
+                python = raylet.flag("python_worker_command").split()[:1]
+                key = (*inodes, *python, frozenset(psutil.Process(raylet.pid).environ().items()))
+        groups.setdefault(key, []).append(node)
+    found = list(groups.values())
+    several = [node for group in found if len(group) > 1 for node in group]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        awake = {node.ray_id for node, answers in zip(several, pool.map(_answers, several), strict=True) if answers}
+    out = []
+    for group in found:
+        sharing = [node for node in group if node.ray_id in awake]
+        out += [sharing] if sharing else []
+        out += [[node] for node in group if node.ray_id not in awake]
+    return out
+
+
+def _answers(node: RayNode) -> bool:
+    """Whether the raylet of a node answers; which answer it is does not matter."""
+    try:
+        takes_token(f"{node.address}:{node.port}", "", RAYLET_ANSWER_SECONDS)
+    except ClusterError:
+        return False
+    return True

@@ -7,14 +7,14 @@ const tiles = new Map();
 function describe(worker) {
   const since = duration(page.run.now - worker.since);
   const doing = worker.state === "busy" ? `in ${worker.doing}`
-    : worker.state === "waiting" ? `waiting for ${worker.waits}${worker.doing ? ` in ${worker.doing}` : ""}` : worker.state;
-  return `${worker.address}: ${doing} for ${since}, idle ${percent(worker.idle)}` +
+    : worker.state === "waiting" ? `waiting for ${worker.waits_for}${worker.doing ? ` in ${worker.doing}` : ""}` : worker.state;
+  return `${worker.address}: ${doing} for ${since}, idle ${percent(worker.idle_share)}` +
     (worker.restarts ? `, restarted ${worker.restarts} times` : "");
 }
 
 function shortly(worker) {
   if (worker.state === "busy") return worker.doing || "busy";
-  return worker.state === "waiting" ? `waits for ${worker.waits}` : worker.state;
+  return worker.state === "waiting" ? `waits for ${worker.waits_for}` : worker.state;
 }
 
 function updateTile(worker, columns) {
@@ -30,7 +30,7 @@ function updateTile(worker, columns) {
   const text = describe(worker);
   setAttribute(tile, "aria-pressed", String(worker.address === page.selected));
   setAttribute(tile, "title", `${text}\npid ${worker.pid} on ${worker.host}, node ${worker.node ?? 0}, devices ${worker.devices.join(", ") || "none"}` +
-    `\nlast call: ${worker.doing || "none"}, ${duration(worker.last)}`);
+    `\nlast call: ${worker.doing || "none"}, ${duration(worker.last_seconds)}`);
   const [head, state, doing] = tile.children;
   setText(head.firstChild, `${MARKS[worker.state]} `);
   setText(head.lastChild, `${worker.address}${worker.restarts ? ` ↻${worker.restarts}` : ""}`);
@@ -140,7 +140,7 @@ function drawDetail() {
   const facts = {
     state: describe(worker), process: `pid ${worker.pid} on ${worker.host}, node ${worker.node ?? 0}`,
     devices: worker.devices.join(", ") || "none", calls: `${worker.calls}${worker.failed ? `, ${worker.failed} failed` : ""}`,
-    "last call": `${worker.doing || "none"}, ${duration(worker.last)}`,
+    "last call": `${worker.doing || "none"}, ${duration(worker.last_seconds)}`,
     CPU: percent(worker.cpu), memory: worker.memory === null ? "–" : `${worker.memory} MiB`, restarts: String(worker.restarts),
   };
   const old = byId("facts").querySelectorAll("dd");

@@ -33,11 +33,11 @@ function fillTable(id, rows) {
 function drawTraffic() {
   const run = page.run;
   fillTable("channels", run.channels.map((item) => [item.name, item.most ? `${item.depth} of ${item.most}` : String(item.depth),
-    number(item.puts), number(item.gets), String(item.getters), String(item.putters)]));
+    number(item.puts_per_second), number(item.gets_per_second), String(item.getters), String(item.putters)]));
   fillTable("links", run.links.map((item) => [item.name, String(item.version), `${duration(run.now - item.updated)} ago`,
     duration(item.seconds), duration(item.pause), `${item.size} MiB`]));
-  fillTable("engines", run.engines.map((item) => [item.worker + (item.asleep ? " (asleep)" : ""), item.version === null ? "–" : String(item.version),
-    item.behind === null ? "–" : item.behind ? `${item.behind} behind` : "newest", item.rate === null ? "–" : number(item.rate), duration(item.latency),
+  fillTable("engines", run.engines.map((item) => [item.worker + (item.is_asleep ? " (asleep)" : ""), item.version === null ? "–" : String(item.version),
+    item.behind === null ? "–" : item.behind ? `${item.behind} behind` : "newest", item.per_second === null ? "–" : number(item.per_second), duration(item.latency),
     String(item.busy), `${item.served}${item.failed ? `, ${item.failed} failed` : ""}`]));
 }
 
