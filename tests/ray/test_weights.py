@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -373,6 +374,7 @@ def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(shared_cluste
         Watched.create_group("numpy").launch(
             shared_cluster, NodePlacementStrategy([0, 0]), name="rollout", max_concurrency=4
         ) as rollout,
+        ThreadPoolExecutor() as aside,
     ):
         link = WeightLink.between(actor, rollout)
         actor.set_version(1).wait(60)
@@ -384,10 +386,13 @@ def test_a_commit_that_is_held_up_never_overwrites_a_newer_version(shared_cluste
         else:
             link.rejoin("rollout:1")
         actor.set_version(2).wait(60)
-        link.update(2)
+        newer = aside.submit(link.update, 2)
+        wait_until(lambda: rollout[0].seen_changes().wait(60)[0][-1][0] == "done 2", "the other target has it")
+        assert [one for one, _ in rollout[1].seen_changes().wait(60)[0]] == ["to 1"], "it waits for its turn"
         rollout[1].let_held_go_on().wait(60)
-        wait_until(lambda: len(rollout[1].seen_changes().wait(60)[0]) == 4, "the first commit is over")
-        assert [one for one, _ in rollout[1].seen_changes().wait(60)[0]][:3] == ["to 1", "to 2", "done 2"]
+        newer.result(60)
+        ended = "done 1" if is_new else "broken: update 1 of rollout:1 was broken off"
+        assert [one for one, _ in rollout[1].seen_changes().wait(60)[0]] == ["to 1", ended, "to 2", "done 2"]
         assert contents(rollout) == [(2, {2.0})] * 2
 
 

@@ -77,8 +77,12 @@ def create_safetensors(path: str | os.PathLike[str], specs: Mapping[str, TensorS
 
 def save_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Any]) -> None:
     """Write tensors or arrays into a file, which is there wholly or not at all; ClusterError if there is no room."""
+    import numpy as np
+
     from roost.comm.move.arrays import as_buffer, dtype_of
 
+    # Of an array without dimensions, numpy's arithmetic makes a number.
+    tensors = {name: np.asarray(one) if isinstance(one, np.generic) else one for name, one in tensors.items()}
     header = _header({name: TensorSpec(tuple(one.shape), dtype_of(one)) for name, one in tensors.items()})
     target = Path(path)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
