@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +11,41 @@ from typing import Any
 
 from roost.comm.move import host, mover
 from roost.weights.worker import WeightWorker
+from soak.inject import reset
 from weight_workers import Server, Trainer
+
+
+class _Resets:
+    """A worker that breaks its connections to other workers, again and again, while it does other things."""
+
+    def reset_until_told(self, seconds: float) -> None:
+        """Begin to break them, each time after a random part of so many seconds."""
+        self.is_over, self.count, self.choose = threading.Event(), 0, random.Random(self.rank)  # noqa: S311
+
+        def run() -> None:
+            while not self.is_over.wait(self.choose.uniform(0, seconds)):
+                for peer in [*self._roost_talk.messages.endpoint.peers.values()]:
+                    connection = peer.connection
+                    if connection is not None:
+                        # It may close in the meantime.
+                        with contextlib.suppress(OSError):
+                            reset(connection._sock)
+                            self.count += 1
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def stop_resets(self) -> int:
+        """Leave them alone from here on; returns how many were broken."""
+        self.is_over.set()
+        return self.count
+
+
+class ResetTrainer(_Resets, Trainer):
+    """A trainer whose connections break."""
+
+
+class ResetServer(_Resets, Server):
+    """A server whose connections break."""
 
 
 class Watched(Server):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from link_workers import Bulky, Hidden, Watched
+from link_workers import Bulky, Hidden, ResetServer, ResetTrainer, Watched
 from roost import (
     CallTimedOut,
     Cluster,
@@ -517,6 +517,22 @@ def test_members_that_are_killed_in_updates_for_minutes(shared_cluster, rounds):
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rounds_of_kills(shared_cluster, rounds(), seed)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_connections_that_are_reset_in_the_middle_of_updates_end_none_and_tear_no_version(shared_cluster, in_place):
+    with (
+        launch(shared_cluster, ResetTrainer, "a", [0, 0], "numpy") as actor,
+        launch(shared_cluster, ResetServer, "r", [0, 0, 1, 1], "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout, in_place=in_place, bucket_bytes=1 << 14)
+        for group in (actor, rollout):
+            group.reset_until_told(0.05).wait(60)
+        for version in range(1, 21):
+            actor.set_version(version).wait(60)
+            assert link.update(version, timeout=60).version == version
+            assert contents(rollout) == [(version, {float(version)})] * 4
+        assert min(count for group in (actor, rollout) for count in group.stop_resets().wait(60)) > 0
 
 
 needs_gpu = pytest.mark.skipif(not nvidia_devices()[0], reason="needs a GPU")

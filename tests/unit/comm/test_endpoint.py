@@ -547,6 +547,32 @@ def test_two_that_connect_at_once_have_one_wire_in_the_end():
         pair.close()
 
 
+def test_two_that_connected_at_once_have_the_same_wire_after_a_break_whoever_connects_again():
+    others = 0
+    while others < 3:
+        pair = Pair(is_near=True)
+        with held_up(pair.one), held_up(pair.two):
+            pair.one.send("to b", "b:0")
+            pair.two.send("to a", "a:0")
+        assert pair.two.receive("a:0").wait(30) == "to b"
+        assert pair.one.receive("b:0").wait(30) == "to a"
+        one, two = pair.one.endpoint.peers["b:0"], pair.two.endpoint.peers["a:0"]
+        wait_until(lambda one=one, two=two: one.is_open and two.is_open, "both are connected")
+        # This end had proposed another name for the wire than it has now.
+        others += one.proposed not in ("", one.session)
+        epoch = one.epoch
+        with held_up(pair.two):
+            reset(one.connection)
+            wait_until(lambda one=one: one.dialing is not None, "it connects again")
+        wait_until(lambda one=one, epoch=epoch: one.is_over or (one.is_open and one.epoch > epoch), "it is connected")
+        assert (one.error, two.error) == (None, None)
+        for number in range(2):
+            pair.one.send(number, "b:0")
+            pair.two.send(number, "a:0")
+            assert pair.two.receive("a:0").wait(30) == pair.one.receive("b:0").wait(30) == number
+        pair.close()
+
+
 def test_a_process_that_has_given_a_peer_up_says_so_to_it(monkeypatch):
     monkeypatch.setattr("roost.comm.wire.endpoint.LOST_SECONDS", 0.2)
     pair = Pair(is_near=False)

@@ -297,7 +297,7 @@ class Endpoint:
                 sock.close()
             self._not_reached(peer, is_near, error)
             return
-        peer.proposed = peer.proposed or peer.session or secrets.token_hex(8)
+        peer.proposed = peer.proposed or secrets.token_hex(8)
         peer.epoch_tried = max(peer.epoch_tried, peer.epoch) + 1
         with self.lock:
             if self.is_closed:
@@ -354,8 +354,9 @@ class Endpoint:
     def hello(self, connection: Connection) -> dict[str, Any]:
         """Return what this end of a connection that it opened says about itself."""
         peer, epoch = self._dials[connection]
-        is_new = not peer.session
-        return self._about(session=peer.proposed, epoch=epoch, is_new=is_new, received=peer.received)
+        # If both ends had proposed a name when they met, the wire has that of the other end.
+        session, is_new = peer.session or peer.proposed, not peer.session
+        return self._about(session=session, epoch=epoch, is_new=is_new, received=peer.received)
 
     def admit(self, connection: Connection, hello: dict[str, Any]) -> tuple[dict[str, Any], Peer | None]:
         """Return what to answer to a process that has connected, and its peer unless it is refused."""
