@@ -25,10 +25,24 @@ def press_ctrl_c() -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
+def stop(pid: int) -> None:
+    """Let a process hang; on a busy machine its threads run on for a while after the signal, until each has seen it."""
+    os.kill(pid, signal.SIGSTOP)
+    states = [f"/proc/{pid}/task/{thread.id}/stat" for thread in psutil.Process(pid).threads()]
+
+    def runs(path: str) -> bool:
+        # A thread that was about to end may be gone.
+        with contextlib.suppress(OSError), open(path) as file:
+            return file.read().rpartition(")")[2].split()[0] not in "TtZX"
+        return False
+
+    wait_until(lambda: not any(map(runs, states)), f"process {pid} hangs")
+
+
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
     """Let a process hang, and go on after the block if it is still there."""
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         yield
     finally:

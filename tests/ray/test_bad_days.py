@@ -32,7 +32,7 @@ from roost import (
 from roost.cli.text.status import nodes_table
 from roost.runtime.status import get_hardware, get_nodes
 from roost.testing import LocalCluster, LocalNode, local_cluster
-from waiting import is_gone, press_ctrl_c, stopped, wait_until
+from waiting import is_gone, press_ctrl_c, stop, stopped, wait_until
 from workers import Performer
 
 
@@ -120,7 +120,7 @@ def test_a_node_that_dies_while_waiting_is_named(pair, add):
 def test_a_node_that_dies_during_discovery_is_named(pair, add):
     rank = add()
     # It is still registered and will never answer: that is how a dying machine looks.
-    os.kill(pair.pids[rank][0], signal.SIGSTOP)
+    stop(pair.pids[rank][0])
 
     def die() -> None:
         wait_until(ray.is_initialized, "discovery begins")
@@ -164,7 +164,7 @@ def test_a_node_that_hangs_later_may_still_run_its_workers_which_end_when_it_wak
         Performer.create_group().launch(cluster, NodePlacementStrategy([2]), name="far") as group,
     ):
         (pid,) = group.pid().wait(60)
-        os.kill(pair.pids[rank][0], signal.SIGSTOP)
+        stop(pair.pids[rank][0])
         wait_until(lambda: cluster.dead_nodes == (2,), "Ray has given it up")
         given_up = f"local-{rank}) does not answer, and Ray has given it up"
         wait_until(lambda: given_up in caplog.text, "the watch says so")
@@ -212,7 +212,7 @@ def test_a_sick_node_that_is_not_needed_blocks_no_job_and_is_shown(pair, add, tm
         Cluster(num_nodes=3, timeout=60)
     assert len(caught.value.problems) == 1
     assert "install Roost and the job's own packages" in str(caught.value)
-    os.kill(pair.pids[rank][0], signal.SIGSTOP)
+    stop(pair.pids[rank][0])
     with Cluster(num_nodes=2, timeout=60) as cluster:
         assert cluster.num_nodes == 2, "nor does one that hangs"
 

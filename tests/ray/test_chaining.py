@@ -136,15 +136,19 @@ def test_a_worker_serves_others_while_its_argument_is_made(shared_cluster, rollo
 
 
 def test_a_time_out_names_what_is_late_of_both_calls(rollout, actor, tmp_path):
-    result = actor.echo(rollout.late(str(tmp_path), late_rank=1))
-    with pytest.raises(
-        CallTimedOut, match=r"'echo' of 'actor' has not answered in 0.5 s from 3 ranks of 3: 0-2"
-    ) as late:
-        result.wait(0.5)
-    assert "it waits for its arguments, from 'late' of 'rollout' on rank 1;" in str(late.value)
-    with pytest.raises(CallTimedOut, match="from 'late' of 'rollout' on rank 1;"):
-        list(result.within(0.1))
-    (tmp_path / "go").touch()
+    first = rollout.late(str(tmp_path), late_rank=1)
+    try:
+        wait_until(lambda: first[0].done() and first[2].done(), "only one rank is late")
+        result = actor.echo(first)
+        with pytest.raises(
+            CallTimedOut, match=r"'echo' of 'actor' has not answered in 0.5 s from 3 ranks of 3: 0-2"
+        ) as late:
+            result.wait(0.5)
+        assert "it waits for its arguments, from 'late' of 'rollout' on rank 1;" in str(late.value)
+        with pytest.raises(CallTimedOut, match="from 'late' of 'rollout' on rank 1;"):
+            list(result.within(0.1))
+    finally:
+        (tmp_path / "go").touch()
     assert result.wait(60) == [(([0, 1, 2],), {})] * 3
 
 

@@ -33,7 +33,7 @@ from roost import (
 )
 from roost.testing import local_cluster
 from shared_memory import shared_memory
-from waiting import is_gone, press_ctrl_c, wait_until
+from waiting import is_gone, press_ctrl_c, stop, wait_until
 
 _names = (f"channel-{number}" for number in itertools.count())
 
@@ -411,7 +411,7 @@ def test_a_driver_that_is_killed_with_messages_in_flight_leaves_nothing(driver, 
 def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):
     small.put(1)
     (record,) = shared_cluster.worker_manager.get_workers([f"{small.name}:0"])
-    os.kill(record.pid, signal.SIGSTOP)
+    stop(record.pid)
     try:
         with pytest.raises(CallTimedOut, match=f"{small.name}:0 does not answer after 0.1 s: channel .* has no item"):
             small.get("other", timeout=0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import threading
@@ -18,7 +17,7 @@ from ray.util import list_named_actors
 import warm
 from roost.runtime.managers.job_info import JOB_VARIABLE
 from roost.testing import LocalCluster, local_cluster
-from waiting import wait_until
+from waiting import stop, wait_until
 
 
 @contextlib.contextmanager
@@ -73,7 +72,7 @@ def check_while_a_node_dies() -> list[dict[str, Any]]:
     """What the doctor says of a cluster of two nodes, one of which dies while it looks."""
     with local_cluster("2x1") as local:
         # It is still registered and will never answer, like a dying machine.
-        os.kill(local.pids[1][0], signal.SIGSTOP)
+        stop(local.pids[1][0])
         answers: list[dict[str, Any]] = []
         checking = threading.Thread(target=lambda: answers.append(doctor(local, "--timeout", "60")))
         checking.start()

@@ -17,7 +17,7 @@ from roost import Cluster, ClusterError, NameTaken, NodeManager, WorkerGroup
 from roost.runtime.runs.record import read_record
 from roost.runtime.status import get_status
 from roost.testing import LocalCluster, local_cluster
-from waiting import is_gone, wait_until
+from waiting import is_gone, stop, wait_until
 
 # A job that prints its namespace and its processes, and then does what the test wants.
 JOB = """
@@ -133,7 +133,7 @@ with Cluster(num_nodes=2, quiet=True) as cluster:
 def test_a_driver_that_is_stopped_keeps_its_job(driver):
     mine = driver(KEEPING)
     assert mine.line() == "open"
-    mine.process.send_signal(signal.SIGSTOP)
+    stop(mine.process.pid)
     with Cluster():
         assert WorkerGroup.attach("kept").rank_of().wait(60) == [0, 1]
     mine.process.send_signal(signal.SIGCONT)

@@ -37,7 +37,7 @@ from roost import (
 from roost.runtime.nodes.ray_state import is_known_dead
 from roost.runtime.process.actor import MethodKind, make_actor_class
 from roost.testing import local_cluster
-from waiting import is_gone, press_ctrl_c, wait_until
+from waiting import is_gone, press_ctrl_c, stop, wait_until
 from workers import AsyncWaiter, Peer, Performer, Stubborn, TwoArguments, Waiter
 
 FOUR = PackedPlacementStrategy(2, 5)
@@ -359,7 +359,7 @@ def test_a_dead_rank_is_restarted_in_its_place(actor):
 def test_a_rank_that_hangs_is_ended_and_restarted_by_force(actor, shared_cluster):
     before = actor.who().wait(60)
     hung, healthy = actor.pid().wait(60)[1:3]
-    os.kill(hung, signal.SIGSTOP)
+    stop(hung)
     waiting = actor.count()
     with pytest.raises(ConfigError, match=r"actor:1 is alive\n.*force=True"):
         actor.restart(1)

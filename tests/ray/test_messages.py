@@ -23,7 +23,7 @@ from roost import (
 )
 from shared_memory import shared_memory
 from talkers import Talker
-from waiting import is_gone, wait_until
+from waiting import is_gone, stop, wait_until
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_death_is_an_answer_and_a_restarted_worker_talks_again(talkers):
 
 def test_a_peer_that_is_stopped_holds_up_no_deadline(talkers):
     pid = talkers[1].pid().wait(60)[0]
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     try:
         with pytest.raises(CallTimedOut, match="talkers:0 has got no message from talkers:1"):
             talkers[0].hear("talkers", 1, timeout=0.5).wait(60)

@@ -38,7 +38,7 @@ from roost.runtime.reserve.occupancy import OccupancyReader, find_holdings
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import Reserver
 from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
-from waiting import press_ctrl_c, wait_until
+from waiting import press_ctrl_c, stop, wait_until
 from workers import Performer, Waiter
 
 
@@ -376,7 +376,7 @@ def test_jobs_whose_managers_hang_hold_up_a_reservation_only_to_its_deadline(few
         managers = node_managers(few_cpus) - own
         assert len(managers) == 2
         for pid in managers:
-            os.kill(pid, signal.SIGSTOP)
+            stop(pid)
         try:
             began = time.monotonic()
             with pytest.raises(ClusterError):

@@ -20,7 +20,7 @@ import ray
 from rl_workers import Holder, PlainHolder, TellingEngine, hold_and_die
 from roost import CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerGroup
 from roost.rl import RolloutManager, RouterOptions, create_placement_groups
-from waiting import is_gone, press_ctrl_c, stopped, wait_until
+from waiting import is_gone, press_ctrl_c, stop, stopped, wait_until
 
 REQUEST = {"observations": [[1.0] * 4]}
 WEIGHTS = {"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}
@@ -245,7 +245,7 @@ def test_requests_leave_an_engine_that_hangs_and_it_is_restarted_in_time(manager
         asking = [aside.submit(keep_asking) for _ in range(8)]
         served = manager.engine_states()[0].served
         wait_until(lambda: manager.engine_states()[0].served > served, "engine 0 serves")
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         wait_until(lambda: manager.engine_states()[0].busy == 0, "its requests are elsewhere")
         assert not any(one.done() for one in asking), "none has failed"
         assert manager.engine_versions(timeout=1) == [None, 5]

@@ -28,7 +28,7 @@ from roost.testing import LocalNode, local_cluster
 from roost.weights import UpdateDecided
 from roost.weights.link import WeightLink
 from roost.weights.safetensors import save_safetensors
-from waiting import wait_until
+from waiting import stop, wait_until
 from weight_workers import SHAPES, Both, Odd, Server, Stored, Trainer, value
 
 
@@ -236,7 +236,7 @@ def test_a_target_that_hangs_is_named_and_the_others_keep_their_version(pair):
     actor, rollout = pair
     link = WeightLink.between(actor, rollout)
     link.update(1)
-    os.kill(pid := pid_of(rollout, 1), signal.SIGSTOP)
+    stop(pid := pid_of(rollout, 1))
     try:
         with pytest.raises(CallTimedOut, match="rollout:1"):
             link.update(2, timeout=2)
