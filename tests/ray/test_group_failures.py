@@ -423,6 +423,7 @@ def test_calls_of_every_process_wait_for_a_restart(shared_cluster, peer, tmp_pat
         early = [peer.ask("pid"), group.pid(), peer.ask("pid")]
         wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2, "the second constructor runs")
         late = [group.pid(), group.pid()]
+        assert group.alive == WorkerGroup.attach("waiter").alive == [], "alive is one that answers"
         (tmp_path / "go").touch()
         (new,) = group.pid().wait(60)
         assert new != pids[0]
@@ -435,6 +436,20 @@ def test_calls_of_every_process_wait_for_a_restart(shared_cluster, peer, tmp_pat
         for ask in (lambda: peer.ask("pid"), group.pid):
             with pytest.raises(WorkerDied, match="waiter:0"):
                 ask().wait(60)
+
+
+def test_a_restart_does_not_wait_for_the_arguments_of_other_calls(shared_cluster, actor, tmp_path):
+    with Performer.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="needy", restarts=1) as group:
+        (handle,) = group.actor_handles
+        restarts = shared_cluster.recorder.record.restarts
+        os.kill(group.pid().wait(60)[0], signal.SIGKILL)
+        wait_until(lambda: is_known_dead(handle), "Ray knows it")
+        late = group.echo(actor[1].wait_for(str(tmp_path), "value")[0])
+        wait_until(lambda: shared_cluster.recorder.record.restarts[len(restarts) :], "it is restarted")
+        assert group.alive == [0]
+        assert not late.done()
+        (tmp_path / "value").touch()
+        assert late.wait(60) == [((1,), {})]
 
 
 def test_a_call_to_a_rank_that_is_restarted_takes_no_longer_than_its_deadline(shared_cluster):

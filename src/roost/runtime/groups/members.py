@@ -23,10 +23,9 @@ from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.failure import Failure
 from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
 from roost.runtime.groups.result import CallResult, sources_of
-from roost.runtime.launch.group_port import GroupPort
-from roost.runtime.launch.launch import Launch
+from roost.runtime.launch.launch import GroupPort, Launch
 from roost.runtime.launch.plan import LaunchPlan
-from roost.runtime.launch.progress import Phase, show_launch
+from roost.runtime.launch.progress import Phase
 from roost.runtime.limits import (
     BLIP_SECONDS,
     CAUSE_SECONDS,
@@ -40,7 +39,7 @@ from roost.runtime.limits import (
     RESERVE_SECONDS,
 )
 from roost.runtime.managers.control import JobControl
-from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord
+from roost.runtime.managers.ledgers.workers import GroupRecord, Started, WorkerRecord, WorkerState
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
 from roost.runtime.process.actor import MethodKind
@@ -77,31 +76,46 @@ class Members:
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
         """Return the actors behind some ranks, after waiting for ranks that are being restarted."""
-        for rank in self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)):
-            if rank not in self._handles:
-                raise self._dead(rank)
+        self._check_known(self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)))
         return [self._handles[rank] for rank in ranks]
 
     def restarting(self, ranks: Sequence[int], deadline: Deadline | None = None) -> set[int]:
         """Return which of some ranks are being restarted; with a deadline, wait until none is or it is over."""
         while True:
             self.check_open()
-            lost = [rank for rank in ranks if rank not in self._handles or is_known_dead(self._handles[rank])]
+            lost = [rank for rank in ranks if self._is_lost(rank)]
             late = self._find_again(lost) if lost else set()
             if not late or deadline is None or deadline.is_over:
                 return late
             time.sleep(POLL_SECONDS)
 
     def alive(self) -> list[int]:
-        """Return the ranks whose workers are alive now; ClusterError if Ray does not say."""
+        """Return the ranks whose workers are alive and constructed now; ClusterError if Ray does not say."""
         if self.is_closed or self.context.is_closed.is_set():
             return []
         self.context.check_reachable(f": who of {self.name!r} is alive is not known")
-        if not self._is_current():
-            return []
         addresses = [identity.address for identity in self._record.identities]
-        alive = living(addresses)
-        return [rank for rank, address in enumerate(addresses) if address in alive]
+        # Asked before Ray: one that begins to be restarted in between is known to be dead.
+        ready = self._ready()
+        alive = living(addresses) if ready else ()
+        return [rank for rank, address in enumerate(addresses) if rank in ready and address in alive]
+
+    def _ready(self) -> set[int]:
+        """Return the ranks that were constructed and not restarted since; none if the name is another launch's now."""
+        manager = self.context.worker_manager
+        try:
+            if manager.get_group(self.name).launch != self._record.launch:
+                return set()
+            found = manager.get_workers([identity.address for identity in self._record.identities])
+        except ManagerDied:
+            raise
+        except ClusterError:
+            return set()
+        return {worker.rank for worker in found if worker.state is WorkerState.READY}
+
+    def _is_lost(self, rank: int) -> bool:
+        """Whether this process has no actor of a rank that it could call."""
+        return rank not in self._handles or is_known_dead(self._handles[rank])
 
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[Sent]) -> CallResult[Any]:
         """Call a method on some ranks, with what is sent to each."""
@@ -165,34 +179,33 @@ class Members:
         address = self.identity(rank).address
         raise ClusterError(f"{address} can only be restarted by the process that launched the group")
 
-    def _is_current(self) -> bool:
-        """Whether the name still belongs to this launch."""
+    def _find_again(self, ranks: Sequence[int]) -> set[int]:
+        """Look up the actors of ranks that are new to this process or have died; return the ranks to restart."""
+        missing = {self.identity(rank).address: rank for rank in ranks}
+        manager = self.context.worker_manager.within(BLIP_SECONDS)
+        late: set[int] = set()
         try:
-            return self.context.worker_manager.get_group(self.name).launch == self._record.launch
+            record = manager.get_group(self.name)
+            workers = {worker.address: worker for worker in manager.get_workers(list(missing))}
         except ManagerDied:
             raise
         except ClusterError:
-            return False
-
-    def _find_again(self, ranks: Sequence[int]) -> set[int]:
-        """Look up the actors of ranks that are new to this process or have died; return the ranks to restart.
-
-        A worker that is up but not constructed is one of the living: it makes its callers wait.
-        """
-        missing = {self.identity(rank).address: rank for rank in ranks}
-        for address, found in within(BLIP_SECONDS, lambda: self._look_up(missing), "find its actors").items():
-            self._handles[missing.pop(address)] = found
-        if missing and self._will_be_restarted(missing.values()):
-            return set(missing.values())
-        for rank in missing.values():
-            # If there was an actor, Ray refuses a call to it and says why it died.
-            if rank not in self._handles:
-                raise self._dead(rank)
-        return set()
-
-    def _dead(self, rank: int) -> WorkerDied:
-        identity = self.identity(rank)
-        return WorkerDied(f"{identity.address} on {identity.node} is dead")
+            record, workers = None, {}
+        if record is not None and record.launch == self._record.launch:
+            there = within(BLIP_SECONDS, lambda: self._look_up(missing), "find its actors")
+            for address, handle in there.items():
+                # There is no public way to tell whether it is the actor that was constructed.
+                if handle._actor_id.hex() == workers[address].instance:
+                    self._handles[missing.pop(address)] = handle
+            late = {
+                rank
+                for address, rank in missing.items()
+                if record.restarts_left[rank] or address in there or workers[address].state is WorkerState.REQUESTED
+            }
+            if late and record.owner is not None and not living({record.owner}):
+                late = set()
+        self._check_known(set(missing.values()) - late)
+        return late
 
     def _look_up(self, addresses: Collection[str]) -> dict[str, ActorHandle[Any]]:
         """Return the actors of the addresses that are alive."""
@@ -205,17 +218,12 @@ class Members:
                     found[address] = handle
         return found
 
-    def _will_be_restarted(self, ranks: Iterable[int]) -> bool:
-        """Whether the process that launched the group is going to restart all of these dead ranks."""
-        try:
-            record = self.context.worker_manager.within(BLIP_SECONDS).get_group(self.name)
-        except ManagerDied:
-            raise
-        except ClusterError:
-            return False
-        is_same = record.launch == self._record.launch
-        is_planned = is_same and all(record.restarts_left[rank] for rank in ranks)
-        return is_planned and (record.owner is None or bool(living({record.owner})))
+    def _check_known(self, ranks: Iterable[int]) -> None:
+        """Raise WorkerDied for a dead rank that had no actor; Ray refuses a call to one that had, and says why."""
+        for rank in ranks:
+            if rank not in self._handles:
+                identity = self.identity(rank)
+                raise WorkerDied(f"{identity.address} on {identity.node} is dead")
 
 
 class OwnMembers(Members):
@@ -250,8 +258,11 @@ class OwnMembers(Members):
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
 
-    def _is_current(self) -> bool:
-        return True
+    def _ready(self) -> set[int]:
+        return set(range(self.size)) - {self._restarting}
+
+    def _is_lost(self, rank: int) -> bool:
+        return rank == self._restarting or super()._is_lost(rank)
 
     def launch(self) -> dict[str, float]:
         """Reserve the accelerators and start all workers; return when the last of them reached each phase.
@@ -284,7 +295,10 @@ class OwnMembers(Members):
         with self._lock:
             self.check_open()
             spec = self._specs[rank]
-            is_alive = rank in self.alive() if force else self._stays_alive(rank)
+            deadline = Deadline.after(DEATH_NEWS_SECONDS)
+            # Ray learns of a death a moment later than processes that talk to the worker.
+            while (is_alive := rank in self.alive()) and not force and not deadline.is_over:
+                time.sleep(POLL_SECONDS)
             if is_alive and not force:
                 raise ConfigError(f"{spec.address} is alive", hint="restart(rank, force=True) ends it first")
             if spec.ray_id not in {node.ray_id for node in live_nodes()}:
@@ -297,7 +311,12 @@ class OwnMembers(Members):
             self._restarting = rank
             try:
                 if not is_alive:
-                    reason = self._cause_of_death(rank)
+                    reason = "not known"
+                    try:
+                        # Ray refuses a call to an actor that is dead, with the reason.
+                        ray.get(self._handles[rank].__ray_ready__.remote(), timeout=CAUSE_SECONDS)
+                    except Exception as error:
+                        reason = self.context.describe(self.identity(rank), error).what
                 # Ray keeps the name of an actor that died until it is killed.
                 end_actors({spec.address: self._handles[rank]}, Deadline.after(GROUP_CLOSE_SECONDS))
                 self._start([spec], {spec.address: self._pids[spec.address]}, timeout)
@@ -309,23 +328,6 @@ class OwnMembers(Members):
                 self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
                 self._noted_deaths.discard(spec.address)
                 emitter.note("restarted" if failure is None else "lost", spec.address, shorten(reason, 300))
-
-    def _stays_alive(self, rank: int) -> bool:
-        """Whether a rank is alive; Ray learns of a death a moment later than processes that talk to the worker."""
-        deadline = Deadline.after(DEATH_NEWS_SECONDS)
-        while is_alive := rank in self.alive():
-            if deadline.is_over:
-                break
-            time.sleep(POLL_SECONDS)
-        return is_alive
-
-    def _cause_of_death(self, rank: int) -> str:
-        """Say what is known about the death of a rank: Ray refuses a call to it with the reason."""
-        try:
-            ray.get(self._handles[rank].__ray_ready__.remote(), timeout=CAUSE_SECONDS)
-        except Exception as error:
-            return self.context.describe(self.identity(rank), error).what
-        return "not known"
 
     def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
         """End every worker, and release what the group held.
@@ -409,11 +411,12 @@ class OwnMembers(Members):
         )
         nodes = len({spec.node_rank for spec in specs})
         try:
-            with show_launch(context.console, self.name, launch.board, nodes) as view:
+            with launch.board.shown(nodes):
                 concurrency = options.max_concurrency
                 launch.request(self._remote, {} if concurrency is None else {"max_concurrency": concurrency})
-                # Calls to a restarted worker wait in its process until it is constructed.
-                self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
+                if predecessors is None:
+                    # For a close that comes before all are ready.
+                    self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
                 manager = context.worker_manager.until(launch.deadline)
                 manager.register(
                     [
@@ -435,13 +438,21 @@ class OwnMembers(Members):
                     context.logs.start()
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
                     self._port.propose(launch.deadline)
-                reports = launch.run(view)
+                reports = launch.run()
             self._pids |= {address: report.pid for address, report in reports.items()}
-            context.worker_manager.until(max(launch.deadline, Deadline.after(LATE_SECONDS))).add_group(
-                self._record,
-                {address: self._pids[address] for address in reports},
-                {address: report.log.path for address, report in reports.items() if not report.log.is_shared},
-            )
+            started = {
+                address: Started(
+                    pid=report.pid,
+                    instance=launch.handles[address]._actor_id.hex(),
+                    log="" if report.log.is_shared else report.log.path,
+                )
+                for address, report in reports.items()
+            }
+            until = max(launch.deadline, Deadline.after(LATE_SECONDS))
+            context.worker_manager.until(until).add_group(self._record, started)
+            # Only now can a restarted worker be called: Ray keeps the calls of one process in order, and calls that
+            # wait for their arguments would hold up the one that constructs it.
+            self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
         except BaseException:
             end_actors(launch.handles, Deadline.after(GROUP_CLOSE_SECONDS))
             raise
@@ -489,4 +500,4 @@ class OwnMembers(Members):
                     self._record = replace(self._record, restarts_left=tuple(counts))
                     # Other processes wait for ranks that will be restarted.
                     with contextlib.suppress(RoostError):
-                        self.context.worker_manager.add_group(self._record, {}, {})
+                        self.context.worker_manager.add_group(self._record, {})

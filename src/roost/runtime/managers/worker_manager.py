@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 from roost.deadline import Deadline
 from roost.errors import WorkerDied
 from roost.runtime.managers.base import Manager, served
-from roost.runtime.managers.ledgers.workers import GroupRecord, RollCall, WorkerLedger, WorkerRecord, WorkerState
+from roost.runtime.managers.ledgers.workers import (
+    GroupRecord,
+    RollCall,
+    Started,
+    WorkerLedger,
+    WorkerRecord,
+    WorkerState,
+)
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
 
@@ -62,9 +69,9 @@ class WorkerManager(Manager):
         self._ledger.update(WorkerState.READY, pids, time.time())
 
     @served
-    async def add_group(self, group: GroupRecord, pids: Mapping[str, int | None], logs: Mapping[str, str]) -> None:
-        """Add a group that is ready, so that other processes can attach to it."""
-        self._ledger.add_group(group, pids, logs, time.time())
+    async def add_group(self, group: GroupRecord, started: Mapping[str, Started]) -> None:
+        """Add a group that is ready, or whose workers were restarted, so that other processes can call it."""
+        self._ledger.add_group(group, started, time.time())
 
     @served
     async def remove_group(self, name: str) -> None:

@@ -68,19 +68,14 @@ def method_kind(member: Any) -> MethodKind:
 class WorkerActor:
     """The actor of one worker. `make_actor_class` adds the methods of the user's class.
 
-    Other processes know the name of a restarted worker, and their calls may arrive before those of the process that
-    restarts it. So its actor is created with all that it needs: the call that arrives first constructs the object, in
-    the thread that serves calls, and the others wait for that.
+    The process that launches or restarts it constructs the object with a call, in the thread that serves calls; until
+    then no other process is told that the worker is there.
     """
 
-    def __init__(self, *restart: Any) -> None:
-        """Take what `_roost_make` takes if this is a restarted worker, else nothing."""
+    def __init__(self) -> None:
         # The parent is the raylet; Ray alone would take up to a second to notice that it ended.
         die_with_parent()
-        self._roost_object: Any = None
-        self._roost_spec: WorkerSpec | None = None
-        self._roost_failure: BaseException | None = None
-        self._roost_restart = restart
+        self._roost_object: Any = _NotReady()
         self._roost_lock = threading.RLock()
         self._roost_streams: dict[str, Any] = {}
         self._roost_tokens: dict[str, ray.ObjectRef[Any]] = {}
@@ -88,76 +83,45 @@ class WorkerActor:
         self._roost_is_watching = False
 
     def _roost_begin(self, spec: WorkerSpec, predecessor: int | None, ports: Sequence[int]) -> Report:
-        """Set up this process, and report where it is, and which of some ports is free there."""
-        with _carried(), self._roost_lock:
-            self._roost_set_up(spec, predecessor)
+        """Set up this process: environment, log, events; report where it is, and which of some ports is free there.
+
+        `predecessor` is the process that it replaces.
+        """
+        with _carried():
+            os.environ.update(spec.variables)
+            place = output.choose_place(spec.run_dir, spec.identity.address)
+            output.redirect_output(place, is_restart=predecessor is not None)
+            # A crash in C code leaves its stack in the log.
+            faulthandler.enable(file=2)
+            # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
+            if predecessor is not None and not end_sibling(predecessor, PREDECESSOR_SECONDS):
+                raise ClusterError(f"the process that it replaces, {predecessor}, does not end")
+            if spec.keeps_events:
+                _start_events(spec, place)
             taken = taken_ports([(port, 1) for port in ports])
             return replace(_report(spec), free_port=next((port for port in ports if port not in taken), None))
 
-    def _roost_construct(
-        self, spec: WorkerSpec, predecessor: int | None, master: Master, packed: Packed, overdue_seconds: float
-    ) -> Report:
-        """Construct the object, and report what the process sees then."""
-        with _carried(), self._roost_lock:
-            self._roost_make(spec, predecessor, master, packed, overdue_seconds)
+    def _roost_construct(self, spec: WorkerSpec, master: Master, packed: Packed, overdue_seconds: float) -> Report:
+        """Load the user's class and construct the object; dump a stack into the log if that takes too long.
+
+        Report what the process sees then.
+        """
+        with _carried():
+            variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
+            # Values that the caller set take precedence.
+            os.environ.update(variables | {name: spec.variables[name] for name in variables if name in spec.variables})
+            assume(spec.identity, master)
+            # Written in C: it works even where no Python code gets to run.
+            faulthandler.dump_traceback_later(overdue_seconds, file=2)
+            try:
+                self._roost_object = make_object(packed)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
             return _report(spec)
 
     def _roost_flush(self) -> None:
         """Write the events that wait."""
         emitter.flush(FLUSH_SECONDS)
-
-    def _roost_become_ready(self) -> None:
-        """Construct the object of a restarted worker, unless another call does; then wait for that."""
-        with _carried(), self._roost_lock:
-            if self._roost_object is not None:
-                return
-            address = ray.get_runtime_context().get_actor_name()
-            if not self._roost_restart:
-                # Of a group that is being launched: the one that the caller knows under this name has ended.
-                raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
-            try:
-                self._roost_make(*self._roost_restart)
-            except Exception as error:
-                raise WorkerDied(f"{address} could not be restarted: {type(error).__name__}: {error}") from error
-
-    def _roost_set_up(self, spec: WorkerSpec, predecessor: int | None) -> None:
-        """Set up this process, once: environment, log, events; `predecessor` is the process that it replaces."""
-        if self._roost_spec is not None:
-            return
-        os.environ.update(spec.variables)
-        place = output.choose_place(spec.run_dir, spec.identity.address)
-        output.redirect_output(place, is_restart=predecessor is not None)
-        # A crash in C code leaves its stack in the log.
-        faulthandler.enable(file=2)
-        # Ray takes seconds to kill a process that is stopped, which holds its accelerators until then.
-        if predecessor is not None and not end_sibling(predecessor, PREDECESSOR_SECONDS):
-            raise ClusterError(f"the process that it replaces, {predecessor}, does not end")
-        if spec.keeps_events:
-            _start_events(spec, place)
-        self._roost_spec = spec
-
-    def _roost_make(
-        self, spec: WorkerSpec, predecessor: int | None, master: Master, packed: Packed, overdue_seconds: float
-    ) -> None:
-        """Load the user's class and construct the object, once; dump a stack into the log if that takes too long."""
-        if self._roost_failure is not None:
-            raise self._roost_failure
-        if self._roost_object is not None:
-            return
-        self._roost_set_up(spec, predecessor)
-        variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
-        # Values that the caller set take precedence.
-        os.environ.update(variables | {name: spec.variables[name] for name in variables if name in spec.variables})
-        assume(spec.identity, master)
-        # Written in C: it works even where no Python code gets to run.
-        faulthandler.dump_traceback_later(overdue_seconds, file=2)
-        try:
-            self._roost_object = make_object(packed)
-        except BaseException as error:
-            self._roost_failure = error
-            raise
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def _roost_stream(
         self, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Any
@@ -165,7 +129,6 @@ class WorkerActor:
         """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
         with _carried():
             if method is not None:
-                self._roost_become_ready()
                 args, kwargs = unpack(sent)
                 self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
             stream = self._roost_streams.get(key, iter(()))
@@ -204,10 +167,14 @@ class WorkerActor:
             if not tokens:
                 return
             for key in tokens.keys() - dropped:
-                if _has_lost_owner(tokens[key]):
+                try:
+                    ray.get(tokens[key], timeout=CONSUMERS_EVERY_SECONDS)
+                except OwnerDiedError:
                     dropped.add(key)
                     # By a call: code of the user's does not run next to another method.
                     this._roost_end_stream.remote(key)
+                except RayError:
+                    continue
 
     def _roost_end_stream(self, key: str) -> None:
         """Drop the rest of a stream."""
@@ -218,6 +185,14 @@ class WorkerActor:
             # A generator that is running right now is closed when it yields its next item.
             with contextlib.suppress(ValueError):
                 stream.close()
+
+
+class _NotReady:
+    """Stands for the object until it is constructed."""
+
+    def __getattr__(self, _method: str) -> Any:
+        address = ray.get_runtime_context().get_actor_name()
+        raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
 
 
 def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
@@ -241,16 +216,6 @@ def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
     )
 
 
-def _has_lost_owner(token: ray.ObjectRef[Any]) -> bool:
-    try:
-        ray.get(token, timeout=CONSUMERS_EVERY_SECONDS)
-    except OwnerDiedError:
-        return True
-    except RayError:
-        return False
-    return False
-
-
 def _report(spec: WorkerSpec) -> Report:
     watched = spec.watched_variable
     return Report(
@@ -269,7 +234,6 @@ async def _stream_async(
     """Do what `_roost_stream` does, for an asynchronous generator."""
     with _carried():
         if method is not None:
-            self._roost_become_ready()
             args, kwargs = await unpack_async(sent)
             self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
         stream = self._roost_streams.get(key)
@@ -319,8 +283,6 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
     if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
 
         async def forward(self: Any, *sent: Any) -> Any:
-            if self._roost_object is None:
-                self._roost_become_ready()
             with measured_call(name) as durations, _carried(name):
                 args, kwargs = await unpack_async(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)
@@ -330,8 +292,6 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
     else:
 
         def forward(self: Any, *sent: Any) -> Any:
-            if self._roost_object is None:
-                self._roost_become_ready()
             with measured_call(name) as durations, _carried(name):
                 args, kwargs = unpack(sent)
                 value = getattr(self._roost_object, name)(*args, **kwargs)

@@ -36,6 +36,17 @@ class WorkerRecord:
     pid: int | None = None
     log: str = ""
     """Its log on its own node, if that is not the run's folder."""
+    instance: str = ""
+    """Ray's id of the actor that is ready: an actor of this name with another id is not, or not any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The process of a worker that is ready."""
+
+    pid: int
+    instance: str
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,15 +130,13 @@ class WorkerLedger:
             changed.append(address)
         return changed
 
-    def add_group(
-        self, group: GroupRecord, pids: Mapping[str, int | None], logs: Mapping[str, str], now: float
-    ) -> None:
-        """Add a group that is ready, or whose workers were restarted, with their processes and logs."""
+    def add_group(self, group: GroupRecord, started: Mapping[str, Started], now: float) -> None:
+        """Add a group that is ready, or whose workers were restarted, with their processes."""
         self._groups[group.name] = group
-        self.update(WorkerState.READY, pids, now)
-        for address, path in logs.items():
+        self.update(WorkerState.READY, {address: item.pid for address, item in started.items()}, now)
+        for address, item in started.items():
             if address in self._workers:
-                self._workers[address] = replace(self._workers[address], log=path)
+                self._workers[address] = replace(self._workers[address], log=item.log, instance=item.instance)
 
     def remove_group(self, name: str) -> None:
         """Remove a group that was closed: its workers have ended."""
