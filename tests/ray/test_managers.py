@@ -28,7 +28,7 @@ from roost import (
     WorkerState,
 )
 from roost.deadline import Deadline
-from roost.runtime.launch.group_port import GroupPort
+from roost.runtime.launch.launch import GroupPort
 from waiting import stopped, wait_until
 from workers import Performer
 

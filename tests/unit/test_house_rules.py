@@ -75,7 +75,7 @@ OUTSIDE = {
 # The rooms of `runtime`, each of which imports only those before it.
 ROOMS = [
     "limits", "connect", "runs", "events", "failures", "process", "nodes", "managers", "reserve", "launch",
-    "options", "cluster", "groups", "worker", "job_code", "job", "status", "leftovers",
+    "options", "cluster", "groups", "worker", "job", "status", "leftovers",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from roost.text import printable_lines
 
-_CALLERS = ("roost.runtime.job_code", "roost.runtime.job")  # import the user's modules, call their entry point
+_CALLERS = ("roost.runtime.job",)  # imports the user's modules, calls their entry point
 _BETWEEN = ("importlib", "contextlib")  # their frames may come between the caller and the user's code
 
 

@@ -1,9 +1,10 @@
-"""Run a whole job from its file: place it, launch every component, call its entry point."""
+"""Run a whole job from its file: import what it names, place it, launch every component, call its entry point."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -11,18 +12,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roost.config.job import JobDraft
-from roost.config.run import read_run_config
+from roost.config.reading import Notes
+from roost.config.run import RunConfig, WorkerConfig, read_run_config
 from roost.deadline import Deadline
-from roost.errors import RoostError
+from roost.errors import ConfigError, RoostError, Where
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.cluster import Cluster
-from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.job_code import load_code
+from roost.runtime.groups.group import GroupDraft, WorkerGroup
 from roost.runtime.limits import GROUP_CLOSE_SECONDS, POLL_SECONDS
 from roost.runtime.managers.control import JobControl
 from roost.runtime.options import RunOptions
 from roost.runtime.runs.recorder import JobSource
+from roost.text import did_you_mean, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -131,3 +133,62 @@ def _end(context: JobControl, launches: list[Future[Group]]) -> None:
         if is_over:
             return
         wait(launches, timeout=POLL_SECONDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCode:
+    """The code of a job."""
+
+    drafts: tuple[tuple[WorkerConfig, GroupDraft[Any]], ...]
+    """Each component with its class and the arguments of its constructor."""
+    entry: Callable[..., Any]
+
+
+def load_code(run: RunConfig) -> JobCode:
+    """Import all that a job names; one ConfigError has everything that is missing or does not fit.
+
+    What a module raises while it is imported is raised as it is.
+    """
+    notes = Notes()
+    drafts, entry = [], None
+    for worker in run.workers:
+        with notes.catching():
+            drafts.append((worker, _draft(worker)))
+    with notes.catching():
+        entry = load(run.entry, run.entry_where)
+        if not callable(entry):
+            raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
+    notes.raise_if_any()
+    return JobCode(drafts=tuple(drafts), entry=entry)
+
+
+def load(target: str, where: Where | None = None) -> Any:
+    """Import `module.Name`; ConfigError if the module or the name does not exist."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Only if this module is missing, and not one that it imports.
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise
+        message, hint = f"{target}: there is no module {error.name!r}", "run from its folder, or set PYTHONPATH"
+        raise ConfigError(message, hint=hint, where=where) from None
+    if not hasattr(module, name):
+        close = did_you_mean(name, dir(module))
+        hint = f"did you mean {module_name}.{close}?" if close else ""
+        raise ConfigError(f"{target}: module {module_name!r} has no {name!r}", hint=hint, where=where)
+    return getattr(module, name)
+
+
+def _draft(worker: WorkerConfig) -> GroupDraft[Any]:
+    cls = load(worker.target, worker.where())
+    if not isinstance(cls, type) or not hasattr(cls, "create_group"):
+        message, hint = f"{worker.target} is not a worker: {shorten(repr(cls))}", "derive the class from roost.Worker"
+        raise ConfigError(message, hint=hint, where=worker.where())
+    try:
+        draft: GroupDraft[Any] = cls.create_group(*worker.args, **worker.kwargs)
+        return draft
+    except TypeError as error:
+        where = worker.where("kwargs" if worker.kwargs or not worker.args else "args")
+        message, hint = f"worker {worker.component!r}: {error}", "see its args and kwargs"
+        raise ConfigError(message, hint=hint, where=where) from None

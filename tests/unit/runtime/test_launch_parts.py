@@ -27,7 +27,7 @@ from roost.placement.plan import Piece
 from roost.runtime.failures.carry import carry
 from roost.runtime.failures.failure import Failure, FailureKind, make_error
 from roost.runtime.launch.plan import LaunchOptions, LaunchPlan, differences, plan_launch
-from roost.runtime.launch.progress import LaunchBoard, Phase, show_launch
+from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.process.environment import join_environments, split_environment
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
@@ -229,10 +229,10 @@ def test_a_plan_reproduces_its_placements_on_the_hardware_it_was_made_for():
 
 
 def test_the_board_knows_which_workers_are_late():
-    board = LaunchBoard(["a:0", "a:1"], now=1.0)
+    board = LaunchBoard(Console(), "a", ["a:0", "a:1"], now=1.0)
     board.advance("a:0", Phase.CONSTRUCTING, now=2.0)
     assert (board.phase("a:0"), board.since("a:0"), board.late) == (Phase.CONSTRUCTING, 2.0, ["a:0", "a:1"])
-    assert board.summary() == "1 requested, 1 constructing"
+    assert board.summary == "1 requested, 1 constructing"
     for address in ("a:0", "a:1"):
         board.advance(address, Phase.READY, now=3.0)
     assert board.late == []
@@ -248,12 +248,12 @@ def test_a_launch_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     for stream, is_bar in ((Terminal(), True), (io.StringIO(), False)):
         console = Console(quiet=False, stream=stream)
-        board = LaunchBoard(["a:0"], now=0.0)
-        with show_launch(console, "a", board, 1) as view:
-            view.update()
+        board = LaunchBoard(console, "a", ["a:0"], now=0.0)
+        with board.shown(1):
+            board.update()
             console.line("from a worker", of="a:0")
             board.advance("a:0", Phase.READY, now=1.0)
-            view.update()
+            board.update()
         text = stream.getvalue()
         assert "a: 1 worker ready on 1 node in" in text
         assert "from a worker" in text
@@ -266,7 +266,7 @@ def test_a_quiet_console_prints_nothing(monkeypatch):
         monkeypatch.setenv("ROOST_QUIET", variable)
         stream = io.StringIO()
         console = Console(quiet=quiet, stream=stream)
-        with show_launch(console, "a", LaunchBoard([], now=0.0), 0):
+        with LaunchBoard(console, "a", [], now=0.0).shown(0):
             console.line("x")
         assert stream.getvalue() == ""
 

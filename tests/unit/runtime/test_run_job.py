@@ -16,8 +16,7 @@ from roost.cli.main import app
 from roost.cli.user_traceback import user_frames, user_report
 from roost.config.job import read_job_draft
 from roost.runtime.failures.failure import attach_failures
-from roost.runtime.job import run_job
-from roost.runtime.job_code import load
+from roost.runtime.job import load, run_job
 from roost.runtime.options import ClusterOptions, RunOptions
 from roost.runtime.runs.record import RunJob
 

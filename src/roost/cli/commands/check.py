@@ -38,7 +38,7 @@ def check(
     with notes.catching():
         plan = plan_job(given, flags).plan
     if run is not None:
-        from roost.runtime.job_code import load_code  # loads Ray, which checking a placement does without
+        from roost.runtime.job import load_code  # loads Ray, which checking a placement does without
 
         import_from_here()
         with notes.catching():

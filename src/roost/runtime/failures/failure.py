@@ -19,10 +19,8 @@ from typing import Any
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
-    ObjectLostError,
     OutOfMemoryError,
     RayActorError,
-    RayError,
     RaySystemError,
     RayTaskError,
     WorkerCrashedError,
@@ -36,8 +34,7 @@ from roost.text import error_text, message_of, plural, printable, printable_line
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NAME = re.compile(r"^\s*name: (\S+)$", re.MULTILINE)
-_DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
 
 class FailureKind(StrEnum):
@@ -113,7 +110,7 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
         described |= {name: printable_lines(described[name]) for name in ("what", "traceback", "log_tail")}
         return Failure(kind=FailureKind.EXCEPTION, **base, **described)
     base |= {"when": time.time(), "kind": FailureKind.EXCEPTION}
-    if isinstance(error, _DEATHS) and not isinstance(error, RayTaskError):
+    if isinstance(error, DEATHS) and not isinstance(error, RayTaskError):
         return Failure(**base | {"kind": FailureKind.DEATH, "what": describe_death(error)})
     if isinstance(error, RayTaskError):
         # Raised outside the user's method, most likely after it.
@@ -124,18 +121,6 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
         what = f"its answer cannot be read here: {_last_line(str(error))}"
         return Failure(what=what, traceback=printable_lines(str(error)), **base)
     return Failure(what=printable_lines(error_text(error)), **base)
-
-
-def lost_argument(error: BaseException) -> RayError | None:
-    """Return why Ray did not start a call: the worker that makes an argument of it died, or the argument is lost."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(error, RayTaskError) and isinstance(cause, (*_DEATHS, ObjectLostError)) else None
-
-
-def dead_name(error: RayError) -> str:
-    """Return the name of the actor whose death Ray reports; empty if Ray does not say."""
-    found = _NAME.search(str(error))
-    return found[1] if found else ""
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:

@@ -114,7 +114,11 @@ class GroupDraft(Generic[Class]):
             reserve=reserve,
             share=share,
         )
-        cls_name, full_name = self._cls.__name__, _full_name(name, self._cls, is_top=self._is_top)
+        cls_name = self._cls.__name__
+        full_name = check_group_name(cls_name if name is None else name)
+        if not self._is_top and (parent := current_identity()) is not None:
+            # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
+            full_name = parent.address if name is None else f"{parent.address}:{name}"
         plan = plan_launch(full_name, options, context.topology, context.nodes, context.job)
         remote: Any = ray.remote(make_actor_class(cls_name, self._methods))
         own = (self._cls, *self._args), self._kwargs
@@ -318,15 +322,6 @@ class WorkerGroup(Generic[Class]):
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup[Any]:
     """Return a group that was sent to another process of the job."""
     return WorkerGroup(WorkerGroup.attach(name)._members, ranks)
-
-
-def _full_name(name: str | None, cls: type, *, is_top: bool) -> str:
-    """Return the group's name, which follows the worker's address if a worker launches it."""
-    parent = None if is_top else current_identity()
-    if parent is None:
-        return check_group_name(cls.__name__ if name is None else name)
-    # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
-    return parent.address if name is None else f"{parent.address}:{check_group_name(name)}"
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from roost.config.ranks import format_ranks
-from roost.runtime.failures.failure import Failure, FailureKind, dead_name, lost_argument
+from roost.runtime.failures.failure import DEATHS, Failure, FailureKind
 from roost.runtime.managers.control import JobControl
 from roost.runtime.process.identity import WorkerIdentity
 from roost.text import join_words
+
+_NAME = re.compile(r"^\s*name: (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,8 +67,8 @@ def failures_of(context: JobControl, source: PassedCall) -> Iterator[Failure]:
 
 def lost_value(context: JobControl, error: BaseException, sources: Sequence[PassedCall]) -> Failure | None:
     """Return the failure of a worker whose value a call needed, if Ray did not start the call because of its loss."""
-    cause = lost_argument(error)
-    if cause is None:
+    cause = getattr(error, "cause", None)
+    if not isinstance(error, RayTaskError) or not isinstance(cause, (*DEATHS, ObjectLostError)):
         return None
     lost_id = getattr(cause, "object_ref_hex", None)
     for source in sources:
@@ -82,6 +85,7 @@ def lost_value(context: JobControl, error: BaseException, sources: Sequence[Pass
                 )
     # Several calls back: only its name is known here.
     with contextlib.suppress(Exception):
-        group, _, rank = dead_name(cause).rpartition(":")
+        # Ray names the actor whose death it reports.
+        group, _, rank = _NAME.findall(str(cause))[0].rpartition(":")
         return context.describe(context.worker_manager.get_group(group).identities[int(rank)], cause)
     return None

@@ -16,12 +16,13 @@ from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, Reser
 from roost.runtime.connect.calls import get, on_node
 from roost.runtime.connect.head import noticing_loss, within
 from roost.runtime.failures.failure import make_error
-from roost.runtime.launch.group_port import GroupPort
 from roost.runtime.launch.plan import differences
-from roost.runtime.launch.progress import LaunchBoard, LaunchView, Phase
+from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.limits import ASK_SECONDS, GRACE_SECONDS, LAUNCH_TICK_SECONDS, LOST_LOOK_SECONDS
 from roost.runtime.managers.control import JobControl
+from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.managers.ledgers.reservations import Slot
+from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.log_forwarder import Elsewhere
 from roost.runtime.nodes.placement_groups import schedule_in, take_share
 from roost.runtime.process.identity import Master
@@ -32,6 +33,8 @@ from roost.text import join_words
 
 _OVERDUE = 0.8
 """The part of the timeout after which a worker that is not ready is asked where it is."""
+_CANDIDATES = 8
+"""How many ports are proposed for a group: processes outside the job may use some of them."""
 
 
 def start_actor(
@@ -52,16 +55,47 @@ def start_actor(
     return handle
 
 
-def place_actor(spec: WorkerSpec, slots: Sequence[Slot]) -> dict[str, Any]:
-    """Return the options by which Ray puts an actor in its place: the bundle of its first slot, or its node."""
-    wanted = {"env_vars": spec.early_variables, "py_executable": spec.interpreter}
-    runtime_env = {name: value for name, value in wanted.items() if value}
-    options: dict[str, Any] = {"runtime_env": runtime_env} if runtime_env else {}
-    if not slots:
-        return {**options, "scheduling_strategy": on_node(spec.ray_id)}
-    if spec.share is not None:
-        options |= take_share(spec.resource, spec.share)
-    return {**options, "scheduling_strategy": schedule_in(slots[0].group, slots[0].bundle)}
+class GroupPort:
+    """The port at which a group meets, torch's MASTER_PORT: candidates at first, then the chosen one.
+
+    Rank 0 tries the candidates in its own process, which saves starting one for that.
+    """
+
+    def __init__(self, node_manager: NodeManager, node_rank: int, holder: str | None) -> None:
+        self._node_manager = node_manager
+        self._node_rank = node_rank
+        self._holder = holder
+        self._leases: list[PortLease] = []
+
+    def propose(self, deadline: Deadline) -> None:
+        """Lease candidates."""
+        self._leases = self._node_manager.until(deadline).propose_ports(self._node_rank, _CANDIDATES, self._holder)
+
+    @property
+    def candidates(self) -> tuple[int, ...]:
+        """The ports for rank 0 to try."""
+        return tuple(lease.port for lease in self._leases)
+
+    def choose(self, free_port: int | None, deadline: Deadline) -> Master:
+        """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
+        manager = self._node_manager.until(deadline)
+        # If that fails, all are still to be released.
+        manager.release_ports([lease for lease in self._leases if lease.port != free_port])
+        self._leases = [lease for lease in self._leases if lease.port == free_port]
+        if not self._leases:
+            self._leases = [manager.lease_ports(self._node_rank, 1, self._holder)]
+        return self.master
+
+    @property
+    def master(self) -> Master:
+        """Where rank 0 listens, once the port is chosen."""
+        return Master(address=self._leases[0].address, port=self._leases[0].port)
+
+    def release(self, deadline: Deadline) -> None:
+        """Release everything."""
+        if self._leases:
+            self._node_manager.until(deadline).release_ports(self._leases)
+            self._leases = []
 
 
 class Launch:
@@ -107,20 +141,27 @@ class Launch:
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
-        self.board: LaunchBoard = LaunchBoard(list(self._specs), time.monotonic())
+        name = specs[0].identity.group_name
+        self.board: LaunchBoard = LaunchBoard(context.console, name, list(self._specs), time.monotonic())
 
     def request(self, remote: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""
         namespace = self._context.job.namespace
         for address, spec in self._specs.items():
-            # Other processes may call a restarted worker before this one does.
-            restart = self._to_construct(spec) if self._predecessors else ()
-            place = place_actor(spec, self._slots[address])
+            wanted = {"env_vars": spec.early_variables, "py_executable": spec.interpreter}
+            runtime_env = {name: value for name, value in wanted.items() if value}
+            place: dict[str, Any] = {"scheduling_strategy": on_node(spec.ray_id)}
+            if self._slots[address]:
+                first = self._slots[address][0]
+                place = take_share(spec.resource, spec.share) if spec.share is not None else {}
+                place["scheduling_strategy"] = schedule_in(first.group, first.bundle)
+            if runtime_env:
+                place["runtime_env"] = runtime_env
             self.handles[address] = start_actor(
-                remote, address, namespace, *restart, seconds=self.deadline.left, **place, **options
+                remote, address, namespace, seconds=self.deadline.left, **place, **options
             )
 
-    def run(self, view: LaunchView) -> Mapping[str, Report]:
+    def run(self) -> Mapping[str, Report]:
         """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
         for address, spec in self._specs.items():
             ports = self._port.candidates if spec.identity.rank == 0 and not self._predecessors else ()
@@ -134,8 +175,12 @@ class Launch:
                     ready, _ = ray.wait(list(self._pending), num_returns=1, timeout=LAUNCH_TICK_SECONDS)
             for call in ready:
                 self._advance(call)
-            view.update()
-            self._name_overdue(view)
+            self.board.update()
+            if self.deadline.left <= self._seconds * (1 - _OVERDUE - 0.05):
+                # Each worker that has used up most of the timeout, once, with its stack.
+                for address in [late for late in self.board.late if late not in self._named_overdue]:
+                    self._named_overdue.add(address)
+                    self.board.say(self._where(address))
             if self._pending and self._look_again.is_over:
                 self._check_reservation()
             if self._pending and self.deadline.is_over:
@@ -143,12 +188,6 @@ class Launch:
             if self._pending and self._stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
         return self._reports
-
-    def _to_construct(self, spec: WorkerSpec) -> tuple[Any, ...]:
-        """Return what a worker constructs its object with."""
-        # Before the deadline, so that the stack is in the log when the error is made.
-        overdue = max(0.05, self.deadline.left * _OVERDUE)
-        return spec, self._predecessors.get(spec.address), self._master, self._constructor, overdue
 
     def _advance(self, call: Any) -> None:
         """Take one worker from the end of a phase to the next."""
@@ -180,7 +219,11 @@ class Launch:
         # They construct their objects as soon as rank 0's port is known.
         while self._master is not None and self._checked:
             checked = self._checked.pop(0)
-            construct: Any = self.handles[checked]._roost_construct.remote(*self._to_construct(self._specs[checked]))
+            # Before the deadline, so that the stack is in the log when the error is made.
+            overdue = max(0.05, self.deadline.left * _OVERDUE)
+            construct: Any = self.handles[checked]._roost_construct.remote(
+                self._specs[checked], self._master, self._constructor, overdue
+            )
             self._pending[construct] = checked
             self.board.advance(checked, Phase.CONSTRUCTING, time.monotonic())
 
@@ -207,14 +250,6 @@ class Launch:
         phases = {self.board.phase(failure.address) for failure in failures}
         doing = "while it was being constructed" if Phase.CONSTRUCTING in phases else "while its process started"
         return make_error(failures, doing)
-
-    def _name_overdue(self, view: LaunchView) -> None:
-        """Name each worker that has used up most of the timeout, once, with its stack."""
-        if self.deadline.left > self._seconds * (1 - _OVERDUE - 0.05):
-            return
-        for address in [address for address in self.board.late if address not in self._named_overdue]:
-            self._named_overdue.add(address)
-            view.say(self._where(address))
 
     def _where(self, address: str) -> str:
         seconds = time.monotonic() - self.board.since(address)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -24,18 +25,23 @@ class Phase(StrEnum):
 
 
 class LaunchBoard:
-    """The phase of each worker of a launch, and since when.
+    """The phase of each worker of a launch, and since when; shown while the launch goes on.
 
-    >>> board = LaunchBoard(["actor:0", "actor:1"], now=0.0)
+    >>> board = LaunchBoard(Console(), "actor", ["actor:0", "actor:1"], now=0.0)
     >>> board.advance("actor:1", Phase.READY, now=2.0)
-    >>> board.summary(), board.late
+    >>> board.summary, board.late
     ('1 requested, 1 ready', ['actor:0'])
     """
 
-    def __init__(self, addresses: list[str], now: float) -> None:
+    def __init__(self, console: Console, name: str, addresses: Sequence[str], now: float) -> None:
+        self._console = console
+        self._name = name
         self._phases = dict.fromkeys(addresses, (Phase.REQUESTED, now))
         self.reached: dict[Phase, float] = {}
         """When the last worker so far entered each phase."""
+        self._began = self._said = now
+        self._bar: Any = None
+        self._task: Any = None
 
     def advance(self, address: str, phase: Phase, now: float) -> None:
         """Put a worker into another phase."""
@@ -56,52 +62,35 @@ class LaunchBoard:
         return [address for address, (phase, _) in self._phases.items() if phase is not Phase.READY]
 
     @property
-    def counts(self) -> Mapping[Phase, int]:
-        """How many workers are in each phase."""
-        phases = [phase for phase, _ in self._phases.values()]
-        return {phase: phases.count(phase) for phase in Phase}
-
     def summary(self) -> str:
         """`3 constructing, 1 ready`."""
-        return ", ".join(f"{count} {phase}" for phase, count in self.counts.items() if count)
+        counts = Counter(phase for phase, _ in self._phases.values())
+        return ", ".join(f"{counts[phase]} {phase}" for phase in Phase if counts[phase])
 
-
-class LaunchView:
-    """One launch on the console."""
-
-    def __init__(self, console: Console, name: str, board: LaunchBoard, bar: Any) -> None:
-        self._console = console
-        self._name = name
-        self._board = board
-        self.began: float = time.monotonic()
-        self._shown = self.began
-        self._bar = bar
-        self.task: Any = bar.add_task(name, total=sum(board.counts.values()), summary=board.summary()) if bar else None
+    @contextlib.contextmanager
+    def shown(self, nodes: int) -> Iterator[None]:
+        """Show the launch from beginning to end, and how long it took if it succeeds."""
+        with self._console.progress() as self._bar:
+            if self._bar is not None:
+                self._task = self._bar.add_task(self._name, total=len(self._phases), summary=self.summary)
+            try:
+                yield
+            finally:
+                if self._bar is not None:
+                    self._bar.remove_task(self._task)
+        if not self.late:
+            workers, seconds = plural(len(self._phases), "worker"), time.monotonic() - self._began
+            self.say(f"{workers} ready on {plural(nodes, 'node')} in {seconds:.1f} s")
 
     def update(self) -> None:
         """Show how far the launch is."""
         if self._bar is not None:
-            ready = self._board.counts[Phase.READY]
-            self._bar.update(self.task, completed=ready, summary=self._board.summary())
-        elif time.monotonic() - self._shown >= LAUNCH_LINE_SECONDS:
-            self._shown = time.monotonic()
-            self.say(f"{self._board.summary()} after {self._shown - self.began:.0f} s")
+            ready = len(self._phases) - len(self.late)
+            self._bar.update(self._task, completed=ready, summary=self.summary)
+        elif time.monotonic() - self._said >= LAUNCH_LINE_SECONDS:
+            self._said = time.monotonic()
+            self.say(f"{self.summary} after {self._said - self._began:.0f} s")
 
     def say(self, text: str) -> None:
         """Print a line about this launch."""
         self._console.line(f"{self._name}: {text}")
-
-
-@contextlib.contextmanager
-def show_launch(console: Console, name: str, board: LaunchBoard, nodes: int) -> Iterator[LaunchView]:
-    """Show a launch from beginning to end, and a summary if it succeeds."""
-    with console.progress() as bar:
-        view = LaunchView(console, name, board, bar)
-        try:
-            yield view
-        finally:
-            if bar is not None:
-                bar.remove_task(view.task)
-    if not board.late:
-        workers = plural(sum(board.counts.values()), "worker")
-        view.say(f"{workers} ready on {plural(nodes, 'node')} in {time.monotonic() - view.began:.1f} s")

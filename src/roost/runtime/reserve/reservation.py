@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from roost.config.hardware import ACCELERATOR
 from roost.config.values import share_problem
 from roost.errors import ConfigError, ManagerDied
 from roost.placement.placement import Placement
-from roost.placement.plan import Piece, Plan, pieces_of
+from roost.placement.plan import Piece, pieces_of
 from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.control import JobControl
-from roost.runtime.managers.ledgers.reservations import Slot, check_shares
+from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.placement_groups import read_group
 from roost.text import join_words, plural
@@ -88,25 +88,6 @@ def describe_loss(context: JobControl, slots: Iterable[Slot]) -> str | None:
 def accelerators_of(placement: Placement) -> list[Piece]:
     """Return the accelerators that a worker sits on."""
     return [piece for piece in pieces_of(placement) if piece.kind == ACCELERATOR]
-
-
-def plan_accelerators(plan: Plan, shares: Mapping[str, float]) -> list[Piece]:
-    """Return the accelerators of a plan, each once; PlacementError if the shares of its components exceed 1."""
-    if not isinstance(shares, Mapping):
-        raise ConfigError(f"shares is {shares!r}", hint='it is a dict, as in {"actor": 0.8, "rollout": 0.2}')
-    for name, share in shares.items():
-        plan.component(name)
-        if share is None:
-            raise ConfigError(f"the share of {name!r} is None", hint="leave out components that declare none")
-        check_share(share, f"the share of {name!r}")
-    declared: dict[Piece, dict[str, float]] = {}
-    for component in plan.components:
-        for piece in (piece for placement in component.placements for piece in accelerators_of(placement)):
-            on_piece = declared.setdefault(piece, {})
-            on_piece[component.name] = on_piece.get(component.name, 0.0) + shares.get(component.name, 0.0)
-    for piece, found in declared.items():
-        check_shares(piece, list(found.items()))
-    return list(declared)
 
 
 def check_share(share: float | None, what: str) -> None:

@@ -37,13 +37,13 @@ from roost.runtime.limits import (
     SAY_EVERY_SECONDS,
 )
 from roost.runtime.managers.control import JobControl
-from roost.runtime.managers.ledgers.reservations import Slot, name_of
+from roost.runtime.managers.ledgers.reservations import Slot, check_shares, name_of
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
 from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
-from roost.runtime.reserve.reservation import Reservation, check_timeout, lost_slots, plan_accelerators
+from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share, check_timeout, lost_slots
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -384,7 +384,20 @@ def reserve_plan(context: JobControl, plan: Plan, shares: Mapping[str, float], *
         raise ConfigError(f"reserve takes a Plan, not a {type(plan).__name__}", hint="make_plan(config, cluster)")
     for component in plan.components:
         plan.get_strategy(component.name).get_placement(context.topology)
-    # Each group declares its share when it is launched.
-    pieces = dict.fromkeys(plan_accelerators(plan, shares))
+    if not isinstance(shares, Mapping):
+        raise ConfigError(f"shares is {shares!r}", hint='it is a dict, as in {"actor": 0.8, "rollout": 0.2}')
+    for name, share in shares.items():
+        plan.component(name)
+        if share is None:
+            raise ConfigError(f"the share of {name!r} is None", hint="leave out components that declare none")
+        check_share(share, f"the share of {name!r}")
+    declared: dict[Piece, dict[str, float]] = {}
+    for component in plan.components:
+        for piece in (piece for placement in component.placements for piece in accelerators_of(placement)):
+            on_piece = declared.setdefault(piece, {})
+            on_piece[component.name] = on_piece.get(component.name, 0.0) + shares.get(component.name, 0.0)
+    for piece, found in declared.items():
+        check_shares(piece, list(found.items()))
     components = {component.name: component.placements for component in plan.components}
-    return reserve_accelerators(context, "plan", pieces, components, timeout=timeout)
+    # Each group declares its share when it is launched.
+    return reserve_accelerators(context, "plan", dict.fromkeys(declared), components, timeout=timeout)
