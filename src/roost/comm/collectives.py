@@ -16,6 +16,7 @@ from roost.comm.process_groups import new_group
 from roost.comm.talk import Talk, addresses_of
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.errors import CallTimedOut, ConfigError
+from roost.runtime.events.waits import record_waits_of_torch, waiting
 from roost.runtime.process.addresses import WorkerAddress
 from roost.text import join_words
 
@@ -95,6 +96,7 @@ def make_process_group(
         raise ConfigError(f"{own} is not one of the members: {join_words(members)}")
     torch = importlib.import_module("torch")
     distributed = importlib.import_module("torch.distributed")
+    record_waits_of_torch()
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     key = backend, name or "", *members
     _MADE[key] += 1
@@ -105,7 +107,8 @@ def make_process_group(
     left = datetime.timedelta(seconds=max(1.0, deadline - time.monotonic()))
     try:
         store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
-        _meet(store, members, rank, deadline)
+        with waiting(lambda: "the other members of a process group"):
+            _meet(store, members, rank, deadline)
     except distributed.DistError as error:
         if rank == 0:
             raise

@@ -13,7 +13,7 @@ from roost.config.document import Value
 from roost.config.fields import Field, Table
 from roost.config.flow import role_of
 from roost.config.reading import Notes, describe, read_fields, read_list
-from roost.config.values import MEMORY, Kind, Schema, by_name, typed, whole
+from roost.config.values import MEMORY, TEXTS, Kind, Schema, by_name, items, typed, whole
 from roost.config.yaml_file import as_document
 from roost.text import join_words, shorten
 
@@ -59,6 +59,15 @@ class SwitchProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A run whose calls are in the profile: where its components sat, and how long its steps took."""
+
+    placement: Mapping[str, str]
+    step: Timing
+    value: Value = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A whole profile."""
 
@@ -66,6 +75,7 @@ class Profile:
     switches: Mapping[str, SwitchProfile]
     weights: int
     """The nanoseconds of one weight update."""
+    runs: tuple[MeasuredRun, ...] = ()
     value: Value = field(repr=False, compare=False)
 
 
@@ -153,12 +163,24 @@ SWITCH_FIELDS = Table(
     Field("sleep", SECONDS, "Seconds until others can use its devices."),
 )
 UPDATE_FIELDS = Table("The weight update.", Field("seconds", SECONDS, "How long one takes.", required=True))
+RUN_FIELDS = Table(
+    "A run whose calls were measured.",
+    Field(
+        "placement",
+        TEXTS,
+        "Where its components sat, as in component_placement.",
+        required=True,
+        examples=({"actor": "0-3", "rollout": "4-7"},),
+    ),
+    Field("step", TIMING, "How long its steps took: a number, a list of samples, or p50 and p90.", required=True),
+)
 PROFILE_FIELDS = Table(
     "How long the calls of a step take.",
     Field("version", whole(PROFILE_VERSION, PROFILE_VERSION), "The version of this format.", required=True),
     Field("calls", by_name(CALL_FIELDS, least=1), "The calls, as component.method.", required=True),
     Field("switch", by_name(SWITCH_FIELDS), "What it costs each role to share its devices."),
     Field("weights", UPDATE_FIELDS, "The weight update."),
+    Field("runs", items(RUN_FIELDS), "The runs that the times are of, to compare the search with."),
     naming="{name}",
 )
 
@@ -188,8 +210,14 @@ def read_profile(config: object) -> Profile:
     update = (
         UPDATE_FIELDS.read(section.value("weights"), notes, "weights").read("seconds", 0) if "weights" in section else 0
     )
+    runs = []
+    for place, item in enumerate(section.read("runs", ())):
+        run = RUN_FIELDS.read(item, notes, f"runs: {place}")
+        placement, step = run.read("placement"), run.read("step")
+        if placement is not None and step is not None:
+            runs.append(MeasuredRun(placement=placement, step=step, value=item))
     notes.raise_if_any()
-    return Profile(calls=calls, switches=switches, weights=update, value=value)
+    return Profile(calls=calls, switches=switches, weights=update, runs=tuple(runs), value=value)
 
 
 def _read_call(name: str, key: Value, value: Value, notes: Notes) -> CallProfile | None:

@@ -6,7 +6,8 @@ failed. The first call of a run is left out where there are more: it warms up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from roost.config.profile import PROFILE_VERSION
@@ -23,7 +24,9 @@ class CallTime(NamedTuple):
     rank: str
     start: float
     seconds: float
+    """Without what it waited for others."""
     is_ok: bool = True
+    end: float = 0.0
 
 
 class Placed(NamedTuple):
@@ -34,10 +37,13 @@ class Placed(NamedTuple):
     kind: str = ""
 
 
-def make_profile(runs: Iterable[tuple[Mapping[str, Placed], Iterable[CallTime]]]) -> dict[str, Any]:
+def make_profile(
+    runs: Iterable[tuple[Mapping[str, Placed], Iterable[CallTime]]],
+    measured: Iterable[tuple[Mapping[str, str], Sequence[float]]] = (),
+) -> dict[str, Any]:
     """Return the profile of some runs, as its file has it: for each, the devices of its roles, and its times.
 
-    Kinds are named only where the runs had several.
+    Kinds are named only where the runs had several. `measured` has the placement and the step times of each run.
     """
     samples: dict[str, dict[str, dict[int, list[float]]]] = {}
     units: dict[str, int] = {}
@@ -62,21 +68,39 @@ def make_profile(runs: Iterable[tuple[Mapping[str, Placed], Iterable[CallTime]]]
         first = next(iter(written.values()))
         calls[call] = {"kinds": written} if has_kinds and any(first) else {"seconds": first}
         calls[call] |= {"devices_per_worker": units[call]} if units[call] > 1 else {}
-    return {"version": PROFILE_VERSION, "calls": calls}
+    steps = [{"placement": dict(placement), "step": _written(list(took))} for placement, took in measured if took]
+    return {"version": PROFILE_VERSION, "calls": calls, **({"runs": steps} if steps else {})}
+
+
+def step_times(times: Iterable[CallTime]) -> list[float]:
+    """Return how long the steps of a run took: the time between the ends of the call that a step makes least often.
+
+    The first step warms up, as do the first calls.
+    """
+    by_call = _rounds(times).values()
+    ends = [max(one.end for one in round_) for round_ in min(by_call, key=len, default=[])]
+    return [after - before for before, after in pairwise(ends)][1:]
 
 
 def _lasted(times: Iterable[CallTime]) -> dict[str, list[float]]:
     """Return for each call how long its slowest rank took, time after time."""
+    found = {}
+    for call, rounds in _rounds(times).items():
+        counted = [round_ for round_ in (rounds[1:] or rounds) if all(one.is_ok for one in round_)]
+        if counted:
+            found[call] = [max(one.seconds for one in round_) for round_ in counted]
+    return found
+
+
+def _rounds(times: Iterable[CallTime]) -> dict[str, list[tuple[CallTime, ...]]]:
+    """Return the times of each call, all its ranks together, time after time."""
     ranks: dict[str, dict[str, list[CallTime]]] = {}
     for time in times:
         ranks.setdefault(time.call, {}).setdefault(time.rank, []).append(time)
     found = {}
     for call, by_rank in ranks.items():
         series = [sorted(own, key=lambda one: one.start) for own in by_rank.values()]
-        rounds = list(zip(*series, strict=False))
-        counted = [round_ for round_ in (rounds[1:] or rounds) if all(one.is_ok for one in round_)]
-        if counted:
-            found[call] = [max(one.seconds for one in round_) for round_ in counted]
+        found[call] = list(zip(*series, strict=False))
     return found
 
 

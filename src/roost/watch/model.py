@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from roost.runtime.events.format import DRIVER
 from roost.watch.limits import RECENT_SECONDS, SILENT_SECONDS, SKEW_SECONDS, WINDOW_SECONDS
@@ -55,13 +56,21 @@ class _BusySeconds:
         return whole - found.get(first, 0.0) * (start - first)
 
 
+class _UnderWay(NamedTuple):
+    """A call or a wait that has not ended."""
+
+    name: str
+    since: float
+    is_aside: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class _Lane:
     spans: deque[Span]
-    waiting: list[tuple[str, float]] = field(default_factory=list)
-    """For whom it waits, and since when."""
-    running: list[tuple[str, float]] = field(default_factory=list)
-    """The calls it is in, and since when."""
+    waiting: list[_UnderWay] = field(default_factory=list)
+    """For whom it waits."""
+    running: list[_UnderWay] = field(default_factory=list)
+    """The calls it is in."""
     heard: float = 0.0
     busy: _BusySeconds = field(default_factory=_BusySeconds)
 
@@ -156,7 +165,7 @@ class RunModel:
         elif line.kind == "wait":
             self._take_wait(self._driver_lane, line, line.when)
         elif line.kind == "waiting":
-            self._driver_lane.waiting.append((str(line.name), line.when))
+            self._driver_lane.waiting.append(_UnderWay(str(line.name), line.when))
 
     def _take_node(self, line: Line) -> None:
         if line.kind == "node" and line.process.node is not None:
@@ -189,7 +198,8 @@ class RunModel:
                 # The calls of the process before ended with its last line: it died in them.
                 for span in self.under_way(address, worker.heard):
                     worker.spans.append(span)
-                    worker.busy.add(span)
+                    if not span.is_aside:
+                        worker.busy.add(span)
                 worker.process, worker.running, worker.waiting, worker.stopped = line.process, [], [], False
         if worker is None:
             worker = self._add(line.process)
@@ -199,9 +209,9 @@ class RunModel:
         if line.kind == "call":
             self._take_call(worker, line, when)
         elif line.kind == "began":
-            worker.running.append((str(line.name), when))
+            worker.running.append(_UnderWay(str(line.name), when))
         elif line.kind == "waiting":
-            worker.waiting.append((str(line.name), when))
+            worker.waiting.append(_UnderWay(str(line.name), when, "aside" in line.values))
         elif line.kind == "wait":
             self._take_wait(worker, line, when)
         elif line.kind in KINDS:
@@ -250,9 +260,18 @@ class RunModel:
     def _take_wait(self, lane: _Lane, line: Line, when: float) -> None:
         seconds, count = finite(line.values["d"]), int(line.values.get("n", 1))
         busy = finite(line.values.get("busy", seconds))
-        span = Span(name=str(line.name), start=when, end=when + seconds, calls=count, busy=busy, is_wait=True)
+        span = Span(
+            name=str(line.name),
+            start=when,
+            end=when + seconds,
+            calls=count,
+            busy=busy,
+            is_wait=True,
+            is_aside="aside" in line.values,
+        )
         lane.spans.append(span)
-        lane.busy.add(span)
+        if not span.is_aside:
+            lane.busy.add(span)
         lane.heard = max(lane.heard, span.end)
         self._latest = max(self._latest, span.end)
         lane.waiting = _without(lane.waiting, span)
@@ -292,11 +311,17 @@ class RunModel:
         """Return the calls and waits that have not ended; in a run that is over they end with the last line."""
         lane = self._lane(address)
         end = min(now, lane.heard) if self._is_over else now
-        running = [(name, since, False) for name, since in lane.running]
-        waiting = [(name, since, True) for name, since in lane.waiting]
         return tuple(
-            Span(name=name, start=since, end=max(since, end), busy=max(0.0, end - since), is_wait=is_wait)
-            for name, since, is_wait in running + waiting
+            Span(
+                name=item.name,
+                start=item.since,
+                end=max(item.since, end),
+                busy=max(0.0, end - item.since),
+                is_wait=is_wait,
+                is_aside=item.is_aside,
+            )
+            for is_wait, items in ((False, lane.running), (True, lane.waiting))
+            for item in items
         )
 
     def busy_share(self, component: str, start: float, end: float) -> float:
@@ -307,7 +332,7 @@ class RunModel:
             for span in (*self.spans(address), *self.under_way(address, end)):
                 inside = max(0.0, min(span.end, end) - max(span.start, start))
                 share = min(1.0, span.busy / max(span.end - span.start, 1e-9))
-                busy += -share * inside if span.is_wait else share * inside
+                busy += 0.0 if span.is_aside else -share * inside if span.is_wait else share * inside
         return min(1.0, max(0.0, busy / max((end - start) * len(workers), 1e-9)))
 
     def _lane(self, address: str) -> _Lane:
@@ -365,7 +390,7 @@ class RunModel:
     def _view_worker(self, address: str, now: float) -> WorkerView:
         worker = self._workers[address]
         process, last = worker.process, worker.last
-        state, doing, since = self._state(address, worker, now)
+        state, doing, since, waits_for = self._state(address, worker, now)
         return WorkerView(
             address=address,
             component=_component(address),
@@ -376,7 +401,7 @@ class RunModel:
             pid=process.pid,
             state=state,
             doing=doing,
-            waits_for=worker.waiting[-1][0] if state is State.WAITING else "",
+            waits_for=waits_for,
             since=since,
             calls=worker.calls,
             failed=worker.failed,
@@ -387,47 +412,50 @@ class RunModel:
             memory=worker.memory,
         )
 
-    def _state(self, address: str, worker: _Worker, now: float) -> tuple[State, str, float]:
+    def _state(self, address: str, worker: _Worker, now: float) -> tuple[State, str, float, str]:
+        """Return the state of a worker, its method, since when, and for whom it waits."""
         last = worker.last
         doing, ended = (last.name, last.end) if last is not None else ("", worker.process.wall)
         group = _component(address)
         if address in self._dead:
-            return State.DEAD, doing, self._dead[address]
+            return State.DEAD, doing, self._dead[address], ""
         if group in self._closed or worker.stopped:
-            return State.ENDED, doing, self._closed.get(group, worker.heard)
+            return State.ENDED, doing, self._closed.get(group, worker.heard), ""
         if self._is_over:
-            return State.ENDED, doing, worker.heard
+            return State.ENDED, doing, worker.heard, ""
+        running = worker.running[-1] if worker.running else None
+        # While a call runs, a thread that waits beside it changes nothing.
+        waits = [item for item in worker.waiting if running is None or not item.is_aside]
+        method = doing if running is None else running.name
         if now - worker.heard > SILENT_SECONDS:
-            method, _ = worker.running[-1] if worker.running else (doing, 0.0)
-            return State.SILENT, method, worker.heard
-        if worker.waiting:
-            method, _ = worker.running[-1] if worker.running else (doing, 0.0)
-            return State.WAITING, method, worker.waiting[-1][1]
-        if worker.running:
-            method, since = worker.running[-1]
-            return State.BUSY, method, since
+            return State.SILENT, method, worker.heard, ""
+        if waits:
+            return State.WAITING, method, waits[-1].since, waits[-1].name
+        if running is not None:
+            return State.BUSY, method, running.since, ""
         if self._traffic.is_asleep(address):
-            return State.ASLEEP, doing, ended
+            return State.ASLEEP, doing, ended, ""
         if last is not None and now - last.end < RECENT_SECONDS:
-            return State.BUSY, doing, last.start
-        return State.IDLE, doing, ended
+            return State.BUSY, doing, last.start, ""
+        return State.IDLE, doing, ended, ""
 
 
 def _idle_share(worker: _Worker, now: float, began: float) -> float:
     start = max(now - WINDOW_SECONDS, began)
     if now <= start:
         return 0.0
-    busy = sum(max(0.0, now - max(since, start)) for _, since in worker.running[-1:])
-    busy -= sum(max(0.0, now - max(since, start)) for _, since in worker.waiting[-1:])
+    waits = [item for item in worker.waiting if not item.is_aside]
+    busy = sum(max(0.0, now - max(item.since, start)) for item in worker.running[-1:])
+    busy -= sum(max(0.0, now - max(item.since, start)) for item in waits[-1:])
     share = 1 - (busy + worker.busy.between(start, now)) / (now - start)
     return min(1.0, max(0.0, share)) if math.isfinite(share) else 0.0
 
 
-def _without(running: list[tuple[str, float]], ended: Span) -> list[tuple[str, float]]:
+def _without(items: list[_UnderWay], ended: Span) -> list[_UnderWay]:
     """Return what is still under way: what was announced ends with a line of its own that has the same start."""
     if ended.calls > 1:
-        return running
-    return [(name, at) for name, at in running if name != ended.name or abs(at - ended.start) > 1e-4]
+        return items
+    return [item for item in items if item.name != ended.name or abs(item.since - ended.start) > 1e-4]
 
 
 def _step_seconds(firsts: Mapping[float, float]) -> tuple[tuple[float, float], ...]:

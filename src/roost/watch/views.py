@@ -34,6 +34,8 @@ class Span:
     failed: int = 0
     is_wait: bool = False
     """Whether it is a wait: `name` then says for whom."""
+    is_aside: bool = False
+    """Whether it is a wait outside any call, as in a thread of the user's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

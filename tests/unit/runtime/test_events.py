@@ -25,7 +25,7 @@ from roost.runtime.events.format import line_of, node_file, number, worker_file
 from roost.runtime.events.pending import BYTES_PER_SECOND, SAVED_BYTES, Call, Pending, Running
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_file, answer_request, request_file
-from roost.runtime.events.waits import waiting
+from roost.runtime.events.waits import record_waits_of_torch, waiting
 from roost.runtime.process.timers import measured_call
 from roost.runtime.runs.folder import RunDir
 from waiting import wait_until
@@ -37,6 +37,11 @@ def parsed(lines):
 
 def read(folder, name):
     return parsed((folder / name).read_text().splitlines())
+
+
+def flushed(folder, made):
+    made.flush(60)
+    return read(folder, NAME)
 
 
 def test_the_files_of_workers_are_named_like_their_logs():
@@ -420,6 +425,60 @@ def test_a_long_wait_is_announced_while_it_lasts(tmp_path, made):
     made.wait_began(1, lambda: "actor:1", time.perf_counter())
     made.flush(60)
     wait_until(lambda: any(item.get("waiting") == "actor:1" for item in read(tmp_path, NAME)), "the wait")
+
+
+def test_what_was_inside_a_call_is_inside_its_line():
+    for start, begin, end in ((1.00003, 1.000031, 1.10004), (2.00006, 2.00006, 2.000149), (3.1234567, 3.2, 3.23456789)):
+        call, wait = parsed(Pending(0.0).lines(9.0, [Call("a", start, end, True), Call("b", begin, end, True, True)]))
+        assert call["t"] <= wait["t"]
+        assert round(wait["t"] + wait["d"], 6) == round(call["t"] + call["d"], 6)
+
+
+def test_a_wait_outside_any_call_is_marked_in_a_worker(tmp_path, made, monkeypatch):
+    monkeypatch.setattr("roost.runtime.events.waits.emitter", made)
+    monkeypatch.setattr("roost.runtime.process.timers.emitter", made)
+
+    def wait(name, since):
+        with waiting(lambda: name, since):
+            pass
+
+    now = time.perf_counter()
+    with measured_call("train"):
+        wait("inside", now - 1)
+        thread = threading.Thread(target=wait, args=("beside", now - 1))
+        thread.start()
+        thread.join(60)
+    made.stop()
+    found = {item["wait"]: item.get("aside") for item in read(tmp_path, NAME) if "wait" in item}
+    assert found == {"inside": None, "beside": 1}
+
+
+def test_a_wait_in_torch_distributed_is_a_wait(tmp_path, made, monkeypatch):
+    torch = pytest.importorskip("torch")
+    dist = pytest.importorskip("torch.distributed")
+    monkeypatch.setattr("roost.runtime.events.waits.emitter", made)
+    monkeypatch.setattr(dist.Work, "wait", dist.Work.wait)
+    monkeypatch.setattr(dist.Work, "_roost_wait", None, raising=False)
+    del dist.Work._roost_wait
+    record_waits_of_torch()
+    store, groups = dist.HashStore(), [None, None]
+
+    def join(rank):
+        groups[rank] = dist.ProcessGroupGloo(store, rank, 2)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    first = groups[0].allreduce([torch.ones(1)])
+    waits = threading.Thread(target=first.wait)
+    waits.start()
+    wait_until(lambda: any(item.get("waiting") == "torch.distributed" for item in flushed(tmp_path, made)), "the wait")
+    groups[1].allreduce([torch.ones(1)]).wait()
+    waits.join(60)
+    made.stop()
+    assert [item["wait"] for item in read(tmp_path, NAME) if "wait" in item][:1] == ["torch.distributed"]
 
 
 def test_short_waits_share_a_line_from_the_start():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import threading
 import time
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 
 from recordings import BEGAN, Recording
 from roost.runtime.events.format import header, line_of
+from roost.runtime.events.pending import Call, Pending
 from roost.runtime.events.stacks import answer_request, request_file
 from roost.watch.charts import chart_facts
 from roost.watch.facts import page_facts
@@ -358,6 +360,25 @@ def test_a_trace_of_a_run_without_events_is_an_error_and_writes_nothing(tmp_path
     assert (code, out) == (2, "")
     assert "there are no events in" in err
     assert not (tmp_path / "trace.json").exists()
+
+
+def test_the_slices_of_a_trace_are_inside_one_another_or_apart(recording):
+    """Perfetto drops a slice that begins inside another one and ends after it."""
+    draw = random.Random(3)  # noqa: S311 - to be repeated
+    # As a worker writes them: calls with waits inside that end with them or a little before, three calls at once.
+    pending, calls, at = Pending(0.0), [], 3.0
+    for _ in range(300):
+        at, end = at + draw.random() / 50, at + draw.random() / 10
+        inside = sorted(draw.uniform(at, end) for _ in range(4))
+        calls += [Call("act", at, end, True), Call("rollout:0", inside[0], inside[1], True, True)]
+        calls += [Call("channel 'x'", inside[3], end, True, True)]
+    recording.worker(0, *pending.lines(at, calls))
+    events = json.loads(to_trace(read_whole(recording.folder)))["traceEvents"]
+    slices = [(item["tid"], item["ts"], item["ts"] + item["dur"]) for item in events if item["ph"] == "X"]
+    assert len(slices) > 300
+    for thread, begin, end in slices:
+        others = [(b, e) for other, b, e in slices if other == thread]
+        assert not [1 for b, e in others if b < begin < e < end]
 
 
 def test_trace_writes_a_file(recording, roost, tmp_path):

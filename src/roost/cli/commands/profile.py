@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,16 @@ from roost.cli.options import Out
 from roost.cli.out import tell, write_text
 from roost.cli.runs import complete_run, find_folder, saved_plan
 from roost.config.hardware import ACCELERATOR
+from roost.config.ranks import format_ranks
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
 from roost.placement.plan import Plan
 from roost.runtime.runs.record import JOB_FILES
-from roost.search.measured import CallTime, Placed, make_profile
+from roost.search.measured import CallTime, Placed, make_profile, step_times
 from roost.text import join_words
 from roost.watch.live import read_whole
+from roost.watch.model import RunModel
+from roost.watch.views import Span
 
 _MOST_MERGED = 10_000
 """Of so many calls that share a line, the rest says nothing new."""
@@ -31,8 +35,16 @@ def profile(
     ],
     out: Out = None,
 ) -> None:
-    folders = [find_folder(Path(run)) for run in runs]
-    found = make_profile((_placed(saved_plan(folder)), _times(folder)) for folder in folders)
+    placed, measured = [], []
+    for folder in [find_folder(Path(run)) for run in runs]:
+        plan, flow, model = saved_plan(folder), _flow_calls(folder), read_whole(folder)
+        roles, times = _placed(plan), _times(model, flow)
+        placed.append((roles, times))
+        # Without a flow nobody knows which calls make a step; the metrics of the job may.
+        steps = step_times(times) if flow else [seconds for _, seconds in model.view().steps][1:]
+        on_devices = [part for part in plan.components if part.name in roles and roles[part.name].devices]
+        measured.append(({part.name: format_ranks(part.hardware_ranks) for part in on_devices}, steps))
+    found = make_profile(placed, measured)
     write_text(yaml.safe_dump(found, sort_keys=False, default_flow_style=None, width=120), out)
 
 
@@ -55,18 +67,49 @@ def _placed(plan: Plan) -> dict[str, Placed]:
     return found
 
 
-def _times(folder: Path) -> list[CallTime]:
+def _times(model: RunModel, flow: Sequence[str]) -> list[CallTime]:
     """Return the calls of a run; where its job has a flow, those of the flow. Calls that share a line took alike."""
-    model, flow = read_whole(folder), _flow_calls(folder)
     found = []
     for address in model.addresses:
         role = address.rpartition(":")[0]
-        for span in model.spans(address):
-            if not span.is_wait and (not flow or f"{role}.{span.name}" in flow):
-                seconds = span.busy / max(span.calls, 1)
-                time = CallTime(f"{role}.{span.name}", address, span.start, seconds, not span.failed)
-                found += [time] * min(span.calls, _MOST_MERGED)
+        for span, busy in own_seconds(model.spans(address)):
+            name = f"{role}.{span.name}"
+            if flow and name not in flow:
+                continue
+            count = max(span.calls, 1)
+            seconds, each = busy / count, (span.end - span.start) / count
+            for place in range(min(count, _MOST_MERGED)):
+                start = span.start + place * each
+                found.append(CallTime(name, address, start, seconds, not span.failed, start + each))
     return found
+
+
+def own_seconds(spans: Iterable[Span]) -> list[tuple[Span, float]]:
+    """Return the calls among the calls and waits of a worker, each with its seconds apart from its waits.
+
+    A moment in which it waits twice, as for an update and inside of that for a message, counts once. Where several
+    calls run at once, its waits are shared out among them. Waits beside the calls, in threads of the user's, belong to
+    no call.
+    """
+    calls = [span for span in spans if not span.is_wait]
+    own = {id(span): span.busy for span in calls}
+    lasting = [span for span in spans if span.end > span.start and not span.is_aside]
+    edges = [edge for span in lasting for edge in ((span.start, 1, span), (span.end, 0, span))]
+    running: dict[int, float] = {}
+    waiting: dict[int, float] = {}
+    before = 0.0
+    for at, is_start, span in sorted(edges, key=lambda edge: edge[:2]):
+        load = sum(running.values())
+        lost = (at - before) * min(1.0, sum(waiting.values()) / load) if load else 0.0
+        for key, share in running.items() if lost else ():
+            own[key] -= lost * share
+        before, table = at, waiting if span.is_wait else running
+        if is_start:
+            # A line of several calls has pauses between them.
+            table[id(span)] = min(1.0, span.busy / max(span.end - span.start, 1e-9))
+        else:
+            table.pop(id(span), None)
+    return [(span, max(0.0, own[id(span)])) for span in calls]
 
 
 def _flow_calls(folder: Path) -> tuple[str, ...]:

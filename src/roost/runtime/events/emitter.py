@@ -44,9 +44,11 @@ class Emitter:
 
     def __init__(self) -> None:
         self.is_on: bool = False
-        self._calls: deque[tuple[str, float, float, bool, bool]] = deque()
-        self._running: dict[int, tuple[str | Callable[[], str], float]] = {}
-        """By key: the method that is called, or what says for whom a thread waits; and since when."""
+        self.has_calls: bool = False
+        """Whether this process serves calls, as a worker does."""
+        self._calls: deque[Call] = deque()
+        self._running: dict[int, tuple[str | Callable[[], str], float, bool]] = {}
+        """By key: the method that is called, or what says for whom a thread waits; since when; whether aside."""
         self._metrics: deque[tuple[str, float, float | None, float]] = deque()
         self._notes: deque[tuple[str, str, dict[str, Any], float]] = deque()
         self._gauges: list[weakref.WeakMethod[Callable[[], Iterable[Gauge]]]] = []
@@ -87,6 +89,7 @@ class Emitter:
         self._file = EventFile(base, name, first)
         self._pending = Pending(self._epoch)
         self._on_tick = on_tick
+        self.has_calls = node is not None
         self._stopped = False
         self.is_on = True
         self._thread = threading.Thread(target=self._run, name="roost-events", daemon=True)
@@ -110,7 +113,7 @@ class Emitter:
 
     def call_began(self, key: int, method: str, started: float) -> None:
         """Take note of a call; `started` is of `time.perf_counter`."""
-        self._running[key] = (method, started)
+        self._running[key] = (method, started, False)
         if self._is_asleep:
             self._wake.set()
 
@@ -118,24 +121,24 @@ class Emitter:
         """Take note of the end of a call."""
         # In this order, so that the thread always sees it in one of them.
         if len(self._calls) < MOST_WAITING:
-            self._calls.append((method, started, time.perf_counter(), is_ok, False))
+            self._calls.append(Call(method, started, time.perf_counter(), is_ok))
         else:
             self._dropped += 1
         self._running.pop(key, None)
         if self._is_asleep:
             self._wake.set()
 
-    def wait_began(self, key: int, whom: Callable[[], str], started: float) -> None:
+    def wait_began(self, key: int, whom: Callable[[], str], started: float, is_aside: bool = False) -> None:
         """Take note of a thread that waits; `whom` is called, in another thread, if that takes long."""
-        self._running[key] = (whom, started)
+        self._running[key] = (whom, started, is_aside)
         if self._is_asleep:
             self._wake.set()
 
-    def wait_ended(self, key: int, whom: Callable[[], str], started: float) -> None:
+    def wait_ended(self, key: int, whom: Callable[[], str], started: float, is_aside: bool = False) -> None:
         """Take note of the end of a wait."""
         now = time.perf_counter()
         if self.is_on and now - started >= LEAST_WAIT_SECONDS and self._has_room(len(self._calls)):
-            self._calls.append((_words(whom), started, now, True, True))
+            self._calls.append(Call(_words(whom), started, now, True, True, is_aside))
         self._running.pop(key, None)
 
     def add_gauge(self, read: Callable[[], Iterable[Gauge]]) -> None:
@@ -229,11 +232,11 @@ class Emitter:
         if pending is None or file is None:
             return True
         running = [
-            Running(what, started) if isinstance(what, str) else Running(_words(what), started, True)
-            for what, started in self._running.copy().values()
+            Running(what, started) if isinstance(what, str) else Running(_words(what), started, True, is_aside)
+            for what, started, is_aside in self._running.copy().values()
         ]
         # Taken one by one, because other threads append.
-        calls = [Call(*self._calls.popleft()) for _ in range(len(self._calls))]
+        calls = [self._calls.popleft() for _ in range(len(self._calls))]
         metrics = [self._metrics.popleft() for _ in range(len(self._metrics))]
         words = [self._notes.popleft() for _ in range(len(self._notes))]
         notes += [line_of(what, who, t=round(when - self._epoch, 4), **values) for what, who, values, when in words]

@@ -23,8 +23,7 @@ SHORT_WAIT = 0.02
 """Shorter waits for the same process share a line, however much is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A call that ended; times are seconds of the process's clock."""
 
     method: str
@@ -32,7 +31,9 @@ class Call:
     ended: float
     is_ok: bool
     is_wait: bool = False
-    """Whether it is a wait inside a call: `method` then says for whom."""
+    """Whether it is a wait: `method` then says for whom."""
+    is_aside: bool = False
+    """Whether it is a wait outside any call, as in a thread of the user's own."""
 
 
 class Running(NamedTuple):
@@ -41,6 +42,7 @@ class Running(NamedTuple):
     method: str
     started: float
     is_wait: bool = False
+    is_aside: bool = False
 
 
 @dataclass(slots=True)
@@ -84,11 +86,11 @@ class Pending:
         """What `t` counts from."""
         self.for_calls = Allowance(_PART_OF_CALLS, now)
         self.for_announcements = Allowance(1 - _PART_OF_CALLS, now)
-        self._merged: dict[tuple[str, str], _Merged] = {}
-        """By kind of line and name."""
+        self._merged: dict[tuple[str, str, bool], _Merged] = {}
+        """By kind of line, name, and whether outside any call."""
         self._metrics: dict[str, str] = {}
-        self._announced: dict[tuple[bool, float], str] = {}
-        """The names of the calls and waits that were announced and go on, by kind and start."""
+        self._announced: dict[tuple[bool, float], Running] = {}
+        """The calls and waits that were announced and go on, by kind and start."""
         self.thinned = 0
         """Values of metrics that gave way to a later one of the same name."""
 
@@ -122,8 +124,9 @@ class Pending:
         others = [call for call in calls if _key(call) not in self._announced]
         # The end of some was dropped, because too much waited.
         lost = self._announced.keys() - ended - {_key(item) for item in running}
-        ends += [self._single(Call(self._announced[key], key[1], now, True, key[0])) for key in lost]
-        self._announced = {key: name for key, name in self._announced.items() if key not in ended | lost}
+        for item in [self._announced[key] for key in lost]:
+            ends.append(self._single(Call(item.method, item.started, now, True, item.is_wait, item.is_aside)))
+        self._announced = {key: item for key, item in self._announced.items() if key not in ended | lost}
         if self.for_calls.is_plenty:
             ends += self._flush()
             for call in others:
@@ -153,8 +156,9 @@ class Pending:
                 continue
             if self.for_announcements.left <= 0:
                 break
-            self._announced[_key(item)] = item.method
-            line = line_of("waiting" if item.is_wait else "began", item.method, t=self._t(item.started))
+            self._announced[_key(item)] = item
+            kind, aside = "waiting" if item.is_wait else "began", item.is_aside or None
+            line = line_of(kind, item.method, t=self._t(item.started), aside=aside)
             out += self.for_announcements.spend([line])
         return out
 
@@ -163,18 +167,19 @@ class Pending:
         return self._flush()
 
     def _t(self, when: float) -> float:
-        return round(when - self._epoch, 4)
+        # All starts and ends are on one grid, so that what was inside a call is inside its slice.
+        return round(when - self._epoch, 6)
 
     def _single(self, call: Call) -> str:
-        failed = None if call.is_ok else 1
-        seconds = round(call.ended - call.started, 6)
-        return line_of(_kind(call), call.method, t=self._t(call.started), d=seconds, failed=failed)
+        start, failed = self._t(call.started), None if call.is_ok else 1
+        seconds = round(self._t(call.ended) - start, 6)
+        return line_of(_kind(call), call.method, t=start, d=seconds, failed=failed, aside=call.is_aside or None)
 
     def _metric(self, name: str, value: float, step: float | None, when: float) -> str:
         return line_of("metric", name, t=self._t(when), value=number(value), step=step)
 
     def _merge(self, call: Call) -> None:
-        found = self._merged.setdefault((_kind(call), call.method), _Merged(call.started, call.ended))
+        found = self._merged.setdefault((_kind(call), call.method, call.is_aside), _Merged(call.started, call.ended))
         found.started = min(found.started, call.started)
         found.ended = max(found.ended, call.ended)
         found.count += 1
@@ -187,12 +192,13 @@ class Pending:
                 kind,
                 method,
                 t=self._t(item.started),
-                d=round(item.ended - item.started, 4),
+                d=round(self._t(item.ended) - self._t(item.started), 6),
                 n=item.count if item.count > 1 else None,
                 busy=round(item.busy, 4) if item.count > 1 else None,
                 failed=item.failed or None,
+                aside=aside or None,
             )
-            for (kind, method), item in self._merged.items()
+            for (kind, method, aside), item in self._merged.items()
         ]
         out += self._metrics.values()
         self._merged.clear()

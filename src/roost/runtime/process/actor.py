@@ -32,6 +32,7 @@ from roost.runtime.events.emitter import emitter
 from roost.runtime.events.format import worker_file
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_request
+from roost.runtime.events.waits import record_waits_of_torch
 from roost.runtime.failures.carry import Origin, carry
 from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
@@ -202,6 +203,7 @@ def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
     sampler = Sampler(base, run, spec.node_rank)
 
     def look() -> None:
+        record_waits_of_torch()
         sampler.look()
         answer_request(base, identity.address)
 

@@ -16,6 +16,7 @@ import ray
 from ray import cloudpickle
 
 from roost.errors import ConfigError
+from roost.runtime.events.waits import waiting
 from roost.text import shorten
 
 _LARGE = 100 * 1024
@@ -110,13 +111,19 @@ def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 def unpack(sent: Sequence[Any]) -> Call:
     """Unpack what a call sent, and fetch arguments that are references. As in Ray, references inside of them stay."""
     call, refs = _load(sent)
-    return _fill(call, ray.get(refs)) if refs else call
+    if not refs:
+        return call
+    with waiting(lambda: "its arguments"):
+        return _fill(call, ray.get(refs))
 
 
 async def unpack_async(sent: Sequence[Any]) -> Call:
     """Do the same without blocking the event loop, as a plain ray.get would."""
     call, refs = _load(sent)
-    return _fill(call, [await ref for ref in refs]) if refs else call
+    if not refs:
+        return call
+    with waiting(lambda: "its arguments"):
+        return _fill(call, [await ref for ref in refs])
 
 
 def make_object(packed: Packed) -> Any:

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from roost.runtime.events.emitter import emitter
+from roost.runtime.events.waits import in_call
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -21,7 +22,7 @@ _durations: ContextVar[dict[str, float] | None] = ContextVar("roost_durations", 
 def measured_call(name: str) -> Iterator[dict[str, float]]:
     """Collect the durations of everything that is timed inside, and of the whole unless something has its name."""
     durations: dict[str, float] = {}
-    token = _durations.set(durations)
+    token, outer = _durations.set(durations), in_call.set(True)
     started = time.perf_counter()
     is_ok = False
     if emitter.is_on:
@@ -32,6 +33,7 @@ def measured_call(name: str) -> Iterator[dict[str, float]]:
         is_ok = True
     finally:
         _durations.reset(token)
+        in_call.reset(outer)
         if emitter.is_on:
             emitter.call_ended(id(durations), name, started, is_ok)
 
