@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from roost.comm.mailbox import addresses_of
+from roost.comm.messages import Messages
 from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.comm.process_groups import new_group
-from roost.comm.talk import Talk, addresses_of
-from roost.comm.wire.loop import Handle, check_timeout
+from roost.comm.wire.loop import Handle, all_of, check_timeout
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import record_waits_of_torch, waiting
 from roost.runtime.process.addresses import WorkerAddress
@@ -32,7 +33,7 @@ Groups = Sequence[tuple[str, Any]]
 
 
 def broadcast(
-    talk: Talk,
+    messages: Messages,
     own: str,
     thing: Any,
     groups: Groups,
@@ -56,10 +57,9 @@ def broadcast(
     # Messages of one source have an order, and members of another broadcast have another tag.
     tag = "broadcast", tuple(sorted(listed))
     if own != source:
-        name, _, rank = source.rpartition(":")
-        return talk.recv(None, (name, int(rank)), async_op, options, tag, timeout)
-    handles = [talk.messages.send(thing, member, tag) for member in listed if member != own]
-    handle: Handle[Any] = talk.all_of(handles, thing)
+        return messages.recv(source, tag, None, async_op, timeout)
+    handles = [messages.send(thing, member, tag) for member in listed if member != own]
+    handle: Handle[Any] = all_of(messages.endpoint.loop, handles, thing, "not every rank has taken a message")
     return handle if async_op else handle.wait(timeout)
 
 

@@ -18,8 +18,6 @@ FIRST_LOOK_SECONDS = 10.0
 """How long the worker manager is asked for a process that is not there yet before a warning says so."""
 LOOK_SECONDS = 30.0
 """How long it is asked each time after that."""
-SETTLE_SECONDS = 60.0
-"""How long a receive whose message is here waits for the thread that is about to hand it over."""
 CONNECT_SECONDS = 30.0
 """How long `Channel.connect` waits for a channel that is not there yet, unless it is told."""
 ASK_SECONDS = 60.0

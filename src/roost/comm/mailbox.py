@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-Receiver = TypeVar("Receiver")
+from roost.errors import ConfigError
 
 ANY: str = "*"
 """Any group, or any rank of a group, as the source of a message."""
@@ -33,12 +33,15 @@ class Message:
 
 
 @dataclass(slots=True, eq=False)
-class Receive(Generic[Receiver]):
+class Receive:
     """A receive that waits for a message: from one worker, from a group (`rollout:*`) or from any (`*`)."""
 
     source: str
     tag: Hashable
-    receiver: Receiver
+    handle: Any
+    """Whose it is."""
+    target: Any = None
+    """Where a tensor goes."""
 
     def takes(self, message: Message) -> bool:
         """Whether a message is one that it waits for."""
@@ -51,33 +54,33 @@ class Receive(Generic[Receiver]):
         return self.source == ANY or self.source.rpartition(":")[0] == source.rpartition(":")[0]
 
 
-class _Box(Generic[Receiver]):
+class _Box:
     """What one source sent under one tag, and what waits for it: one of both is empty."""
 
     __slots__ = ("messages", "receives")
 
     def __init__(self) -> None:
         self.messages: deque[Message] = deque()
-        self.receives: deque[Receive[Receiver]] = deque()
+        self.receives: deque[Receive] = deque()
 
 
-class Mailbox(Generic[Receiver]):
+class Mailbox:
     """Messages and receives that have not met yet.
 
     >>> mailbox = Mailbox()
     >>> mailbox.post(Receive("actor:0", None, "first"))
-    >>> mailbox.deliver(Message("actor:0", "", None, "hello", 5)).receiver
+    >>> mailbox.deliver(Message("actor:0", "", None, "hello", 5)).handle
     'first'
     """
 
     def __init__(self) -> None:
-        self._boxes: dict[tuple[str, Hashable], _Box[Receiver]] = {}
-        self._open: deque[Receive[Receiver]] = deque()
+        self._boxes: dict[tuple[str, Hashable], _Box] = {}
+        self._open: deque[Receive] = deque()
         """Receives from more than one source."""
         self._order = itertools.count()
         self._bytes: dict[tuple[str, str], int] = {}
 
-    def deliver(self, message: Message) -> Receive[Receiver] | None:
+    def deliver(self, message: Message) -> Receive | None:
         """Take a message in; returns the receive that gets it, if one waits."""
         receive = self._receive_for(message)
         if receive is None:
@@ -86,7 +89,7 @@ class Mailbox(Generic[Receiver]):
             self._count(message, message.size)
         return receive
 
-    def _receive_for(self, message: Message) -> Receive[Receiver] | None:
+    def _receive_for(self, message: Message) -> Receive | None:
         box = self._boxes.get((message.source, message.tag))
         if box is not None and box.receives:
             receive = box.receives.popleft()
@@ -99,7 +102,7 @@ class Mailbox(Generic[Receiver]):
                 return receive
         return None
 
-    def post(self, receive: Receive[Receiver]) -> Message | None:
+    def post(self, receive: Receive) -> Message | None:
         """Take a receive in; returns the message that it gets, if one is here."""
         if not receive.source.endswith(ANY):
             key = receive.source, receive.tag
@@ -122,7 +125,7 @@ class Mailbox(Generic[Receiver]):
         self._count(found, -found.size)
         return found
 
-    def put_back(self, message: Message) -> Receive[Receiver] | None:
+    def put_back(self, message: Message) -> Receive | None:
         """Let the next receive have a message that was not received after all; returns it, if one waits."""
         receive = self._receive_for(message)
         if receive is None:
@@ -138,7 +141,7 @@ class Mailbox(Generic[Receiver]):
             self._count(message, -message.size)
             self._free(message.source, message.tag)
 
-    def withdraw(self, receive: Receive[Receiver]) -> bool:
+    def withdraw(self, receive: Receive) -> bool:
         """Take a receive back; False if it has got its message."""
         box = self._boxes.get((receive.source, receive.tag))
         for receives in (self._open, *([box.receives] if box else ())):
@@ -148,7 +151,7 @@ class Mailbox(Generic[Receiver]):
                 return True
         return False
 
-    def withdraw_from(self, source: str) -> list[Receive[Receiver]]:
+    def withdraw_from(self, source: str) -> list[Receive]:
         """Take back all receives that wait for one source."""
         found = [receive for (name, _), box in self._boxes.items() if name == source for receive in box.receives]
         for receive in found:
@@ -165,7 +168,7 @@ class Mailbox(Generic[Receiver]):
         """How many bytes of one process wait to be received."""
         return self._bytes.get((source, instance), 0)
 
-    def receives(self) -> Iterator[Receive[Receiver]]:
+    def receives(self) -> Iterator[Receive]:
         """All receives that wait."""
         for box in self._boxes.values():
             yield from box.receives
@@ -182,3 +185,33 @@ class Mailbox(Generic[Receiver]):
         box = self._boxes.get((source, tag))
         if box is not None and not box.messages and not box.receives:
             del self._boxes[source, tag]
+
+
+def addresses_of(group: Any, ranks: Any) -> list[str]:
+    """Return the addresses of one rank of a group, or of several; ConfigError if they are none."""
+    if type(ranks) is int:
+        return [_address(group, ranks)]
+    several = ranks if isinstance(ranks, Iterable) and not isinstance(ranks, str) else [ranks]
+    found = [_address(group, rank) for rank in several]
+    if not found or len(set(found)) != len(found):
+        raise ConfigError(f"the ranks of {group!r} are {ranks!r}: name each once")
+    return found
+
+
+def source_of(group: Any, rank: Any) -> str:
+    """Return the address of one rank of a group, or of any, or of any worker; ConfigError if it is none."""
+    if group == ANY and rank in (None, ANY):
+        return ANY
+    return f"{_group(group)}:{ANY}" if rank == ANY else _address(group, rank)
+
+
+def _address(group: Any, rank: Any) -> str:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise ConfigError(f"{rank!r} is not a rank of {group!r}", hint="a rank is 0 or more")
+    return f"{_group(group)}:{rank}"
+
+
+def _group(name: Any) -> str:
+    if not isinstance(name, str) or not name or name == ANY:
+        raise ConfigError(f"{name!r} is not the name of a group")
+    return name

@@ -7,11 +7,10 @@ import logging
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roost.comm.limits import SETTLE_SECONDS
 from roost.comm.mailbox import ANY, Mailbox, Message, Receive
 from roost.comm.move.arrays import Buffer, as_buffer, is_on_device
 from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
@@ -19,7 +18,7 @@ from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
 from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, PeerInfo, SharedBuffer, view
 from roost.comm.wire.endpoint import ENDED, Endpoint
-from roost.comm.wire.loop import Handle, all_of, check_timeout
+from roost.comm.wire.loop import Handle, all_of
 from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
 from roost.runtime.process.addresses import WorkerAddress
@@ -46,7 +45,7 @@ class _Tensor:
     shape: tuple[int, ...]
     missing: int
     message: Message | None = None
-    receiver: _Receiver | _Kept | None = None
+    receive: Receive | None = None
     target: Buffer | None = None
     """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
     chunks: list[tuple[int, memoryview]] = field(default_factory=list)
@@ -54,80 +53,44 @@ class _Tensor:
     """Where it is, if it is on a device."""
 
 
-class _Receiver(Handle[Any]):
-    """A receive that waits."""
+class _Received(Handle[Any]):
+    """A receive. If its caller gives it up or drops it, the next receive gets its message."""
 
-    __slots__ = ("__weakref__", "_endpoint", "_from", "target")
+    __slots__ = ("__weakref__", "_messages", "receive")
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        source: str,
-        target: Buffer | None,
-        open_value: Callable[[Any], Any] | None = None,
-    ) -> None:
-        super().__init__(endpoint.loop, open_value)
-        self.target = target
-        """Where a tensor goes."""
-        self._endpoint = endpoint
-        self._from = source
+    def __init__(self, messages: Messages, source: str, tag: Hashable, target: Buffer | None) -> None:
+        super().__init__(messages.endpoint.loop, functools.partial(_open, source, target))
+        self._messages = messages
+        self.receive = Receive(source, tag, weakref.ref(self), target)
 
     def source(self) -> Connection | None:
-        peer = self._endpoint.peers.get(self._from)
+        peer = self._messages.endpoint.peers.get(self.receive.source)
         return peer.connection if peer is not None else None
 
-    def message(self) -> Message:
-        """Return what arrived, as it arrived; it is done."""
-        if self._error is not None:
-            raise self._error
-        arrived: Message = self._value
-        return arrived
-
     def waits_for(self) -> str:
-        return _words(self._from)
+        source = self.receive.source
+        if source == ANY:
+            return "any worker"
+        return f"any worker of {source.removesuffix(':' + ANY)!r}" if source.endswith(ANY) else source
 
     def timed_out(self, timeout: float | None) -> CallTimedOut:
-        own = self._endpoint.own.address
-        return CallTimedOut(f"{own} has got no message from {_words(self._from)} after {timeout or 0:g} s")
+        own = self._messages.endpoint.own.address
+        return CallTimedOut(f"{own} has got no message from {self.waits_for()} after {timeout or 0:g} s")
 
-
-class _Later(_Receiver):
-    """A receive whose caller has the handle: if the caller drops it, the next receive gets its message."""
-
-    __slots__ = ("give_back",)
-    give_back: Callable[[Message | None], None]
-    """Takes its message, or None if that has not arrived."""
+    def give_up(self) -> None:
+        """Let the next receive have the message, unless the caller has got it, or an error."""
+        if not self._is_taken() and not self._messages.withdraw(self.receive):
+            # The thread that has read the message may be about to hand it over.
+            self.on_done(lambda: self._messages.put_back(self._value))
 
     def __del__(self) -> None:
-        is_taken = self.is_done and (self._open is None or self._error is not None)
-        give_back = getattr(self, "give_back", None)
-        if not is_taken and give_back is not None:
+        if not self._is_taken():
             # This may run in the middle of anything, and so the communication thread does it.
-            message = self._value if self.is_done else None
-            self._endpoint.loop.call(lambda: give_back(message))
+            messages, receive, message = self._messages, self.receive, self._value
+            self._loop.call(lambda: messages.put_back(message) if message is not None else messages.withdraw(receive))
 
-
-class _Kept:
-    """A `_Later` as the mailbox has it, which does not keep it alive."""
-
-    __slots__ = ("_handle", "_messages", "target")
-
-    def __init__(self, handle: _Later, messages: Messages) -> None:
-        self._handle = weakref.ref(handle)
-        self._messages = messages
-        self.target = handle.target
-
-    def complete(self, message: Message) -> None:
-        handle = self._handle()
-        if handle is None:
-            self._messages._put_back(message)
-        else:
-            handle.complete(message)
-
-    def fail(self, error: BaseException) -> None:
-        handle = self._handle()
-        if handle is not None:
-            handle.fail(error)
+    def _is_taken(self) -> bool:
+        return self.is_done and (self._open is None or self._error is not None)
 
 
 class _Sender(Handle[None]):
@@ -157,7 +120,7 @@ class Messages:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self.mailbox: Mailbox[Any] = Mailbox()
+        self.mailbox = Mailbox()
         self._lock = threading.RLock()
         """Held for moments by all that look into the mailbox; a peer may be asked for, or told something, inside."""
         self._arriving: dict[tuple[str, int], _Tensor] = {}
@@ -172,14 +135,6 @@ class Messages:
 
     def send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None]:
         """Send an object. The handle is done when what was sent may be changed."""
-        handle = self.begin_send(thing, to, tag, payload)
-        if handle is None:
-            handle = Handle(self.endpoint.loop)
-            handle.complete(None)
-        return handle
-
-    def begin_send(self, thing: Any, to: str, tag: Hashable = None, payload: Any = None) -> Handle[None] | None:
-        """Do the same, with None for a handle that would be done."""
         has_payload = payload is not None
         lent = lending(self.endpoint, to)
         data, buffers = pack((thing, payload) if has_payload else thing, lent)
@@ -191,7 +146,10 @@ class Messages:
             return self._confirmed(self._send_lent(_MESSAGE, to, envelope, data, buffers, lent), receipt)
         peer = self.endpoint.peers.get(to) or self.endpoint.peer(to)
         handle = peer.send(_MESSAGE, 0, envelope, data, buffers, None, lambda: f"{to} has not taken a message")
-        return handle if receipt is None else self._confirmed(handle, receipt)
+        if handle is None:
+            handle = Handle(self.endpoint.loop)
+            handle.complete(None)
+        return self._confirmed(handle, receipt)
 
     def _label(self, to: str, tag: Hashable, extra: Any) -> tuple[bytes, _Receipt | None]:
         """Return the envelope of a message, and who waits for news of its tag if that may be hard to read there."""
@@ -216,10 +174,10 @@ class Messages:
         self.endpoint.peer(to).requests[number] = receipt
         return b"x" + number.to_bytes(8, "little") + data, receipt
 
-    def _confirmed(self, handle: Handle[None] | None, receipt: _Receipt | None) -> Handle[None] | None:
+    def _confirmed(self, handle: Handle[None], receipt: _Receipt | None) -> Handle[None]:
         """Return a handle that is done when a message is sent and its tag could be read."""
-        if receipt is None or handle is None:
-            return receipt or handle
+        if receipt is None:
+            return handle
         return all_of(self.endpoint.loop, [handle, receipt], None, "the message has not arrived")
 
     def _send_lent(
@@ -243,7 +201,7 @@ class Messages:
             loan = lent.lend(tensor)
             envelope, receipt = self._label(to, tag, (loan.memory.nbytes, loan.dtype, loan.shape))
             handle = self._send_lent(_TENSOR, to, envelope, pickle.dumps(loan), (), lent)
-            return self._confirmed(handle, receipt) or handle
+            return self._confirmed(handle, receipt)
         source = as_buffer(tensor, "send_tensor")
         size, number = source.nbytes, next(self.endpoint.numbers)
         envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
@@ -251,7 +209,7 @@ class Messages:
         peer = sender.peer = self.endpoint.peer(to)
         peer.fail_at_end(sender)
         peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender.fail)
-        return self._confirmed(sender, receipt) or sender
+        return self._confirmed(sender, receipt)
 
     def _send_chunks(self, peer: Peer, source: Buffer, number: int, envelope: bytes, sender: _Sender) -> None:
         """Send a tensor in pieces of shared memory, a few at a time; to another node, in one piece."""
@@ -291,86 +249,73 @@ class Messages:
 
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
-        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle = _Later(self.endpoint, source, target, functools.partial(_open, source, target))
-        receive: Receive[Any] = Receive(source, tag, _Kept(handle, self))
-        handle.give_back = functools.partial(self._give_back, receive)
-        message = self._post(receive)
-        if message is not None:
-            handle.complete(message)
+        handle = self._received(source, tag, into)
+        self._post(handle)
         return handle
 
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
-        """Receive the next message of a source, and wait for it."""
-        seconds = check_timeout(timeout)
-        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        handle = _Receiver(self.endpoint, source, target)
-        receive: Receive[Any] = Receive(source, tag, handle)
-        message: Message | None = None
+        """Receive the next message of a source, and wait for it: what has not arrived by then is for the next."""
+        handle = self._received(source, tag, into)
         try:
-            message = self._post(receive)
-            if message is None:
-                # What arrived just now is for this receive, what arrives later for the next.
-                if not self.endpoint.loop.wait_for(handle, seconds):
-                    if self._withdraw(receive):
-                        raise handle.timed_out(timeout)
-                    # The thread that has read the message is about to say so.
-                    if not self.endpoint.loop.wait_for(handle, SETTLE_SECONDS):
-                        raise handle.timed_out(timeout)
-                message = handle.message()
-            return _open(source, target, message)
-        except BaseException as error:
-            if not isinstance(error, RoostError):
-                # As that of a handler of a signal: the next receive gets the message.
-                if message is not None:
-                    self._put_back(message)
-                elif not self._withdraw(receive):
-                    handle.on_done(lambda: self._put_back(handle.raw))
+            self._post(handle)
+            return handle.wait(timeout)
+        except BaseException:
+            handle.give_up()
             raise
 
-    def _give_back(self, receive: Receive[Any], message: Message | None) -> None:
-        """Do so for a receive whose handle was dropped."""
-        if message is not None:
-            self._put_back(message)
-        else:
-            self._withdraw(receive)
+    def _received(self, source: str, tag: Hashable, into: Any) -> _Received:
+        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
+        return _Received(self, source, tag, target)
 
-    def _post(self, receive: Receive[Any]) -> Message | None:
-        """Let a receive wait for its message; returns the message instead if all of it is here."""
-        endpoint, source, handle = self.endpoint, receive.source, receive.receiver
+    def _post(self, handle: _Received) -> None:
+        """Let a receive wait for its message, or have it if all of it is here."""
+        endpoint, receive = self.endpoint, handle.receive
         with self._lock:
             message = self.mailbox.post(receive)
             if message is None:
-                if source not in endpoint.peers and not source.endswith(ANY):
+                if receive.source not in endpoint.peers and not receive.source.endswith(ANY):
                     # So that the end of that process is noticed.
-                    endpoint.peer(source)
+                    endpoint.peer(receive.source)
             elif isinstance(message.content, _Tensor):
-                self._direct(message.content, handle)
+                self._direct(message.content, receive)
                 if message.content.missing > 0:
                     message = None
             if self._holding:
                 self._let_come()
-        return message
+        if message is not None:
+            handle.complete(message)
 
-    def _withdraw(self, receive: Receive[Any]) -> bool:
+    def recv(self, source: str, tag: Hashable, into: Any, async_op: bool, timeout: float | None) -> Any:
+        """Do the one or the other."""
+        return self.receive(source, tag, into) if async_op else self.wait_for_next(source, tag, into, timeout)
+
+    def ended(self, handles: Sequence[Handle[None]], async_op: bool, timeout: float | None) -> Handle[None] | None:
+        """Wait for sends, unless their handle is wanted."""
+        if async_op:
+            return all_of(self.endpoint.loop, handles, None, "not every rank has taken a message")
+        for handle in handles:
+            handle.wait(timeout)
+        return None
+
+    def withdraw(self, receive: Receive) -> bool:
         """Take a receive back; False if all of its message is here."""
         with self._lock:
             if self.mailbox.withdraw(receive):
                 return True
             for tensor in self._arriving.values():
-                if tensor.receiver is receive.receiver:
-                    self._put_back(tensor.message)
+                if tensor.receive is receive:
+                    self.put_back(tensor.message)
                     return True
         return False
 
-    def _put_back(self, message: Message | None) -> None:
+    def put_back(self, message: Message | None) -> None:
         """Let the next receive have a message whose receiver gave up before it got it."""
         if message is None:
             return
         with self._lock:
             tensor = message.content
             if isinstance(tensor, _Tensor):
-                tensor.receiver = None
+                tensor.receive = None
                 if tensor.target is not None:
                     # The caller has its memory back.
                     arrived = bytearray(tensor.target.view[: tensor.size - tensor.missing])
@@ -379,10 +324,18 @@ class Messages:
             if receive is None:
                 return
             if isinstance(tensor, _Tensor):
-                self._direct(tensor, receive.receiver)
+                self._direct(tensor, receive)
                 if tensor.missing > 0:
                     return
-        receive.receiver.complete(message)
+        self._hand_over(receive, message)
+
+    def _hand_over(self, receive: Receive, message: Message) -> None:
+        """Complete a receive, or have the next one if its handle was dropped."""
+        handle = receive.handle()
+        if handle is None:
+            self.put_back(message)
+        else:
+            handle.complete(message)
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         """Give a message to the receive that waits for it, or keep it; in the thread that reads."""
@@ -411,7 +364,7 @@ class Messages:
             receive = self.mailbox.deliver(message)
         if receive is None:
             return True
-        receive.receiver.complete(message)
+        self._hand_over(receive, message)
         return False
 
     def _read_label(self, peer: PeerInfo, envelope: bytes) -> tuple[Hashable, Any]:
@@ -447,7 +400,7 @@ class Messages:
                     tensor.message.loan = peer, frame.number
                 receive = self.mailbox.deliver(tensor.message)
                 if receive is not None:
-                    self._direct(tensor, receive.receiver)
+                    self._direct(tensor, receive)
                 self._arriving[peer.instance, frame.number] = tensor
             if frame.data:
                 tensor.loan, tensor.missing = pickle.loads(frame.data), 0  # noqa: S301 - from a member of this job
@@ -463,15 +416,15 @@ class Messages:
                         buffer.give_back()
             frame.buffers.clear()
             if tensor.missing > 0:
-                return tensor.receiver is None
+                return tensor.receive is None
             del self._arriving[peer.instance, frame.number]
-        if tensor.receiver is not None and tensor.message is not None:
-            tensor.receiver.complete(tensor.message)
-        return tensor.receiver is None
+        if tensor.receive is not None and tensor.message is not None:
+            self._hand_over(tensor.receive, tensor.message)
+        return tensor.receive is None
 
-    def _direct(self, tensor: _Tensor, receiver: Any) -> None:
+    def _direct(self, tensor: _Tensor, receive: Receive) -> None:
         """Let a tensor go to its receiver, and straight into its target if it fits."""
-        tensor.receiver, target = receiver, receiver.target
+        tensor.receive, target = receive, receive.target
         if target is not None and target.nbytes == tensor.size:
             tensor.target = target
             for at, part in tensor.chunks:
@@ -482,7 +435,7 @@ class Messages:
     def _is_waiting_for(self, address: str) -> bool:
         """Whether a receive waits for this process, or for the rest of a tensor of it."""
         return self.mailbox.is_waiting_for(address) or any(
-            tensor.receiver is not None and tensor.message is not None and tensor.message.source == address
+            tensor.receive is not None and tensor.message is not None and tensor.message.source == address
             for tensor in self._arriving.values()
         )
 
@@ -502,29 +455,28 @@ class Messages:
             lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == instance]
             self._holding.pop(peer.address, None)
             for tensor in lost:
-                if tensor.receiver is None and tensor.message is not None:
+                if tensor.receive is not None:
+                    receives.append(tensor.receive)
+                elif tensor.message is not None:
                     self.mailbox.remove(tensor.message)
-        for receiver in [receive.receiver for receive in receives] + [tensor.receiver for tensor in lost]:
-            if receiver is not None:
-                receiver.fail(error)
+        _fail(receives, error)
 
     def _close(self) -> None:
         with self._lock:
-            receivers = [receive.receiver for receive in self.mailbox.receives()]
-            receivers += [tensor.receiver for tensor in self._arriving.values()]
-        for receiver in receivers:
-            if receiver is not None:
-                receiver.fail(ClusterError(ENDED))
+            receives = [*self.mailbox.receives()]
+            receives += [tensor.receive for tensor in self._arriving.values() if tensor.receive is not None]
+        _fail(receives, ClusterError(ENDED))
+
+
+def _fail(receives: Sequence[Receive], error: Exception) -> None:
+    for receive in receives:
+        handle = receive.handle()
+        if handle is not None:
+            handle.fail(error)
 
 
 class _UnreadableTag(Exception):  # noqa: N818 - what happened
     """The tag of a message cannot be unpickled here."""
-
-
-def _words(source: str) -> str:
-    if source == ANY:
-        return "any worker"
-    return f"any worker of {source.removesuffix(':' + ANY)!r}" if source.endswith(ANY) else source
 
 
 def _open(source: str, target: Buffer | None, message: Message) -> Any:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import DIRECTORY_RETRY_SECONDS, FIRST_LOOK_SECONDS, LOOK_SECONDS
 from roost.comm.messages import Messages
-from roost.comm.talk import Talk
 from roost.comm.wire.connection import PeerInfo
 from roost.comm.wire.endpoint import Directory, Endpoint, Listing, own_instance
 from roost.comm.wire.loop import let_main_thread_read
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _DRIVER = "driver"
 _LOOPBACK = "127.0.0.1"
 _lock = threading.RLock()
-_made: dict[tuple[int, str, str], Talk] = {}
+_made: dict[tuple[int, str, str], Messages] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
 _plain_secret = secrets.token_bytes(32)
 """What the workers of a process without Ray know, and its forks."""
@@ -129,7 +128,7 @@ class PlainDirectory:
 _plain_directory = PlainDirectory()
 
 
-def process_talk(identity: WorkerIdentity | None = None) -> Talk:
+def process_messages(identity: WorkerIdentity | None = None) -> Messages:
     """Return the communication of this process, or of a worker that a test made by hand in it."""
     identity = identity or current_identity()
     context = job_context()
@@ -137,10 +136,10 @@ def process_talk(identity: WorkerIdentity | None = None) -> Talk:
     key = os.getpid(), job, identity.address if identity is not None else _DRIVER
     with _lock:
         made = _made.get(key)
-        if made is None or made.is_closed:
-            made = _made[key] = Talk(Messages(_make_endpoint(identity, context)))
+        if made is None or made.endpoint.is_closed:
+            made = _made[key] = Messages(_make_endpoint(identity, context))
             if context is not None:
-                context.at_close.append(made.messages.endpoint.close)
+                context.at_close.append(made.endpoint.close)
         return made
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from roost.comm.mailbox import addresses_of, source_of
+from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.placement.placement import Placement
 from roost.runtime.process.identity import WorkerIdentity, alone, current_identity
 from roost.runtime.worker import PlacedWorker, current_worker, fact, process_fact
@@ -17,8 +19,7 @@ from roost.runtime.worker import PlacedWorker, current_worker, fact, process_fac
 if TYPE_CHECKING:
     from roost.comm.channels.channel import Channel
     from roost.comm.devices import DeviceLock
-    from roost.comm.options import CollectiveGroupOptions
-    from roost.comm.talk import Talk
+    from roost.comm.messages import Messages
     from roost.comm.wire.loop import Handle
 
 
@@ -69,8 +70,10 @@ class TalkingWorker:
         Arrays and tensors, nested in anything, travel as raw buffers. What was sent may be changed when this returns,
         or with `async_op` when the handle is done. `tag` keeps conversations apart; `piggyback_payload` travels along.
         """
-        peers = dst_group_name, dst_rank
-        return self._roost_talk.send(object, peers, async_op, options, tag, timeout, piggyback_payload)
+        check_options(options)
+        messages, peers = self._roost_messages, addresses_of(dst_group_name, dst_rank)
+        sent = [messages.send(object, to, tag, piggyback_payload) for to in peers]
+        return messages.ended(sent, async_op, timeout)
 
     def recv(
         self,
@@ -87,7 +90,8 @@ class TalkingWorker:
         Returns `(object, payload)` if a payload was sent along. `recv(ANY)` and `recv("rollout", ANY)` receive from any
         worker, or any of a group, and return `(object, address of the sender)`.
         """
-        return self._roost_talk.recv(None, (src_group_name, src_rank), async_op, options, tag, timeout)
+        check_options(options)
+        return self._roost_messages.recv(source_of(src_group_name, src_rank), tag, None, async_op, timeout)
 
     def send_tensor(
         self,
@@ -101,7 +105,10 @@ class TalkingWorker:
         timeout: float | None = None,
     ) -> Handle[None] | None:
         """Send the content of a tensor or array, for `recv_tensor` at the other end: quicker than `send` if large."""
-        return self._roost_talk.send_tensor(tensor, (dst_group_name, dst_rank), async_op, options, tag, timeout)
+        check_options(options)
+        messages, peers = self._roost_messages, addresses_of(dst_group_name, dst_rank)
+        sent = [messages.send_tensor(tensor, to, tag) for to in peers]
+        return messages.ended(sent, async_op, timeout)
 
     def recv_tensor(
         self,
@@ -115,7 +122,8 @@ class TalkingWorker:
         timeout: float | None = None,
     ) -> Any:
         """Receive into a tensor or array that has the size of the one that was sent with `send_tensor`."""
-        return self._roost_talk.recv(tensor, (src_group_name, src_rank), async_op, options, tag, timeout)
+        check_options(options)
+        return self._roost_messages.recv(source_of(src_group_name, src_rank), tag, tensor, async_op, timeout)
 
     def create_channel(
         self,
@@ -158,7 +166,7 @@ class TalkingWorker:
         """
         from roost.comm.collectives import broadcast  # likewise
 
-        return broadcast(self._roost_talk, self._identity.address, object, groups, src, async_op, options, timeout)
+        return broadcast(self._roost_messages, self._identity.address, object, groups, src, async_op, options, timeout)
 
     def collective(
         self,
@@ -183,12 +191,12 @@ class TalkingWorker:
         return make_process_group(Cluster().context, own, group_name, ranks, backend, name, options, timeout)
 
     @property
-    def _roost_talk(self) -> Talk:
-        made: Talk | None = vars(self).get("_roost_made")
-        if made is None or made.messages.endpoint.is_closed:
-            from roost.comm.process import process_talk  # a worker that does not communicate pays nothing
+    def _roost_messages(self) -> Messages:
+        made: Messages | None = vars(self).get("_roost_made")
+        if made is None or made.endpoint.is_closed:
+            from roost.comm.process import process_messages  # a worker that does not communicate pays nothing
 
-            made = process_talk(self._identity)
+            made = process_messages(self._identity)
             object.__setattr__(self, "_roost_made", made)
         return made
 

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from roost.comm.process import process_talk
+from roost.comm.process import process_messages
 from roost.comm.wire.loop import Handle
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
@@ -108,7 +108,7 @@ class WeightLink:
         """By worker and what it was asked for: its last offer, and the number of that."""
         self._routes: dict[str, Mapping[str, Ways]] = {}
         """By digest of a plan: how bytes come to those of its targets that know where the sources' memory is."""
-        self._endpoint = process_talk().messages.endpoint
+        self._endpoint = process_messages().endpoint
         deadline = Deadline.after(timeout)
         try:
             versions = self._open(self._members(plan), deadline)

@@ -48,7 +48,7 @@ class Member:
         self._worker = worker
         self.links: dict[str, MemberLink] = {}
         let_others_read()
-        worker._roost_talk.messages.endpoint.serve(self._take)
+        worker._roost_messages.endpoint.serve(self._take)
 
     def join(self, link: str, *, in_place: bool, may_share: bool) -> None:
         """Take part in a link."""
@@ -270,7 +270,7 @@ class MemberLink:
             finish(seen.devices)
             return None
         may_share = self._may_share and transfer.method == "offer"
-        groups = can_group(self._worker._roost_talk.messages.endpoint)
+        groups = can_group(self._worker._roost_messages.endpoint)
         offer = make_offer(tensors, self._worker.node_rank, may_share=may_share, can_group=groups)
         # Sharing moves storages.
         seen = ArraysSeen(tensors)
@@ -280,7 +280,7 @@ class MemberLink:
 
     def _drop_owed(self) -> None:
         owed, self._owed = self._owed, []
-        drop_owed(self._worker._roost_talk.messages, owed)
+        drop_owed(self._worker._roost_messages, owed)
 
     def _commits(self) -> bool:
         """Whether the worker has memory beside its weights, and takes a version over itself."""

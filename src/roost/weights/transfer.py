@@ -170,7 +170,7 @@ class Transfer:
 
     @property
     def _messages(self) -> Messages:
-        return self._worker._roost_talk.messages
+        return self._worker._roost_messages
 
     def let_go(self) -> None:
         """Let go of the memory of both sides, which is found again when it is needed."""

@@ -33,7 +33,6 @@ from roost.comm.messages import Messages
 from roost.comm.move.loans import Lending, _here
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.process import PlainDirectory
-from roost.comm.talk import Talk
 from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, own_instance
 from roost.testing import as_worker
@@ -438,7 +437,7 @@ class Served:
         made = Channel("served", self.settings)
         with pytest.MonkeyPatch.context() as patch:
             messages = Messages(self.new_endpoint(f"client:{len(self.endpoints)}", node))
-            patch.setattr("roost.comm.channels.channel.process_talk", lambda _: Talk(messages))
+            patch.setattr("roost.comm.channels.channel.process_messages", lambda _: messages)
             made._connect()
         return made
 

@@ -48,15 +48,15 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(source=sources)
     def die(self, source):
         gone = [receive for receive in self.receives if receive.source == source]
-        assert sorted(receive.receiver for receive in self.mailbox.withdraw_from(source)) == [
-            receive.receiver for receive in gone
+        assert sorted(receive.handle for receive in self.mailbox.withdraw_from(source)) == [
+            receive.handle for receive in gone
         ]
         self.receives = [receive for receive in self.receives if receive not in gone]
 
     @invariant()
     def nothing_is_lost_and_nothing_is_left(self):
-        assert sorted(receive.receiver for receive in self.mailbox.receives()) == [
-            receive.receiver for receive in self.receives
+        assert sorted(receive.handle for receive in self.mailbox.receives()) == [
+            receive.handle for receive in self.receives
         ]
         for source in SOURCES:
             waiting = [message for message in self.messages if message.source == source]
@@ -84,9 +84,9 @@ def test_a_message_that_was_put_back_goes_to_the_receive_that_waits():
     mailbox: Mailbox[str] = Mailbox()
     message = Message("a:0", "1", None, 1, 1)
     mailbox.post(Receive("a:0", None, "first"))
-    assert mailbox.deliver(message).receiver == "first"
+    assert mailbox.deliver(message).handle == "first"
     mailbox.post(Receive("a:0", None, "second"))
-    assert mailbox.put_back(message).receiver == "second"
+    assert mailbox.put_back(message).handle == "second"
     assert not list(mailbox.receives())
 
 
@@ -95,5 +95,5 @@ def test_a_receive_from_a_group_does_not_take_what_groups_of_its_members_send():
     mailbox.post(Receive("actor:*", None, "group"))
     assert mailbox.deliver(Message("actor:0:helper:2", "1", None, 1, 1)) is None
     assert not mailbox.is_waiting_for("actor:0:helper:2")
-    assert mailbox.deliver(Message("actor:1", "1", None, 2, 1)).receiver == "group"
+    assert mailbox.deliver(Message("actor:1", "1", None, 2, 1)).handle == "group"
     assert mailbox.post(Receive("actor:0:helper:*", None, "helpers")).content == 1

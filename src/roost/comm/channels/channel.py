@@ -34,7 +34,7 @@ from roost.comm.channels.frames import Op, Packed, write_key
 from roost.comm.channels.home import ChannelSettings, Home
 from roost.comm.channels.queues import Want
 from roost.comm.limits import ASK_SECONDS, CONNECT_SECONDS
-from roost.comm.process import job_context, process_talk
+from roost.comm.process import job_context, process_messages
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
@@ -73,7 +73,7 @@ class ChannelWorker(Worker):
         first = placement.cluster_node_rank - self.rank if self.world_size > 1 else placement.cluster_node_rank
         nodes = tuple(range(first, first + self.world_size))
         settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=distributed, nodes=nodes)
-        endpoint = process_talk(self._identity).messages.endpoint
+        endpoint = process_messages(self._identity).endpoint
         self._home = Home(endpoint.own, settings, self.group_name)
         self._home.open(endpoint)
         emitter.add_gauge(self._gauge)
@@ -525,7 +525,7 @@ class Channel:
 
     def _connect(self) -> None:
         with self._lock:
-            endpoint = process_talk(self._identity).messages.endpoint
+            endpoint = process_messages(self._identity).endpoint
             homes = range(len(self._settings.nodes))
             self._places = {}
             self._clients = [Client(endpoint, self._name, home, self._settings) for home in homes]
