@@ -127,6 +127,9 @@ class Messages:
         """By sender and number: tensors of which chunks are missing."""
         self._holding: dict[str, Peer] = {}
         """By address: the processes that keep their messages, because too much of them waits to be received."""
+        self._sent: Handle[None] = Handle(endpoint.loop)
+        """Of all that was sent at once."""
+        self._sent.complete(None)
         endpoint.on_message = self._take
         endpoint.on_end.append(self._fail)
         endpoint.on_close.append(self._close)
@@ -146,10 +149,7 @@ class Messages:
             return self._confirmed(self._send_lent(_MESSAGE, to, envelope, data, buffers, lent), receipt)
         peer = self.endpoint.peers.get(to) or self.endpoint.peer(to)
         handle = peer.send(_MESSAGE, 0, envelope, data, buffers, None, lambda: f"{to} has not taken a message")
-        if handle is None:
-            handle = Handle(self.endpoint.loop)
-            handle.complete(None)
-        return self._confirmed(handle, receipt)
+        return self._confirmed(handle or self._sent, receipt)
 
     def _label(self, to: str, tag: Hashable, extra: Any) -> tuple[bytes, _Receipt | None]:
         """Return the envelope of a message, and who waits for news of its tag if that may be hard to read there."""

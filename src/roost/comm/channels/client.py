@@ -40,7 +40,7 @@ from roost.comm.move.loans import fetched, lending, settle
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
-from roost.comm.wire.loop import Handle, Loop, Source, all_of, uninterrupted
+from roost.comm.wire.loop import Handle, Loop, all_of, uninterrupted
 from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.text import plural
@@ -78,7 +78,7 @@ class Operation(Handle[Any]):
         else:
             self.fail(self._make_error(status, count, weight))
 
-    def source(self) -> Source | None:
+    def source(self) -> Connection | None:
         return self.client.connection
 
     def waits_for(self) -> str:

@@ -23,13 +23,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import READ_SECONDS
 from roost.comm.move.memory import Memory
 from roost.comm.wire.loop import SPACE, Handle, Loop
 
 if TYPE_CHECKING:
+    from roost.comm.wire.endpoint import Endpoint
     from roost.comm.wire.peer import Peer
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -121,16 +122,13 @@ class Frame:
 class SharedBuffer:
     """A buffer in shared memory: `view` is its bytes, and it goes back to its owner when it is not used any more."""
 
-    __slots__ = ("_give_back", "memory", "view")
+    __slots__ = ("give_back", "memory", "view")
 
     def __init__(self, memory: Memory, view: memoryview, give_back: Callable[[], None] = lambda: None) -> None:
         self.memory = memory
         self.view = view
-        self._give_back = give_back
-
-    def give_back(self) -> None:
-        """Return it now; `view` must not be used any more."""
-        self._give_back()
+        self.give_back = give_back
+        """Returns it now; `view` must not be used any more."""
 
     @property
     def nbytes(self) -> int:
@@ -138,26 +136,10 @@ class SharedBuffer:
         return self.view.nbytes
 
 
-class Greeter(Protocol):
-    """Decides with whom this process talks, in the thread that reads."""
-
-    def hello(self, connection: Connection) -> dict[str, Any]:
-        """Return what this end of a connection that it opened says about itself."""
-
-    def admit(self, connection: Connection, hello: dict[str, Any]) -> tuple[dict[str, Any], Peer | None]:
-        """Return what to answer to a process that has connected, and its peer unless it is refused."""
-
-    def admitted(self, connection: Connection, answer: dict[str, Any]) -> Peer | None:
-        """Take that answer at the end that connected."""
-
-    def broken(self, connection: Connection) -> None:
-        """Note the end of a connection, whether it was greeted or not."""
-
-
 class Connection:
     """One end of a connection. Its peer's lock is held by all that write, and `reading` by the thread that reads."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, greeter: Greeter, *, is_server: bool) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, endpoint: Endpoint, *, is_server: bool) -> None:
         self.peer: Peer | None = None
         """The wire that it is a part of, once the other end has proved to be a member."""
         self.is_closed = False
@@ -169,7 +151,9 @@ class Connection:
         """Why it broke."""
         self.fd = sock.fileno()
         self.is_lent = False
+        """Whether it is left to threads that read it themselves."""
         self.sleepers = 0
+        """How many threads sleep until something comes from it."""
         self.reading = threading.Lock()
         """Held by the thread that reads it."""
         self.passed: set[int] = set()
@@ -179,7 +163,7 @@ class Connection:
         self._loop = loop
         self._sock = sock
         self._secret = secret
-        self._greeter = greeter
+        self._endpoint = endpoint
         self._is_server = is_server
         self._out: deque[memoryview] = deque()
         self._out_fds: deque[tuple[int, Memory]] = deque()
@@ -247,7 +231,7 @@ class Connection:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                self._break(error)
+                self.cut(error)
                 return 0
             self._queued += sent
             self._written += sent
@@ -303,11 +287,11 @@ class Connection:
         except BlockingIOError:
             self.listen()
         except OSError as error:
-            self._break(error)
+            self.cut(error)
         while self.marks and not self._is_broken and self.marks[0][0] <= self._written:
             self.marks.popleft()[1].complete(None)
 
-    def _break(self, error: OSError) -> None:
+    def cut(self, error: BaseException) -> None:
         """Write no more. The thread that reads finds the end, and closes it: only that thread knows what arrived."""
         self.reason = self.reason or error
         self._is_broken = True
@@ -337,7 +321,7 @@ class Connection:
             self._sock.close()
             self._out.clear()
             self._out_fds.clear()
-        self._greeter.broken(self)
+        self._endpoint.broken(self)
 
     def let_go(self) -> None:
         """Let go of shared memory, once it is closed and no thread reads it any more."""
@@ -538,14 +522,14 @@ class Connection:
             hello = yield from self._hello()
             if not hmac.compare_digest(proof, self._prove(b"client", self._nonce, theirs, hello)):
                 raise ValueError("not a member")
-            answer, peer = self._greeter.admit(self, json.loads(hello))
+            answer, peer = self._endpoint.admit(self, json.loads(hello))
             said = json.dumps(answer).encode()
             self.write([self._prove(b"server", theirs, self._nonce, said), struct.pack("<I", len(said)), said])
             greeted = json.loads(hello)
         else:
             theirs = yield _NONCE
             nonce = secrets.token_bytes(_NONCE)
-            own = json.dumps(self._greeter.hello(self)).encode()
+            own = json.dumps(self._endpoint.hello(self)).encode()
             proof = self._prove(b"client", theirs, nonce, own)
             self.write([proof, nonce, struct.pack("<I", len(own)), own])
             proof = yield _PROOF
@@ -553,7 +537,7 @@ class Connection:
             if not hmac.compare_digest(proof, self._prove(b"server", nonce, theirs, answered)):
                 raise ValueError("not a member")
             greeted = json.loads(answered)
-            peer = self._greeter.admitted(self, greeted)
+            peer = self._endpoint.admitted(self, greeted)
         if peer is None:
             self._flush_all()
             raise ValueError("refused")

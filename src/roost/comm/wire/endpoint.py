@@ -344,7 +344,7 @@ class Endpoint:
 
         self.loop.call_later(seconds * random.uniform(0.5, 1.5), retry)  # noqa: S311
 
-    # Greetings: `Greeter`.
+    # Greetings, in the thread that reads the connection.
 
     def _about(self, **more: Any) -> dict[str, Any]:
         own = self._listing

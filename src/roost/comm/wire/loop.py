@@ -21,13 +21,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from roost.comm.limits import LINGER_SECONDS, READ_SECONDS
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import waiting
 from roost.runtime.limits import LEAST_WAIT_SECONDS
+
+if TYPE_CHECKING:
+    from roost.comm.wire.connection import Connection
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -54,7 +57,8 @@ class Handle(Generic[Value]):
         """Take what turns the raw value into that of the caller, in the caller's thread, and says what is missing."""
         self.is_done = False
         self._loop = loop
-        self._open: Callable[[Any], Value] | _Opening | None = open_value
+        self._open: Any = open_value
+        """That function, or the lock that a thread holds while it opens the value."""
         self._late = late
         self._value: Any = None
         self._error: BaseException | None = None
@@ -125,7 +129,7 @@ class Handle(Generic[Value]):
                 return
         callback()
 
-    def source(self) -> Source | None:
+    def source(self) -> Connection | None:
         """Return the connection that will complete it, if it is known."""
         return None
 
@@ -169,8 +173,9 @@ class Handle(Generic[Value]):
 
     def _open_value(self) -> None:
         """Turn the raw value into that of the caller, or wait for the thread that does."""
-        opening = _Opening()
-        opener: Any = None
+        opening = threading.Lock()
+        opening.acquire()
+        opener = None
         try:
             with self._loop.turns:
                 opener = self._open
@@ -183,31 +188,13 @@ class Handle(Generic[Value]):
                     self._value, self._error = None, error
                 opener = None
             elif opener is not None:
-                opener.wait()
+                with opener:
+                    return
         finally:
             if self._open is opening:
                 # After Ctrl-C it is as it was: the value can still be taken, or go back.
                 self._open = opener
-                opening.end()
-
-
-class _Opening:
-    """A thread turns the value of a handle into that of the caller."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def end(self) -> None:
-        """Let the others go on."""
-        self._lock.release()
-
-    def wait(self) -> None:
-        """Wait for the end."""
-        with self._lock:
-            return
+                opening.release()
 
 
 def all_of(loop: Loop, handles: Sequence[Handle[None]], value: Any, late: str) -> Handle[Any]:
@@ -242,22 +229,6 @@ def check_timeout(timeout: float | None) -> float | None:
     return max(0.0, float(timeout))
 
 
-class Source(Protocol):
-    """A connection that a thread can read itself."""
-
-    fd: int
-    is_lent: bool
-    """Whether it is left to threads that read it themselves."""
-    sleepers: int
-    """How many threads sleep until something comes from it."""
-
-    def read_for(self, handle: Handle[Any]) -> None:
-        """Read until a handle is done, or nothing has come for a while; not while another thread does."""
-
-    def listen(self) -> None:
-        """Have the communication thread read it, unless it is lent or paused."""
-
-
 class Loop:
     """Reads sockets in a thread that starts with the first of them."""
 
@@ -272,7 +243,7 @@ class Loop:
         self._poll.register(self._woken, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
         self._calls: deque[Callable[[], object]] = deque()
-        self._lent: dict[Source, float] = {}
+        self._lent: dict[Connection, float] = {}
         """The connections that threads read themselves, each with when it was last left."""
         self._is_stopped = False
         self._thread: threading.Thread | None = None
@@ -311,7 +282,7 @@ class Loop:
         timer = time.monotonic() + seconds, next(self._order), function
         self.call(lambda: heapq.heappush(self._timers, timer))
 
-    def lend(self, source: Source) -> None:
+    def lend(self, source: Connection) -> None:
         """Leave a connection to a thread that reads it itself."""
         if source.is_lent and self._lent.get(source):
             # Usually it was left a moment ago. If the thread takes it back right now, the next reader lends it again.
@@ -327,7 +298,7 @@ class Loop:
         if is_first:
             self._wake()
 
-    def take_back(self, source: Source, *, soon: bool) -> None:
+    def take_back(self, source: Connection, *, soon: bool) -> None:
         """Let the thread read a connection again: soon, if no other reads it by then, or at once."""
         with self.turns:
             if soon and not source.sleepers:
@@ -378,7 +349,7 @@ class Loop:
             left = None if timeout is None else timeout - (time.perf_counter() - began)
             return handle.is_done or self._sleep(handle, source, Deadline.after(left))
 
-    def _sleep(self, handle: Handle[Any], source: Source | None, deadline: Deadline) -> bool:
+    def _sleep(self, handle: Handle[Any], source: Connection | None, deadline: Deadline) -> bool:
         self.nudge()
         asleep = threading.Lock()
         asleep.acquire()
@@ -439,9 +410,6 @@ class Loop:
     def _wake_up(self, _event: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        self._make_calls()
-
-    def _make_calls(self) -> None:
         for _ in range(len(self._calls)):
             self._make(self._calls.popleft())
 

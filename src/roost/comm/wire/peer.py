@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import LOST_SECONDS
@@ -34,7 +33,7 @@ from roost.comm.wire.connection import (
     PeerInfo,
     SharedBuffer,
 )
-from roost.comm.wire.loop import Handle, interruptible, uninterrupted
+from roost.comm.wire.loop import Handle
 from roost.errors import WorkerDied
 
 if TYPE_CHECKING:
@@ -77,8 +76,6 @@ class Peer:
         self.lock = threading.RLock()
         """Held while frames are put in order and written."""
         self.connection: Connection | None = None
-        self._direct: Connection | None = None
-        """The same, unless frames have to wait."""
         self.error: Exception | None = None
         """Why it is over."""
         self.requests: dict[int, Any] = {}
@@ -120,7 +117,7 @@ class Peer:
         self._failing: set[Handle[None]] = set()
         """Sends under way in many frames."""
         self._is_held = False
-        self._held: deque[tuple[tuple[int, int, bytes, Any, Sequence[Any], Any], Handle[None] | None]] = deque()
+        self._held: deque[tuple[tuple[int, int, bytes, Any, Sequence[Any], Any, None], Handle[None] | None]] = deque()
         """Messages that the other process does not take now, because too many wait there."""
         self._is_holding = False
         self._numbers: dict[weakref.ref[Memory], int] = {}
@@ -159,49 +156,28 @@ class Peer:
         With `late`, which says what is missing, a handle is returned unless the caller's memory is free to be changed
         and little waits to be written.
         """
-        if get_ident() == interruptible.thread:
-            # Between a write and the note of how much was written, no exception may come.
-            with uninterrupted():
-                return self._send(kind, number, envelope, data, buffers, on_free, late)
-        if not buffers:
+        try:
             with self.lock:
-                connection = self._direct
-                if connection is not None:
-                    # As `_put` does for most frames, which are small, in one step.
-                    frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
-                    self.told = self.received
-                    self._kept.append(frame)
-                    if connection.write((frame,)) < SHARED_FROM or late is None:
-                        return None
-                    handle: Handle[None] = Handle(self.loop, late=late)
-                    connection.mark(handle)
+                if self.error is None and not (self._is_held and kind <= _LAST_MESSAGE):
+                    return self._put(kind, number, envelope, data, buffers, on_free, late)
+                handle: Handle[None] | None = Handle(self.loop, late=late) if late is not None else None
+                if self.error is None:
+                    self._held.append(((kind, number, envelope, data, buffers, on_free, None), handle))
                     return handle
-        return self._send(kind, number, envelope, data, buffers, on_free, late)
-
-    def _send(
-        self,
-        kind: int,
-        number: int,
-        envelope: bytes,
-        data: Any,
-        buffers: Sequence[Any],
-        on_free: Callable[[], None] | None,
-        late: Callable[[], str] | None,
-    ) -> Handle[None] | None:
-        with self.lock:
-            if self.error is None and not (self._is_held and kind <= _LAST_MESSAGE):
-                return self._put(kind, number, envelope, data, buffers, on_free, late, None)
-            handle: Handle[None] | None = Handle(self.loop, late=late) if late is not None else None
-            if self.error is None:
-                self._held.append(((kind, number, envelope, data, buffers, on_free), handle))
+                for buffer in buffers:
+                    if isinstance(buffer, SharedBuffer):
+                        # Lent to no process, and used by none.
+                        self.endpoint.shared.drop(buffer.memory)
+                if handle is not None:
+                    handle.fail(self.error)
                 return handle
-            for buffer in buffers:
-                if isinstance(buffer, SharedBuffer):
-                    # Lent to no process, and used by none.
-                    self.endpoint.shared.drop(buffer.memory)
-            if handle is not None:
-                handle.fail(self.error)
-            return handle
+        except BaseException as error:
+            # As that of a handler of a signal, which may come between a write and the note of how much was written.
+            # What is kept is sent again over the next connection.
+            with self.lock:
+                if self.connection is not None:
+                    self.connection.cut(error)
+            raise
 
     def _put(
         self,
@@ -212,7 +188,7 @@ class Peer:
         buffers: Sequence[Any],
         on_free: Callable[[], None] | None,
         late: Callable[[], str] | None,
-        handle: Handle[None] | None,
+        handle: Handle[None] | None = None,
     ) -> Handle[None] | None:
         connection = self.connection
         if not buffers:
@@ -436,8 +412,7 @@ class Peer:
             self._is_held = is_held
             while self._held and not is_held:
                 arguments, handle = self._held.popleft()
-                self._put(*arguments, None, handle)
-            self._direct = None if is_held else self.connection
+                self._put(*arguments, handle)
 
     # Connections, one after the other: in the communication thread.
 
@@ -446,7 +421,6 @@ class Peer:
         with self.lock:
             self.settle(arrived)
             self.connection, self.dialing = connection, None
-            self._direct = None if self._is_held else connection
             self.tries, self._is_absent, self._waiting_bytes = 0, False, 0
             self.is_near = connection.is_near
             self._write_kept(connection)
@@ -474,7 +448,7 @@ class Peer:
         with self.lock:
             if self.connection is not connection:
                 return
-            self.connection = self._direct = None
+            self.connection = None
             # What these sent is kept here. They are done when it is on its way again.
             self._pending += [handle for _, handle in connection.marks]
             connection.marks.clear()
@@ -518,7 +492,7 @@ class Peer:
             if self.error is not None:
                 return
             self.error = error
-            connection, self.connection, self._direct = self.connection, None, None
+            connection, self.connection = self.connection, None
             handles = [*self._pending, *self._failing, *(handle for _, handle in self._held if handle is not None)]
             handles += [one.handle for one in self._kept if isinstance(one, _Kept) and one.handle is not None]
             if connection is not None:
