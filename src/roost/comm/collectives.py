@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.mailbox import addresses_of
 from roost.comm.messages import Messages
+from roost.comm.move.nccl import new_group
 from roost.comm.options import CollectiveGroupOptions, check_options
-from roost.comm.process_groups import new_group
 from roost.comm.wire.loop import Handle, all_of, check_timeout
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import record_waits_of_torch, waiting

@@ -28,6 +28,7 @@ class Message:
     content: Any
     size: int
     order: int = 0
+    """When it arrived; 0 before."""
     loan: tuple[Any, int] | None = None
     """Who waits until its tensors are fetched from a device, and under which number."""
 
@@ -77,19 +78,14 @@ class Mailbox:
         self._boxes: dict[tuple[str, Hashable], _Box] = {}
         self._open: deque[Receive] = deque()
         """Receives from more than one source."""
-        self._order = itertools.count()
+        self._order = itertools.count(1)
         self._bytes: dict[tuple[str, str], int] = {}
 
     def deliver(self, message: Message) -> Receive | None:
-        """Take a message in; returns the receive that gets it, if one waits."""
-        receive = self._receive_for(message)
-        if receive is None:
+        """Take a message in, or one back that was not received after all; returns the receive that gets it."""
+        is_back = message.order > 0
+        if not is_back:
             message.order = next(self._order)
-            self._boxes.setdefault((message.source, message.tag), _Box()).messages.append(message)
-            self._count(message, message.size)
-        return receive
-
-    def _receive_for(self, message: Message) -> Receive | None:
         box = self._boxes.get((message.source, message.tag))
         if box is not None and box.receives:
             receive = box.receives.popleft()
@@ -100,6 +96,12 @@ class Mailbox:
             if receive.takes(message):
                 self._open.remove(receive)
                 return receive
+        messages = self._boxes.setdefault((message.source, message.tag), _Box()).messages
+        if is_back:
+            messages.appendleft(message)
+        else:
+            messages.append(message)
+        self._count(message, message.size)
         return None
 
     def post(self, receive: Receive) -> Message | None:
@@ -124,14 +126,6 @@ class Mailbox:
         self._free(found.source, found.tag)
         self._count(found, -found.size)
         return found
-
-    def put_back(self, message: Message) -> Receive | None:
-        """Let the next receive have a message that was not received after all; returns it, if one waits."""
-        receive = self._receive_for(message)
-        if receive is None:
-            self._boxes.setdefault((message.source, message.tag), _Box()).messages.appendleft(message)
-            self._count(message, message.size)
-        return receive
 
     def remove(self, message: Message) -> None:
         """Forget a message that will never be complete."""

@@ -320,7 +320,7 @@ class Messages:
                     # The caller has its memory back.
                     arrived = bytearray(tensor.target.view[: tensor.size - tensor.missing])
                     tensor.target, tensor.chunks = None, [(0, memoryview(arrived))]
-            receive = self.mailbox.put_back(message)
+            receive = self.mailbox.deliver(message)
             if receive is None:
                 return
             if isinstance(tensor, _Tensor):

@@ -144,14 +144,26 @@ def process_messages(identity: WorkerIdentity | None = None) -> Messages:
 
 
 def _make_endpoint(identity: WorkerIdentity | None, context: JobContext | None) -> Endpoint:
-    address = identity.address if identity is not None else f"{_own_name(context)} {time.time_ns():x}"
+    if identity is not None:
+        address = identity.address
+    else:
+        kind = _DRIVER
+        if context is not None and context.connection is None:
+            # Only a driver makes a connection of its own.
+            kind = "Ray actor" if sys.modules["ray"].get_runtime_context().get_actor_id() else "Ray task"
+        # As messages show one that is no worker.
+        address = f"{kind} {socket.gethostname()}:{os.getpid()} {time.time_ns():x}"
     if context is None:
         own = PeerInfo(address=address, instance=own_instance(), node="this process")
         return Endpoint(own, _plain_secret, _plain_directory, _LOOPBACK)
     if context.connection is None:
         # Ctrl-C goes to the driver.
         let_main_thread_read()
-    node_rank = identity.placement.cluster_node_rank if identity is not None else _own_node_rank(context)
+    if identity is not None:
+        node_rank = identity.placement.cluster_node_rank
+    else:
+        here = sys.modules["ray"].get_runtime_context().get_node_id()
+        node_rank = next((node.rank for node in context.nodes if node.ray_id == here), -1)
     own = PeerInfo(
         address=address,
         instance=own_instance(),
@@ -177,19 +189,3 @@ def job_context() -> JobContext | None:
     from roost.runtime.managers.context import JobContext  # likewise
 
     return JobContext.attach()
-
-
-def _own_name(context: JobContext | None) -> str:
-    """Say which process this is, as messages show one that is no worker."""
-    kind = _DRIVER
-    if context is not None and context.connection is None:
-        # Only a driver makes a connection of its own.
-        kind = "Ray actor" if sys.modules["ray"].get_runtime_context().get_actor_id() else "Ray task"
-    return f"{kind} {socket.gethostname()}:{os.getpid()}"
-
-
-def _own_node_rank(context: JobContext) -> int:
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    return next((node.rank for node in context.nodes if node.ray_id == here), -1)

@@ -17,9 +17,9 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mailbox: Mailbox[int] = Mailbox()
+        self.mailbox: Mailbox = Mailbox()
         self.messages: list[Message] = []
-        self.receives: list[Receive[int]] = []
+        self.receives: list[Receive] = []
         self.count = 0
 
     @rule(source=sources, tag=tags)
@@ -72,26 +72,32 @@ TestMailbox = MailboxMachine.TestCase
 
 
 def test_a_message_that_was_put_back_is_the_next_one():
-    mailbox: Mailbox[str] = Mailbox()
+    mailbox: Mailbox = Mailbox()
     for number in (1, 2):
         mailbox.deliver(Message("a:0", "1", None, number, 1))
     first = mailbox.post(Receive("a:0", None, "first"))
-    mailbox.put_back(first)
+    mailbox.deliver(first)
     assert [mailbox.post(Receive("a:0", None, "again")).content for _ in range(2)] == [1, 2]
+    mailbox.post(Receive("a:0", None, "it waits"))
+    given = Message("a:0", "1", None, 3, 1)
+    assert mailbox.deliver(given).handle == "it waits"
+    mailbox.deliver(Message("a:0", "1", None, 4, 1))
+    mailbox.deliver(given)
+    assert [mailbox.post(Receive("a:0", None, "again")).content for _ in range(2)] == [3, 4]
 
 
 def test_a_message_that_was_put_back_goes_to_the_receive_that_waits():
-    mailbox: Mailbox[str] = Mailbox()
+    mailbox: Mailbox = Mailbox()
     message = Message("a:0", "1", None, 1, 1)
     mailbox.post(Receive("a:0", None, "first"))
     assert mailbox.deliver(message).handle == "first"
     mailbox.post(Receive("a:0", None, "second"))
-    assert mailbox.put_back(message).handle == "second"
+    assert mailbox.deliver(message).handle == "second"
     assert not list(mailbox.receives())
 
 
 def test_a_receive_from_a_group_does_not_take_what_groups_of_its_members_send():
-    mailbox: Mailbox[str] = Mailbox()
+    mailbox: Mailbox = Mailbox()
     mailbox.post(Receive("actor:*", None, "group"))
     assert mailbox.deliver(Message("actor:0:helper:2", "1", None, 1, 1)) is None
     assert not mailbox.is_waiting_for("actor:0:helper:2")

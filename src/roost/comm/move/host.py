@@ -18,6 +18,7 @@ import numpy as np
 
 from roost.comm.move.arrays import address_of, dtype_of, is_on_host, is_tensor, strides_of
 from roost.comm.move.dtypes import SIZES
+from roost.comm.move.memory import standard_library
 from roost.errors import WorkerDied
 
 if TYPE_CHECKING:
@@ -186,17 +187,15 @@ def _read(pid: int, here: Any, there: Any, size: int) -> None:
     while done < size:
         local, remote = _rest(here, done), _rest(there, done)
         pointers = [table.ctypes.data_as(ctypes.POINTER(_Segment)) for table in (local, remote)]
-        got = _libc().process_vm_readv(
+        got = standard_library().process_vm_readv(
             pid, pointers[0], ctypes.c_ulong(len(local)), pointers[1], ctypes.c_ulong(len(remote)), ctypes.c_ulong(0)
         )
         if got <= 0:
-            raise Unreadable(_why_unreadable(pid, ctypes.get_errno()))
+            number = ctypes.get_errno()
+            hint = ": its system lets only parents read it (ptrace_scope), or it is another user's"
+            why = f"{os.strerror(number)}{hint if number == errno.EPERM else ''}"
+            raise Unreadable(f"cannot read the memory of process {pid}: {why}")
         done += got
-
-
-def _why_unreadable(pid: int, number: int) -> str:
-    hint = ": its system lets only parents read it (ptrace_scope), or it is another user's"
-    return f"cannot read the memory of process {pid}: {os.strerror(number)}{hint if number == errno.EPERM else ''}"
 
 
 def _rest(table: Any, done: int) -> Any:
@@ -210,14 +209,7 @@ def _rest(table: Any, done: int) -> Any:
     return rest
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.process_vm_readv.restype = ctypes.c_ssize_t
-    return library
-
-
 def let_others_read() -> None:
     """Let processes of this user read this one's memory, also where the system allows that only to parents."""
     # PR_SET_PTRACER, for any process; it still takes the same user.
-    _libc().prctl(0x59616D61, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)
+    standard_library().prctl(0x59616D61, ctypes.c_ulong(-1 & (2**64 - 1)), 0, 0, 0)

@@ -57,7 +57,7 @@ class Lending:
         self.tensors: list[Any] = []
         self.number = 0
         self._loans = loans
-        self.on_back: Callable[[Exception | None], object] = _do_nothing
+        self.on_back: Callable[[Exception | None], object] = lambda _error: None
         """Called when they are back, or with an error if they never will be."""
 
     def lend(self, tensor: Any) -> Loan:
@@ -78,13 +78,9 @@ class Lending:
 
     def cancel(self) -> None:
         """Take all of them back: the message will not be sent."""
-        self.on_back = _do_nothing
+        self.on_back = lambda _error: None
         self._loans.take_back(self.number)
         self.tensors, self.number = [], 0
-
-
-def _do_nothing(error: Exception | None) -> None:
-    del error
 
 
 class Loans:
@@ -156,9 +152,11 @@ class Loans:
             except CudaError:
                 raise _lost(loan) from None
         elif route is not Route.GROUP or not self.pairs.receive(
-            loan.owner, target, lambda place: self._ask_to_send(loan, place)
+            loan.owner, target, lambda place: self._ask(loan, place).envelope == _SENT
         ):
-            self._fetch_by_host(loan, target)
+            torch = sys.modules["torch"]
+            (buffer,) = self._ask(loan, b"").buffers
+            target.copy_(torch.frombuffer(view(buffer), dtype=torch.uint8))
         return None
 
     def give_back(self, owner: PeerInfo, number: int, copies: Sequence[Any]) -> None:
@@ -175,14 +173,6 @@ class Loans:
 
         # Return before the copies end: the device copies while the caller goes on.
         self._endpoint.loop.call(send)
-
-    def _fetch_by_host(self, loan: Loan, target: Any) -> None:
-        torch = sys.modules["torch"]
-        (buffer,) = self._ask(loan, b"").buffers
-        target.copy_(torch.frombuffer(view(buffer), dtype=torch.uint8))
-
-    def _ask_to_send(self, loan: Loan, place: bytes) -> bool:
-        return self._ask(loan, place).envelope == _SENT
 
     def _ask(self, loan: Loan, place: bytes) -> Frame:
         """Ask the owner of a tensor for its content, or to send it in a process group."""

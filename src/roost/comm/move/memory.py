@@ -116,7 +116,7 @@ def _map(size: int, fd: int) -> memoryview:
 
     Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
     """
-    libc = _libc()
+    libc = standard_library()
     flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
     if address in (None, _FAILED):
@@ -128,8 +128,10 @@ def _map(size: int, fd: int) -> memoryview:
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
+def standard_library() -> ctypes.CDLL:
+    """Return the C library, for what Python has no function for."""
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
     libc.mmap.restype = ctypes.c_void_p
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t

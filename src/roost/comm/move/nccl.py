@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import inspect
 import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from roost.comm.limits import COPY_POLL_SECONDS, FETCH_SECONDS, MEET_SECONDS
-from roost.comm.process_groups import new_group
+from roost.comm.options import CollectiveGroupOptions
 from roost.comm.wire.connection import PeerInfo
 from roost.deadline import Deadline
+
+_LIMIT = datetime.timedelta(seconds=MEET_SECONDS)
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -58,12 +62,14 @@ class Pairs:
             with self._lock:
                 meeting = self._from.get(owner)
                 if meeting is None:
-                    meeting = self._from[owner] = _Meeting(self._host)
+                    meeting = self._from[owner] = _Meeting(_store(self._host, 0, is_host=True))
             # Tensors come in the order in which they were asked for.
             with meeting.lock:
-                if not ask(meeting.place):
+                if not ask(f"{self._host} {meeting.store.port}".encode()):
                     raise RuntimeError("it does not send")
-                meeting.join(f"{owner.instance} to {self._own.instance}", self._backend)
+                if meeting.group is None:
+                    label = f"{owner.instance} to {self._own.instance}"
+                    meeting.group = new_group(self._backend, meeting.store, 1, 2, label, None, _LIMIT)
                 work = meeting.group.recv([target], 0, 0)
                 work.wait()
                 # With NCCL that only waits in the device's stream; a group that is ended lets go of it.
@@ -88,8 +94,9 @@ class Pairs:
         try:
             group = self._to.get((receiver, place))
             if group is None:
-                label = f"{self._own.instance} to {receiver.instance}"
-                group = self._to[receiver, place] = _make_group(_connect(place), 0, label, self._backend)
+                host, port = place.decode().split()
+                store, label = _store(host, int(port), is_host=False), f"{self._own.instance} to {receiver.instance}"
+                group = self._to[receiver, place] = new_group(self._backend, store, 0, 2, label, None, _LIMIT)
             group.send([tensor], 1, 0).wait()
         except Exception as error:
             self.refuse(receiver, error)
@@ -117,29 +124,52 @@ class Pairs:
             self._sender.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(slots=True)
 class _Meeting:
     """Where a process meets the owner of tensors that it fetches, and the group that both are in."""
 
-    def __init__(self, host: str | None) -> None:
-        distributed = importlib.import_module("torch.distributed")
-        limit = datetime.timedelta(seconds=MEET_SECONDS)
-        self.lock = threading.Lock()
-        self.group: Any = None
-        self._store = distributed.TCPStore(host, 0, 2, True, limit, wait_for_workers=False)
-        self.place = f"{host} {self._store.port}".encode()
-
-    def join(self, label: str, backend: str) -> None:
-        """Make the group, if it is not there yet."""
-        if self.group is None:
-            self.group = _make_group(self._store, 1, label, backend)
+    store: Any
+    group: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def _connect(place: bytes) -> Any:
-    host, port = place.decode().split()
+def _store(host: str | None, port: int, *, is_host: bool) -> Any:
     distributed = importlib.import_module("torch.distributed")
-    limit = datetime.timedelta(seconds=MEET_SECONDS)
-    return distributed.TCPStore(host, int(port), 2, False, limit, wait_for_workers=False)
+    return distributed.TCPStore(host, port, 2, is_host, _LIMIT, wait_for_workers=False)
 
 
-def _make_group(store: Any, rank: int, label: str, backend: str) -> Any:
-    return new_group(backend, store, rank, 2, label, None, datetime.timedelta(seconds=MEET_SECONDS))
+def new_group(
+    backend: str,
+    store: Any,
+    rank: int,
+    size: int,
+    label: str,
+    options: CollectiveGroupOptions | None,
+    limit: datetime.timedelta | None = None,
+) -> Any:
+    """Make a process group that torch's own functions take.
+
+    torch's public functions make one world for each process, and groups in it. Workers are in several that have nothing
+    to do with each other, for which torch has only the function behind the public ones; it is used by others as well.
+    """
+    inner: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    make: Callable[..., Any] = inner._new_process_group_helper
+    known = inspect.signature(make).parameters
+    given: dict[str, Any] = {"group_name": label, "timeout": limit or inner.default_pg_timeout}
+    if backend == "nccl":
+        given["backend_options" if "backend_options" in known else "pg_options"] = _nccl_options(options)
+    made, _ = make(size, rank, [], inner.Backend(backend), inner.PrefixStore(label, store), **given)
+    inner._world.pg_group_ranks[made] = {rank: rank for rank in range(size)}
+    return made
+
+
+def _nccl_options(options: CollectiveGroupOptions | None) -> Any:
+    chosen = options or CollectiveGroupOptions()
+    distributed = importlib.import_module("torch.distributed")
+    made = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.is_high_priority_stream)
+    for ours, theirs in (("max_ctas", chosen.accel_max_ctas), ("min_ctas", chosen.accel_min_ctas)):
+        if theirs is not None:
+            setattr(made.config, ours, theirs)
+    if chosen.accel_cluster_size is not None:
+        made.config.cga_cluster_size = chosen.accel_cluster_size
+    return made
