@@ -12,7 +12,7 @@ from roost.comm.move.cuda import DeviceMemory
 from roost.comm.move.loans import Lending, Loan, Loans
 from roost.comm.move.nccl import Pairs
 from roost.comm.move.route import Route
-from roost.comm.process import process_talk
+from roost.comm.process import process_messages
 from waiting import wait_until
 
 
@@ -22,7 +22,7 @@ class Lender(Worker):
     def __init__(self, can_pair: bool = True) -> None:
         # Which route is chosen is tested as a function, and cannot be NCCL here.
         loans.choose_route = lambda source, _: Route.GROUP if source.can_group else Route.NETWORK
-        endpoint = process_talk().messages.endpoint
+        endpoint = process_messages().endpoint
         self.loans: Loans = loans._here[endpoint.own]
         self.loans.pairs = Pairs(endpoint.own, endpoint.host if can_pair else None, "gloo")
 
