@@ -18,10 +18,10 @@ from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigErro
 from roost.comm.channels.client import LocalClient, PutOperation
 from roost.comm.channels.frames import (
     key_text,
-    read_ask,
-    read_contents,
+    read_answer,
+    read_get,
     read_key,
-    read_status,
+    read_put,
     write_answer,
     write_get,
     write_key,
@@ -53,19 +53,18 @@ def frame(envelope, data, buffers):
 def test_items_arrive_as_they_were_put_whatever_their_sizes(sizes, weight):
     things = [np.full(size, size % 251, np.uint8) for size in sizes]
     items = [(pack(thing), weight, 1, None) for thing in things]
-    put = read_ask(frame(*write_put(write_key("k"), items, True, False, 7)))
-    assert (put.key, put.waits, put.is_whole) == (write_key("k"), True, False)
-    assert [(item.weight, item.version) for item in put.items] == [(weight, 7)] * len(sizes)
-    reply = frame(*write_answer(Answer("c", 1, Status.DONE, put.items), True))
-    assert read_status(reply)[0] is Status.DONE
-    for sent, piece in zip(things, read_contents(reply), strict=True):
+    key, put, waits, is_whole = read_put(frame(*write_put(write_key("k"), items, True, False, 7)))
+    assert (key, waits, is_whole) == (write_key("k"), True, False)
+    assert [(item.weight, item.version) for item in put] == [(weight, 7)] * len(sizes)
+    answer = read_answer(frame(*write_answer(Answer("c", 1, Status.DONE, put), True)))
+    assert answer.status is Status.DONE
+    for sent, piece in zip(things, answer.items, strict=True):
         assert (unpack(piece[0], piece[1]) == sent).all()
 
 
 def test_a_request_arrives_as_it_was_asked():
     for want in (Want(), Want(64, 1, ahead=True), Want(9, 0, None, False), Want(target=2.5), Want(min_version=-3)):
-        asked = read_ask(frame(write_get(write_key("k"), want), b"", ()))
-        assert (asked.key, asked.want) == (write_key("k"), want)
+        assert read_get(write_get(write_key("k"), want)) == (write_key("k"), want)
 
 
 def test_many_objects_are_pickled_as_each_alone():

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from roost import Channel
-from roost.comm.channels.client import Client, take_all, take_one
+from roost.comm.channels.client import Arrival, Client, take_all, take_one
 from roost.comm.wire.loop import Handle, Loop
 
 
@@ -63,31 +63,28 @@ class Interrupting:
         self.acknowledged = 0
         self.channel = "channel"
 
-    client = property(lambda self: self)
-    contents = (1,)
-
     def unpack(self, *_):
         raise self.error
 
     unpack_many = unpack
     not_opened = Client.not_opened
 
-    def give_back(self):
+    def cancel(self, number):
         pass
 
-    def acknowledge(self):
-        self.acknowledged += 1
+    def acknowledge(self, number):
+        self.acknowledged += number
 
 
 @pytest.mark.parametrize("take", [take_one, take_all])
 def test_an_item_is_not_acknowledged_when_its_unpickling_is_interrupted(take):
     interrupted = Interrupting(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        take(interrupted)
+        take(Arrival(interrupted, 1, (1,)))
     assert interrupted.acknowledged == 0
     odd = Interrupting(ValueError())
     with pytest.raises(Exception, match="cannot be unpickled"):
-        take(odd)
+        take(Arrival(odd, 1, (1,)))
     # All that came together go back, so that each can be taken alone.
     assert odd.acknowledged == (take is take_one)
 

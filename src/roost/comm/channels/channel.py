@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 import zlib
-from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
-from roost.runtime.events.emitter import Gauge, emitter
+from roost.runtime.events.emitter import emitter
 from roost.text import plural, shorten
 
 if TYPE_CHECKING:
@@ -76,10 +76,7 @@ class ChannelWorker(Worker):
         endpoint = process_messages(self._identity).endpoint
         self._home = Home(endpoint.own, settings, self.group_name)
         self._home.open(endpoint)
-        emitter.add_gauge(self._gauge)
-
-    def _gauge(self) -> list[Gauge]:
-        return self._home.gauge()
+        emitter.add_gauge(self._home.gauge)
 
     def channel_stats(self) -> dict[str, Any]:
         """Return depth, rates and bytes of each key, and who waits."""
@@ -146,7 +143,12 @@ class Channel:
             if distributed:
                 raise ConfigError("a channel is either local or distributed")
             settings = ChannelSettings(maxsize=maxsize, max_bytes=max_bytes, distributed=False, nodes=(0,))
-            return cls._create_local(name, settings)
+            found = _local.get((os.getpid(), name))
+            if found is None:
+                found = _local[os.getpid(), name] = LocalClient(name, settings)
+            elif found.settings != settings:
+                raise NameTaken(f"a local channel {name!r} exists with other arguments", hint="choose another name")
+            return cls(name, settings, local=found)
         context = job_context()
         if context is None:
             check_not_lost()
@@ -209,16 +211,6 @@ class Channel:
             raise ClusterError(
                 f"the job has no channel {name!r} after {seconds:g} s", hint="create it with Channel.create"
             ) from None
-
-    @classmethod
-    def _create_local(cls, name: str, settings: ChannelSettings) -> Channel:
-        key = os.getpid(), name
-        local = _local.get(key)
-        if local is None:
-            local = _local[key] = LocalClient(name, settings)
-        elif local.settings != settings:
-            raise NameTaken(f"a local channel {name!r} exists with other arguments", hint="choose another name")
-        return cls(name, settings, local=local)
 
     @staticmethod
     def _exists(name: str) -> bool:
@@ -352,18 +344,12 @@ class Channel:
 
         With `min_version`, items of an older version are dropped when it is the turn of this call.
         """
-        client, place = self._place(key)
-        if async_op or timeout is not None:
-            timeout = _check_wait(async_op, timeout)
         want = _ONE if min_version is None else Want(min_version=_check_version(min_version))
-        if async_op:
-            return client.get_async(place, want, take_one)
-        return client.get(GetOperation(client, place, want), take_one, timeout)
+        return self._take(key, want, take_one, async_op, timeout)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the next item; asyncio.QueueEmpty if there is none, or if others wait for it."""
-        client, place = self._place(key)
-        return client.get(GetOperation(client, place, _ONE_NOW), take_one, None)
+        return self._take(key, _ONE_NOW, take_one)
 
     def get_batch(
         self,
@@ -381,7 +367,7 @@ class Channel:
         """
         if type(target_weight) not in (int, float) or not 0 < target_weight <= sys.float_info.max:
             raise ConfigError(f"target_weight is {target_weight!r}: it is a number above 0")
-        return self._get_list(key, Want(target=float(target_weight)), async_op, timeout)
+        return self._take(key, Want(target=float(target_weight)), take_all, async_op, timeout)
 
     def get_many(
         self,
@@ -405,7 +391,8 @@ class Channel:
             raise ConfigError(f"wait is {wait!r}: it is a whole number from 0 to n, which is {n}")
         if min_version is not None:
             _check_version(min_version)
-        return self._get_list(key, Want(n, least, None, least > 0, min_version=min_version), async_op, timeout)
+        want = Want(n, least, None, least > 0, min_version=min_version)
+        return self._take(key, want, take_all, async_op, timeout)
 
     def lease(self, key: Hashable = DEFAULT_KEY, *, timeout: float | None = None) -> ItemLease:
         """Take an item for a block: `with channel.lease() as item`.
@@ -536,12 +523,20 @@ class Channel:
         found: tuple[int, bool] = client.ask(Op.DEPTH, place).wait(check_timeout(timeout))
         return found
 
-    def _get_list(self, key: Hashable, want: Want, async_op: bool, timeout: float | None) -> Any:
+    def _take(
+        self,
+        key: Hashable,
+        want: Want,
+        take: Callable[[Arrival], Any],
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
         client, place = self._place(key)
-        timeout = _check_wait(async_op, timeout)
+        if async_op or timeout is not None:
+            timeout = _check_wait(async_op, timeout)
         if async_op:
-            return client.get_async(place, want, take_all)
-        return client.get(GetOperation(client, place, want), take_all, timeout)
+            return client.get_async(place, want, take)
+        return client.get(GetOperation(client, place, want), take, timeout)
 
 
 class ItemLease:
@@ -567,7 +562,7 @@ class ItemLease:
         if kind is not None:
             self.give_back()
         elif self._arrival is not None:
-            self._arrival.acknowledge()
+            self._arrival.client.acknowledge(self._arrival.number)
             self._arrival = None
 
     async def __aexit__(
@@ -578,12 +573,12 @@ class ItemLease:
     def __del__(self) -> None:
         arrival = getattr(self, "_arrival", None)
         if arrival is not None:
-            arrival.give_back_soon()
+            arrival.client.cancel_soon(arrival.number)
 
     def give_back(self) -> None:
         """Return the item to the front of the queue; the block may go on."""
         if self._arrival is not None:
-            self._arrival.give_back()
+            self._arrival.client.cancel(self._arrival.number)
             self._arrival = None
 
     def _open(self, arrival: Arrival) -> Any:
@@ -649,7 +644,7 @@ def _check_name(name: Any) -> None:
         raise ConfigError(f"{name!r} is not the name of a channel")
 
 
-def _check_weight(weight: Any, label: str = "weight") -> float:
+def _check_weight(weight: Any) -> float:
     """Return the weight of an item as a number that a frame can carry; ConfigError if it is none."""
     if (type(weight) is int or type(weight) is float) and 0 <= weight <= sys.float_info.max:
         return weight
@@ -657,7 +652,7 @@ def _check_weight(weight: Any, label: str = "weight") -> float:
         with contextlib.suppress(OverflowError, ValueError, TypeError):
             if 0 <= float(weight) <= sys.float_info.max:
                 return float(weight)
-    raise ConfigError(f"{label} is {shorten(repr(weight), 100)}: it is a number, 0 or more")
+    raise ConfigError(f"weight is {shorten(repr(weight), 100)}: it is a number, 0 or more")
 
 
 def _check_version(version: Any) -> int:

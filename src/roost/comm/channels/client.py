@@ -7,6 +7,7 @@ number, which its answer comes with, and with which the client acknowledges the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import pickle
@@ -15,26 +16,22 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from roost.comm.channels.frames import (
     CANCEL,
     ITEM_BYTES,
-    ONE_DONE,
     Op,
     Packed,
     content_size,
     key_text,
-    read_contents,
-    read_failure,
-    read_status,
+    read_answer,
     write_acknowledgement,
-    write_call,
     write_get,
     write_put,
 )
 from roost.comm.channels.home import ChannelSettings, Home
-from roost.comm.channels.queues import Item, Status, Want
+from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.limits import GRACE_SECONDS
 from roost.comm.move.loans import fetched, lending, settle
 from roost.comm.packing import pack, pack_many, unpack
@@ -67,16 +64,13 @@ class Operation(Handle[Any]):
         self.number = 0
         self.is_given_up = False
 
-    def complete(self, value: Any) -> None:
-        """Take the reply."""
-        status, count, weight = self.client.read(value)
-        if status is Status.DONE:
-            self._succeed(value)
-        elif status is Status.FAILED:
-            why = self.client.read_failure(value)
-            self.fail(ClusterError(f"the channel {self.client.channel!r} could not do this: {why}"))
+    def complete(self, value: Frame | Answer) -> None:
+        """Take the answer."""
+        answer = read_answer(value) if isinstance(value, Frame) else value
+        if answer.status is Status.DONE:
+            self._succeed(answer)
         else:
-            self.fail(self._make_error(status, count, weight))
+            self.fail(self._make_error(answer))
 
     def source(self) -> Connection | None:
         return self.client.connection
@@ -101,27 +95,28 @@ class Operation(Handle[Any]):
             hint="its process may be stopped, or its node cut off",
         )
 
-    def _succeed(self, reply: Any) -> None:
+    def _succeed(self, answer: Answer) -> None:
         raise NotImplementedError
 
     def _doing(self) -> str:
         raise NotImplementedError
 
-    def _make_error(self, status: Status, count: int, weight: float) -> BaseException:
-        del weight  # of an item that is too heavy for a get
-        if status is Status.CLOSED:
-            return ChannelClosed(f"the channel {self.client.channel!r} is closed")
-        if status is Status.CANCELLED:
-            return _Cancelled(count)
-        return asyncio.QueueEmpty() if status is Status.EMPTY else asyncio.QueueFull()
+    def _make_error(self, answer: Answer) -> BaseException:
+        channel = self.client.channel
+        match answer.status:
+            case Status.CLOSED:
+                return ChannelClosed(f"the channel {channel!r} is closed")
+            case Status.CANCELLED:
+                return _Cancelled()
+            case Status.EMPTY:
+                return asyncio.QueueEmpty()
+            case Status.FULL:
+                return asyncio.QueueFull()
+        return ClusterError(f"the channel {channel!r} could not do this: {self.client.name}: {answer.problem}")
 
 
 class _Cancelled(Exception):  # noqa: N818 - what happened
     """A request was withdrawn."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(count)
-        self.count = count
 
 
 class PutOperation(Operation):
@@ -166,41 +161,38 @@ class PutOperation(Operation):
             self.flow.release(self)
         super().fail(error)
 
-    def withdraw(self) -> None:
-        """Take it back: at home, or here if it was not sent yet."""
+    def withdraw(self) -> bool:
+        """Take it back: here, if it was not sent yet, or at home; returns whether that is all."""
         if self.flow is not None and self.flow.take_out(self):
             take_back(self.items)
-        else:
-            self.give_up()
+            return True
+        self.give_up()
+        return False
 
     def outcome(self, timeout: float) -> CallTimedOut | None:
         """Withdraw it after a timeout; returns the error, or None if all items are in the queue after all."""
-        if self.flow is not None and self.flow.take_out(self):
-            take_back(self.items)
+        if self.withdraw():
             return self.timed_out(timeout)
-        self.give_up()
         try:
             self.wait(GRACE_SECONDS)
-        except _Cancelled as cancelled:
-            accepted = (
-                f", and {plural(cancelled.count, 'item')} of {len(self.items)} are in it" if cancelled.count else ""
-            )
-            return CallTimedOut(f"{self.waits_for()} was full for {timeout:g} s{accepted or '; nothing was put'}")
+        except _Cancelled:
+            put = f", and {plural(self.accepted, 'item')} of {len(self.items)} are in it" if self.accepted else ""
+            return CallTimedOut(f"{self.waits_for()} was full for {timeout:g} s{put or '; nothing was put'}")
         except CallTimedOut:
             unknown = f"whether the item is in {self.waits_for()} is not known"
             return self.unanswered(timeout, "nothing was put" if self.is_whole else unknown)
         return None
 
-    def _make_error(self, status: Status, count: int, weight: float) -> BaseException:
-        self.accepted = count
-        return super()._make_error(status, count, weight)
+    def _make_error(self, answer: Answer) -> BaseException:
+        self.accepted = answer.accepted
+        return super()._make_error(answer)
 
-    def _succeed(self, reply: Any) -> None:  # noqa: ARG002 - as in the class above
+    def _succeed(self, answer: Answer) -> None:  # noqa: ARG002 - as in the class above
         if self.is_whole:
             with self.client.lock:
                 self.is_confirmed = not self.is_given_up
             if not self.is_confirmed:
-                self.fail(_Cancelled(0))
+                self.fail(_Cancelled())
                 return
             self.client.acknowledge(self.number)
         if self.flow is not None:
@@ -226,21 +218,22 @@ class GetOperation(Operation):
         is_answered = self._loop.wait_for(self, GRACE_SECONDS)
         return self.timed_out(timeout) if is_answered else self.unanswered(timeout, self._doing())
 
-    def _succeed(self, reply: Any) -> None:
-        self._end(Arrival(self.client, self.number, reply), None)
+    def _succeed(self, answer: Answer) -> None:
+        self._end(Arrival(self.client, self.number, answer.items), None)
 
     def _doing(self) -> str:
         if self.want.target is not None:
             return f"{self.waits_for()} has no batch of weight {self.want.target:g}"
         return f"{self.waits_for()} has {'no item' if self.want.least == 1 else f'fewer than {self.want.least} items'}"
 
-    def _make_error(self, status: Status, count: int, weight: float) -> BaseException:
-        if status is Status.TOO_HEAVY:
+    def _make_error(self, answer: Answer) -> BaseException:
+        if answer.status is Status.TOO_HEAVY:
+            weight, target = answer.weight, self.want.target
             return ConfigError(
-                f"the next item of {self.waits_for()} has weight {weight:g}, more than the target {self.want.target:g}",
+                f"the next item of {self.waits_for()} has weight {weight:g}, more than the target {target:g}",
                 hint="it stays in the queue: ask for a heavier batch, or take it with get",
             )
-        return super()._make_error(status, count, weight)
+        return super()._make_error(answer)
 
 
 class AsyncGetOperation(GetOperation):
@@ -273,43 +266,22 @@ class _WeakSink:
             handle.fail(error)
 
 
-class Arrival:
-    """Items that arrived and are not acknowledged yet."""
+class Arrival(NamedTuple):
+    """Items that arrived, which the client acknowledges or gives back by the number of their request."""
 
-    __slots__ = ("_number", "_reply", "client")
-
-    def __init__(self, client: Client, number: int, reply: Any) -> None:
-        self.client = client
-        self._number = number
-        self._reply = reply
-
-    @property
-    def contents(self) -> Sequence[Any]:
-        """The items as they arrived."""
-        return self.client.contents(self._reply)
-
-    def acknowledge(self) -> None:
-        """Say that they arrived: they are gone from the queue."""
-        self.client.acknowledge(self._number)
-
-    def give_back(self) -> None:
-        """Let them go back to the front of the queue."""
-        self.client.cancel(self._number)
-
-    def give_back_soon(self) -> None:
-        """Do so in a finalizer."""
-        self.client.cancel_soon(self._number)
+    client: Client
+    number: int
+    contents: Sequence[Any]
 
 
 def open_one(arrival: Arrival) -> Any:
     """Return the only item, which the caller acknowledges or gives back."""
-    client = arrival.client
+    client, number, (content,) = arrival
     try:
-        (content,) = arrival.contents
         value = client.unpack(content)
     except Exception as error:
         # An item that cannot be unpickled would be in the way of all others for ever.
-        arrival.acknowledge()
+        client.acknowledge(number)
         raise client.not_opened(error) from error
     client.return_loans()
     return value
@@ -318,23 +290,23 @@ def open_one(arrival: Arrival) -> Any:
 def take_one(arrival: Arrival) -> Any:
     """Return the only item, and acknowledge it."""
     value = open_one(arrival)
-    arrival.acknowledge()
+    arrival.client.acknowledge(arrival.number)
     return value
 
 
 def take_all(arrival: Arrival) -> list[Any]:
     """Return all items, and acknowledge them; if one cannot be unpickled, all of them go back."""
-    client, contents = arrival.client, arrival.contents
+    client, number, contents = arrival
     if not contents:
         return []
     try:
         found = client.unpack_many(contents)
     except BaseException as error:
-        arrival.give_back()
+        client.cancel(number)
         if isinstance(error, Exception):
             raise client.not_opened(error) from error
         raise
-    arrival.acknowledge()
+    client.acknowledge(number)
     client.return_loans()
     return found
 
@@ -343,10 +315,9 @@ class Ahead:
     """What an iterator has and has not handed out yet: more than one item, which go back if others wait for them."""
 
     def __init__(self, arrival: Arrival) -> None:
-        self._client = arrival.client
-        self._number = arrival._number
+        self._client, self._number, contents = arrival
         self._lock = threading.Lock()
-        self._contents = deque(arrival.contents)
+        self._contents = deque(contents)
 
     def take(self) -> tuple[Any, ...]:
         """Return the next item in a tuple, acknowledged; nothing if there is none."""
@@ -395,10 +366,9 @@ class AheadOperation(GetOperation):
 
     __slots__ = ()
 
-    def _succeed(self, reply: Any) -> None:
-        arrival = Arrival(self.client, self.number, reply)
-        ahead = None if self.is_given_up else Ahead(arrival)
-        if ahead is not None and len(arrival.contents) > 1:
+    def _succeed(self, answer: Answer) -> None:
+        ahead = None if self.is_given_up else Ahead(Arrival(self.client, self.number, answer.items))
+        if ahead is not None and len(answer.items) > 1:
             # At once: a recall may be the next thing to arrive.
             self.client.expect_recall(self.number, ahead)
         self._end(ahead, None)
@@ -417,22 +387,17 @@ class _Flow:
     It exists while there are any, and then a put that its caller waits for is sent with them, so that none overtakes.
     """
 
-    __slots__ = ("_bytes", "_client", "_key", "_sending", "_sent", "_waiting")
+    __slots__ = ("_bytes", "_client", "_key", "_sending", "_sent", "waiting")
 
     def __init__(self, client: Client, key: bytes) -> None:
         self._client = client
         self._key = key
-        self._waiting: deque[PutOperation] = deque()
+        self.waiting: deque[PutOperation] = deque()
         self._sent: set[PutOperation] = set()
         self._bytes = 0
         """Of those that are on their way."""
         self._sending = threading.Lock()
         """Held by the thread that sends; what others add meanwhile, it sends too."""
-
-    def add(self, put: PutOperation) -> None:
-        """Add a put; the caller has the lock of the flows."""
-        self._waiting.append(put)
-        put.flow = self
 
     def release(self, put: PutOperation) -> None:
         """Note that a put has ended, so that another one may be sent."""
@@ -440,18 +405,18 @@ class _Flow:
             if put in self._sent:
                 self._sent.remove(put)
                 self._bytes -= put.size
-            if not self._sent and not self._waiting:
+            if not self._sent and not self.waiting:
                 self._client.flows.pop(self._key, None)
-        if self._waiting:
+        if self.waiting:
             self.pump()
 
     def take_out(self, put: PutOperation) -> bool:
         """Take back a put; False if it was sent already."""
         with self._client.lock:
-            if put not in self._waiting:
+            if put not in self.waiting:
                 return False
-            self._waiting.remove(put)
-            if not self._sent and not self._waiting:
+            self.waiting.remove(put)
+            if not self._sent and not self.waiting:
                 self._client.flows.pop(self._key, None)
         return True
 
@@ -463,7 +428,7 @@ class _Flow:
                     with self._client.lock:
                         if not self._may_send():
                             break
-                        put = self._waiting.popleft()
+                        put = self.waiting.popleft()
                         self._sent.add(put)
                         self._bytes += put.size
                     try:
@@ -474,9 +439,9 @@ class _Flow:
                 self._sending.release()
 
     def _may_send(self) -> bool:
-        if not self._waiting or not self._sent:
-            return bool(self._waiting)
-        return len(self._sent) < _MOST_PUTS and self._bytes + self._waiting[0].size <= self._client.window
+        if not self.waiting or not self._sent:
+            return bool(self.waiting)
+        return len(self._sent) < _MOST_PUTS and self._bytes + self.waiting[0].size <= self._client.window
 
 
 class Client:
@@ -509,7 +474,13 @@ class Client:
             else:
                 with uninterrupted():
                     for put in puts:
-                        self._start(put)
+                        with self.lock:
+                            flow = self.flows.get(put.key)
+                            if flow is None:
+                                flow = self.flows[put.key] = _Flow(self, put.key)
+                            flow.waiting.append(put)
+                            put.flow = flow
+                        flow.pump()
             if async_op:
                 return puts[0] if is_one else all_of(self.loop, puts, None, "not all items are in the channel")
             for put in puts:
@@ -568,14 +539,6 @@ class Client:
             hint="the process that gets it needs the modules and classes of the one that put it",
         )
 
-    def _start(self, put: PutOperation) -> None:
-        with self.lock:
-            flow = self.flows.get(put.key)
-            if flow is None:
-                flow = self.flows[put.key] = _Flow(self, put.key)
-            flow.add(put)
-        flow.pump()
-
     @property
     def connection(self) -> Connection | None:
         """The connection that answers come through, if it is open."""
@@ -586,15 +549,13 @@ class Client:
         """Make an item of an object."""
         lent = lending(self._endpoint) if "torch" in sys.modules else None
         content = pack(thing, lent)
-        data, buffers = content
-        size = content_size(data, buffers) if buffers else ITEM_BYTES + len(data)
-        return content, weight, size, lent if lent is not None and lent.number else None
+        return content, weight, content_size(*content), lent if lent is not None and lent.number else None
 
     def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Packed]:
         """Make items of objects."""
         if "torch" not in sys.modules:
             return [
-                (content, weight, content_size(*content) if content[1] else ITEM_BYTES + len(content[0]), None)
+                (content, weight, content_size(*content), None)
                 for content, weight in zip(pack_many(things), weights, strict=True)
             ]
         packed: list[Packed] = []
@@ -657,20 +618,8 @@ class Client:
     def ask(self, op: Op, *arguments: Any) -> Handle[Any]:
         """Ask something that is not about items."""
         handle: Handle[Any] = Handle(self.loop, _open_answer, lambda: f"{self.name} has not answered")
-        self._request(write_call(op, *arguments), b"", (), handle)
+        self._request(bytes([op]) + pickle.dumps(arguments), b"", (), handle)
         return handle
-
-    def read(self, reply: Any) -> tuple[Status, int, float]:
-        """Return how a request ended, how many items were put, and the weight of one that is too heavy."""
-        return _DONE if reply.envelope == ONE_DONE else read_status(reply)
-
-    def contents(self, reply: Any) -> Sequence[Any]:
-        """Return the items of a reply."""
-        return ((reply.data, reply.buffers),) if reply.envelope == ONE_DONE else read_contents(reply)
-
-    def read_failure(self, reply: Any) -> str:
-        """Return why a request could not be handled."""
-        return f"{self.name}: {read_failure(reply)}"
 
     def _request(
         self, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, operation: Operation | None = None
@@ -687,21 +636,18 @@ class Client:
         (endpoint.peers.get(self.name) or endpoint.peer(self.name)).send(_REQUEST, number, envelope)
 
 
-_DONE = Status.DONE, 1, 0.0
-
-
 def _open_answer(frame: Frame) -> Any:
-    found = pickle.loads(frame.envelope)  # noqa: S301 - from a member of this job
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    answer = read_answer(frame)
+    if answer.status is Status.FAILED:
+        raise ClusterError(f"the home of a channel could not answer: {answer.problem}")
+    return pickle.loads(frame.data)  # noqa: S301 - from a member of this job
 
 
 class LocalClient(Client):
     """The same with queues in this process. What is put is what is got: the object itself, not a copy."""
 
     def __init__(self, name: str, settings: ChannelSettings) -> None:
-        self._start_empty(_local_loop(), name, name, settings)
+        self._start_empty(_loop_of(os.getpid()), name, name, settings)
         self.settings = settings
         self._home = Home(PeerInfo(address=name, instance=_HERE, node=_HERE), settings, name)
         self._queues = self._home.queues
@@ -764,15 +710,6 @@ class LocalClient(Client):
         self._do(answer)
         return handle
 
-    def read(self, reply: Any) -> tuple[Status, int, float]:
-        return reply.status, reply.accepted, reply.weight
-
-    def contents(self, reply: Any) -> Sequence[Any]:
-        return [item.content for item in reply.items]
-
-    def read_failure(self, reply: Any) -> str:
-        return str(reply.status)
-
     def _do(self, step: Callable[[], Sequence[Any]]) -> None:
         """Take a step, one at a time, in the order in which they were asked for.
 
@@ -784,6 +721,8 @@ class LocalClient(Client):
                 while self._steps:
                     for event in self._steps.popleft()():
                         sink = self._sinks.pop(event.number, None)
+                        if isinstance(event, Answer):
+                            event = event._replace(items=[item.content for item in event.items])
                         if sink is not None:
                             sink.complete(event)
                 (_in_use.discard if self._queues.is_empty else _in_use.add)(self)
@@ -794,12 +733,9 @@ class LocalClient(Client):
 _HERE = "this process"
 _in_use: set[LocalClient] = set()
 """Local queues that have items, even if no object refers to them now."""
-_loops: dict[int, Loop] = {}
 
 
-def _local_loop() -> Loop:
-    """Return what threads of this process wait with; it reads nothing, and needs no thread."""
-    found = _loops.get(os.getpid())
-    if found is None:
-        found = _loops[os.getpid()] = Loop("roost-local")
-    return found
+@functools.cache
+def _loop_of(pid: int) -> Loop:  # noqa: ARG001 - a fork has one of its own
+    """Return what threads of a process wait with; it reads nothing, and needs no thread."""
+    return Loop("roost-local")

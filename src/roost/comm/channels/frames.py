@@ -7,13 +7,12 @@ table says where each begins: a home slices them and never looks inside.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
-import pickle
 import struct
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.wire.connection import SHARED_FROM, Frame, SharedBuffer, view
@@ -37,12 +36,12 @@ _WHOLE = 128
 _VERSION = 1
 """Of a get, in the place of `_WEIGHTS`: it wants no older items."""
 _UNSIGNED = "I"
-_BIG_ENDIAN = sys.byteorder == "big"
 
 _FEWEST_USED = 0.25
 """What part of a block must be needed for the whole block to be passed on."""
 _MOST_KEY_BYTES = 0xFFFF
 _MOST_KNOWN = 1024
+"""How many envelopes are remembered: most are the same again and again."""
 
 ITEM_BYTES = 384
 """What an item costs its home besides its content: measured with a million `None`s, as `put_many` brings them."""
@@ -68,22 +67,6 @@ class Op(enum.IntEnum):
     STATS = 6
     CLOSE = 7
     DESCRIBE = 8
-
-
-class Put(NamedTuple):
-    """Items to put."""
-
-    key: bytes
-    items: list[Item]
-    waits: bool
-    is_whole: bool
-
-
-class Get(NamedTuple):
-    """Items to get."""
-
-    key: bytes
-    want: Want
 
 
 ONE_DONE = _REPLY.pack(Status.DONE, 0, 0, 1, 0.0)
@@ -146,12 +129,10 @@ def write_put(key: bytes, items: Sequence[Packed], waits: bool, is_whole: bool, 
         ((data, buffers), weight, _, _) = items[0]
         return _ASK.pack(Op.PUT, flags, len(key), 1, 0, weight, version) + key, data, buffers
     flags, table, data, buffers = _write_items([item[0] for item in items], flags, [])
-    weights = b""
     if any(item[1] for item in items):
         flags |= _WEIGHTS
-        weights = _pack("d", [item[1] for item in items])
-    envelope = _ASK.pack(Op.PUT, flags, len(key), len(items), 0, 0.0, version) + key + weights + table
-    return envelope, data, buffers
+        table += array("d", [item[1] for item in items]).tobytes()
+    return _ASK.pack(Op.PUT, flags, len(key), len(items), 0, 0.0, version) + key + table, data, buffers
 
 
 def write_get(key: bytes, want: Want) -> bytes:
@@ -175,57 +156,41 @@ def read_acknowledgement(envelope: bytes) -> int:
     return count
 
 
-def write_call(op: Op, *arguments: Any) -> bytes:
-    """Encode a request that is not about items."""
-    return bytes([op]) + pickle.dumps(arguments)
+@functools.lru_cache(_MOST_KNOWN)
+def read_get(envelope: bytes) -> tuple[bytes, Want]:
+    """Decode a get: its key, and what it wants."""
+    flags, key, most, least, number, version = _read_ask(envelope)
+    target = number if flags & _BATCH else None
+    min_version = version if flags & _VERSION else None
+    return key, Want(most, least, target, bool(flags & _WAITS), bool(flags & _AHEAD), min_version)
 
 
-def read_ask(frame: Frame) -> Put | Get:
-    """Decode a put or a get."""
+def read_put(frame: Frame) -> tuple[bytes, list[Item], bool, bool]:
+    """Decode a put: its key, its items, whether it waits, and whether they go in as a whole."""
     envelope = frame.envelope
-    # Most are the same again and again.
-    known = _known.get(envelope)
-    if known is None:
-        op, flags, size, count, least, number, version = _ASK.unpack_from(envelope)
-        key = envelope[_ASK.size : _ASK.size + size]
-        waits, is_whole = bool(flags & _WAITS), bool(flags & _WHOLE)
-        if op == Op.PUT and flags & _TABLE:
-            return Put(key, _read_put(envelope, flags, count, version, frame), waits, is_whole)
-        if op == Op.GET:
-            target = number if flags & _BATCH else None
-            min_version = version if flags & _VERSION else None
-            known = Get(key, Want(count, least, target, waits, bool(flags & _AHEAD), min_version))
-        else:
-            known = key, number, version, waits, is_whole
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[envelope] = known
-    if isinstance(known, Get):
-        return known
-    key, weight, version, waits, is_whole = known
-    size = ITEM_BYTES + (len(frame.data) if not frame.buffers else frame.size + BUFFER_BYTES * len(frame.buffers))
-    return Put(key, [Item((frame.data, frame.buffers, None, 0), weight, size, version)], waits, is_whole)
-
-
-_known: dict[bytes, Any] = {}
-
-
-def _read_put(envelope: bytes, flags: int, count: int, version: int, frame: Frame) -> list[Item]:
-    start = _ASK.size + _ASK.unpack_from(envelope)[2]
-    weights: Iterable[float] = itertools.repeat(0.0, count)
+    is_one = not envelope[1] & _TABLE
+    flags, key, count, _, weight, version = (_read_known if is_one else _read_ask)(envelope)
+    if is_one:
+        pieces: list[Piece] = [(frame.data, frame.buffers, None, 0)]
+    else:
+        pieces = _read_items(flags, memoryview(envelope)[_ASK.size + len(key) :], count, frame)
+    weights: Iterable[float] = itertools.repeat(weight, count)
     if flags & _WEIGHTS:
-        weights = _unpack("d", envelope[start : start + 8 * count])
-        start += 8 * count
-    pieces = _read_items(flags, memoryview(envelope)[start:], count, frame)
-    if not flags & _BUFFERS:
-        return [
-            Item(piece, weight, ITEM_BYTES + len(piece[0]), version)
-            for piece, weight in zip(pieces, weights, strict=True)
-        ]
-    return [
+        weights = array("d", envelope[-8 * count :])
+    items = [
         Item(piece, weight, content_size(piece[0], piece[1]), version)
         for piece, weight in zip(pieces, weights, strict=True)
     ]
+    return key, items, bool(flags & _WAITS), bool(flags & _WHOLE)
+
+
+def _read_ask(envelope: bytes) -> tuple[int, bytes, int, int, float, int]:
+    """Decode flags, the key, the number of items or the most and least that are wanted, weight and version."""
+    _, flags, size, count, least, number, version = _ASK.unpack_from(envelope)
+    return flags, envelope[_ASK.size : _ASK.size + size], count, least, number, version
+
+
+_read_known = functools.lru_cache(_MOST_KNOWN)(_read_ask)
 
 
 def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[Any]]:
@@ -240,33 +205,20 @@ def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[A
     if not items:
         if answer.accepted == 1 and answer.status is Status.DONE:
             return ONE_DONE, b"", ()
-        return _REPLY.pack(answer.status, 0, 0, answer.accepted, answer.weight), b"", ()
+        head = _REPLY.pack(answer.status, 0, 0, answer.accepted, answer.weight)
+        return head + answer.problem.encode(errors="backslashreplace"), b"", ()
     flags, table, data, buffers = _write_items([item.content for item in items], 0, _runs(items) if is_local else [])
     return _REPLY.pack(answer.status, flags, 0, len(items), 0.0) + table, data, buffers
 
 
-def read_status(frame: Frame) -> tuple[Status, int, float]:
-    """Decode how a request ended: its status, how many items, and the weight of one that is too heavy."""
-    status, _, _, count, weight = _REPLY.unpack_from(frame.envelope)
-    return Status(status), count, weight
-
-
-def read_contents(frame: Frame) -> list[Piece]:
-    """Decode the items of an answer."""
-    _, flags, _, count, _ = _REPLY.unpack_from(frame.envelope)
-    if not flags & _TABLE:
-        return [(frame.data, frame.buffers, None, 0)] if count else []
-    return _read_items(flags, memoryview(frame.envelope)[_REPLY.size :], count, frame)
-
-
-def write_failure(error: BaseException) -> bytes:
-    """Encode that a request could not be handled."""
-    return _REPLY.pack(Status.FAILED, 0, 0, 0, 0.0) + f"{type(error).__name__}: {error}".encode()
-
-
-def read_failure(frame: Frame) -> str:
-    """Decode why a request could not be handled."""
-    return frame.envelope[_REPLY.size :].decode()
+def read_answer(frame: Frame) -> Answer:
+    """Decode an answer; its items are their contents."""
+    if frame.envelope == ONE_DONE:
+        return Answer("", frame.number, Status.DONE, ((frame.data, frame.buffers),), 1)
+    status, flags, _, count, weight = _REPLY.unpack_from(frame.envelope)
+    rest = memoryview(frame.envelope)[_REPLY.size :]
+    items = _read_items(flags, rest, count, frame) if flags & _TABLE else ()
+    return Answer("", frame.number, Status(status), items, count, weight, "" if items else str(rest, "utf-8"))
 
 
 def content_size(data: Any, buffers: Sequence[Any]) -> int:
@@ -299,37 +251,34 @@ def _runs(items: Sequence[Item]) -> list[tuple[Any, int, int]]:
 def _write_items(
     contents: Sequence[Any], flags: int, runs: list[tuple[Any, int, int]]
 ) -> tuple[int, bytes, bytes, list[Any]]:
-    lengths = [len(content[0]) for content in contents]
-    table = _pack(_UNSIGNED, lengths)
+    numbers = [len(content[0]) for content in contents]
     buffers = [buffer for content in contents for buffer in content[1]]
     flags |= _TABLE
     if buffers:
         flags |= _BUFFERS
-        table += _pack(_UNSIGNED, [len(content[1]) for content in contents])
+        numbers += [len(content[1]) for content in contents]
     data = b""
     if not runs:
         data = b"".join([content[0] for content in contents])
-        if len(data) < SHARED_FROM:
-            return flags, table, data, buffers
-        # Large enough to go through shared memory.
-        runs, data = [(memoryview(data), 0, len(contents))], b""
-    table += _pack(_UNSIGNED, [len(runs), *(start for _, start, _ in runs), *(count for _, _, count in runs)])
-    return flags | _RUNS, table, data, [block for block, _, _ in runs] + buffers
+        if len(data) >= SHARED_FROM:
+            # Large enough to go through shared memory.
+            runs, data = [(memoryview(data), 0, len(contents))], b""
+    if runs:
+        flags |= _RUNS
+        numbers += [len(runs), *(start for _, start, _ in runs), *(count for _, _, count in runs)]
+    return flags, array(_UNSIGNED, numbers).tobytes(), data, [block for block, _, _ in runs] + buffers
 
 
 def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list[Piece]:
-    lengths = _unpack(_UNSIGNED, table[: 4 * count])
-    table = table[4 * count :]
-    counts: Any = None
-    if flags & _BUFFERS:
-        counts = _unpack(_UNSIGNED, table[: 4 * count])
-        table = table[4 * count :]
+    """Decode items that were written together; the weights that follow the table are not looked at."""
+    numbers = array(_UNSIGNED, bytes(table))
+    at = 2 * count if flags & _BUFFERS else count
+    lengths, counts = numbers[:count], numbers[count:at]
     blocks: list[tuple[Any, int, int]] = [(None, 0, count)]
     first = 0
     if flags & _RUNS:
-        numbers = _unpack(_UNSIGNED, table)
-        first = numbers[0]
-        starts, sizes = numbers[1 : first + 1], numbers[first + 1 : 2 * first + 1]
+        first = numbers[at]
+        starts, sizes = numbers[at + 1 : at + first + 1], numbers[at + first + 1 : at + 2 * first + 1]
         blocks = list(zip(frame.buffers[:first], starts, sizes, strict=True))
     pieces: list[Piece] = []
     for block, start, size in blocks:
@@ -338,25 +287,10 @@ def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list
         for length in lengths[len(pieces) : len(pieces) + size]:
             pieces.append((data[start : start + length], (), block, start))
             start += length
-    if counts is None:
+    if not counts:
         return pieces
     with_buffers: list[Piece] = []
     for (data, _, block, start), number in zip(pieces, counts, strict=True):
         with_buffers.append((data, frame.buffers[first : first + number], block, start))
         first += number
     return with_buffers
-
-
-def _pack(kind: str, numbers: Sequence[Any]) -> bytes:
-    packed = array(kind, numbers)
-    if _BIG_ENDIAN:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(kind: str, data: Any) -> Any:
-    found = array(kind)
-    found.frombytes(data)
-    if _BIG_ENDIAN:
-        found.byteswap()
-    return found

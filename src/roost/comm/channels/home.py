@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from roost.comm.channels.frames import (
+    ONE_DONE,
     Op,
-    Put,
     key_text,
     read_acknowledgement,
-    read_ask,
+    read_get,
+    read_put,
     write_answer,
-    write_failure,
     write_key,
 )
-from roost.comm.channels.queues import Answer, Event, Item, Queues, Recall
+from roost.comm.channels.queues import Answer, Event, Item, Queues, Recall, Status
 from roost.comm.limits import RATE_SECONDS
 from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint
@@ -119,34 +119,30 @@ class Home:
         if info is None:
             return
         client, number, op = info.instance, frame.number, frame.envelope[0]
-        events: Sequence[Event]
+        events: Sequence[Event] = ()
         try:
             with self._lock:
                 if op == Op.ACKNOWLEDGE:
                     events = self.queues.acknowledge(client, number, read_acknowledgement(frame.envelope))
-                elif op == Op.PUT or op == Op.GET:
-                    self._clients[client] = peer
-                    events = self._exchange(client, number, frame)
                 elif op == Op.CANCEL:
                     events = self.queues.cancel(client, number)
                 else:
                     self._clients[client] = peer
-                    # From a member of this job.
-                    value, events = self.ask(Op(op), pickle.loads(frame.envelope[1:]))  # noqa: S301
-                    peer.send(Kind.REPLY, number, pickle.dumps(value))
-                if events:
-                    self._act(events)
+                    now = time.monotonic()
+                    if not self._marks or now - self._marks[-1][0] >= 1.0:
+                        self._marks.append((now, self.queues.puts, self.queues.gets))
+                    if op == Op.PUT:
+                        events = self.queues.put(client, number, *read_put(frame))
+                    elif op == Op.GET:
+                        events = self.queues.get(client, number, *read_get(frame.envelope))
+                    else:
+                        # From a member of this job.
+                        value, events = self.ask(Op(op), pickle.loads(frame.envelope[1:]))  # noqa: S301
+                        peer.send(Kind.REPLY, number, ONE_DONE, pickle.dumps(value))
+                self._act(events)
         except Exception as error:
-            peer.send(Kind.REPLY, number, write_failure(error))
-
-    def _exchange(self, client: str, number: int, frame: Frame) -> list[Event]:
-        now = time.monotonic()
-        if not self._marks or now - self._marks[-1][0] >= 1.0:
-            self._marks.append((now, self.queues.puts, self.queues.gets))
-        asked = read_ask(frame)
-        if isinstance(asked, Put):
-            return self.queues.put(client, number, asked.key, asked.items, asked.waits, asked.is_whole)
-        return self.queues.get(client, number, asked.key, asked.want)
+            failed = Answer(client, number, Status.FAILED, problem=f"{type(error).__name__}: {error}")
+            peer.send(Kind.REPLY, number, *write_answer(failed, peer.is_near))
 
     def _act(self, events: Sequence[Event]) -> None:
         for event in events:

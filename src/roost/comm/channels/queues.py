@@ -69,11 +69,14 @@ class Answer(NamedTuple):
     client: Client
     number: int
     status: Status
-    items: Sequence[Item] = ()
+    items: Sequence[Any] = ()
+    """Each an `Item`, and where it has arrived its content."""
     accepted: int = 0
     """Of a put: how many of its items were accepted."""
     weight: float = 0
     """With TOO_HEAVY: that of the item."""
+    problem: str = ""
+    """With FAILED: why the home could not handle the request."""
 
 
 class Recall(NamedTuple):
