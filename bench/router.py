@@ -27,6 +27,8 @@ from pathlib import Path
 import psutil
 from parts import finish
 
+from roost.rl.engines.inside import roost_proof
+
 CLIENTS = 32
 ROUNDS = 15
 SECONDS = 1.0
@@ -37,11 +39,13 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = "x" * 1000
 ROUTER = """
 import sys
+from inspect import signature
 from roost.rl.router import Router
 router = Router("127.0.0.1", 0, secret=sys.argv[1])
 router.start()
 for url in sys.argv[2:]:
-    router.join(url)
+    # Engines of older routers have the router's secret.
+    router.join(*(url, sys.argv[1])[: 1 + ("secret" in signature(router.join).parameters)])
 print(router.url.rpartition(":")[2], flush=True)
 sys.stdin.read()
 """
@@ -89,6 +93,10 @@ class Engine(asyncio.Protocol):
         if not end or len(body) < int(length or 0):
             return
         self.arrived = b""
+        if head.startswith(b"GET /roost/proof"):
+            nonce = head.lower().partition(b"x-roost-nonce:")[2].split(b"\r\n")[0].strip().decode()
+            self.send(roost_proof.prove(SECRET, nonce))
+            return
         tokens = json.loads(body)["sampling_params"]["max_new_tokens"] if body else 0
         began = time.perf_counter()
         if tokens:
@@ -98,7 +106,10 @@ class Engine(asyncio.Protocol):
             self.answer(began)
 
     def answer(self, began: float) -> None:
-        body = json.dumps({"text": TEXT, "seconds": time.perf_counter() - began})
+        self.send({"text": TEXT, "seconds": time.perf_counter() - began})
+
+    def send(self, content: Mapping[str, object]) -> None:
+        body = json.dumps(content)
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.transport.write((head + body).encode())
 

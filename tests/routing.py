@@ -9,11 +9,13 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from roost.rl.engines.inside import roost_proof
 from roost.testing import NumpyEngine
 
 LONG = 60.0
 REQUEST = {"observations": [[1.0, 0.0, -1.0, 0.5]], "seed": 1}
 SECRET = "the job's own"  # noqa: S105 - of the tests
+ENGINE_SECRET = "the engine's own"  # noqa: S105 - likewise
 OURS = {"Authorization": f"Bearer {SECRET}", "Content-Type": "application/json"}
 
 
@@ -32,6 +34,12 @@ def ask(url, method, path, body=None, headers=OURS):
     with contextlib.closing(connect(url)) as connection:
         response, read = exchange(connection, method, path, body, headers)
         return response.status, json.loads(read)
+
+
+def said(answer):
+    """What an answer says went wrong, in the form that OpenAI's clients expect."""
+    assert {"message", "type", "code"} <= set(answer["error"])
+    return answer["error"]["message"]
 
 
 def generate(router, body=REQUEST, seconds=LONG):
@@ -73,15 +81,20 @@ class Held(NumpyEngine):
 
 
 class OddEngine:
-    """A server that answers requests and health checks as a test wants."""
+    """A server that proves to be the engine, and answers requests and health checks as a test wants."""
 
-    def __init__(self, on_generate=None, on_health=None, is_reading=True):
+    def __init__(self, on_generate=None, on_health=None, is_reading=True, on_proof=None):
+        proofs = self.proofs = []
+
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             body = b""
 
             def do_GET(self):
-                (on_health or OddEngine.well)(self)
+                is_proof = self.path == roost_proof.PATH
+                (on_proof or OddEngine.prove if is_proof else on_health or OddEngine.well)(self)
+                if is_proof:
+                    proofs.append(self.client_address)
 
             def do_POST(self):
                 if is_reading:
@@ -100,6 +113,11 @@ class OddEngine:
     @staticmethod
     def well(handler):
         OddEngine.say(handler, 200, b"well")
+
+    @staticmethod
+    def prove(handler):
+        proof = roost_proof.prove(ENGINE_SECRET, handler.headers[roost_proof.NONCE])
+        OddEngine.say(handler, 200, json.dumps(proof).encode())
 
     @staticmethod
     def say(handler, status, body, content_type="text/plain"):

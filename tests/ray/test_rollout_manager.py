@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -263,13 +264,34 @@ def test_requests_leave_an_engine_that_hangs_and_it_is_restarted_in_time(manager
     assert manager.engine_versions() == [6, 6]
 
 
-def test_router_and_engines_refuse_strangers_and_take_the_job_s_secret(manager):
-    for url in (manager.router_url, *manager.engines.urls):
-        for status, headers in (401, {}), (200, {"Authorization": f"Bearer {manager.secret}"}):
+def test_the_death_of_an_engine_s_worker_takes_it_out_of_the_router_at_once(manager):
+    url, pid = manager.engines.urls[1], pid_of("rollout:1")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: any(one.is_dead for one in manager.engine_states()), "the router knows")
+    (dead,) = (one for one in manager.engine_states() if not one.healthy)
+    assert (dead.url, dead.why.startswith("rollout:1 ")) == (url, True)
+    # Whoever has its port now is not even asked for a proof.
+    with socket.create_server((manager.engines.specs[1].address, manager.engines.specs[1].port)) as taken:
+        assert {manager.generate(REQUEST)["engine"] for _ in range(20)} == {0}
+        taken.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            taken.accept()
+    before = manager.engines.specs[1]
+    manager.restart_engine(1, WEIGHTS, version=6)
+    assert manager.engines.specs[1].secret != before.secret
+    assert {manager.generate(REQUEST)["engine"] for _ in range(20)} == {0, 1}
+    assert not any(one.is_dead for one in manager.engine_states())
+
+
+def test_router_and_engines_refuse_strangers_and_have_a_secret_each(manager):
+    secrets = [manager.secret, *(spec.secret for spec in manager.engines.specs)]
+    assert len(set(secrets)) == 3
+    for url, secret in zip((manager.router_url, *manager.engines.urls), secrets, strict=True):
+        for status, key in [(401, ""), *((200 if one == secret else 401, f"Bearer {one}") for one in secrets)]:
+            headers = {"Authorization": key}
             with contextlib.closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as line:
                 line.request("GET", "/health", headers=headers)
                 assert (url, line.getresponse().status) == (url, status)
-    assert manager.secret not in repr(manager.engines.specs)
-    run_dir = Path(Cluster().run_dir)
-    written = [path for path in run_dir.rglob("*") if path.is_file() and manager.secret.encode() in path.read_bytes()]
-    assert written == [], "it is in no file of the run"
+    assert not [one for one in secrets if one in repr(manager.engines.specs)]
+    files = [path.read_bytes() for path in Path(Cluster().run_dir).rglob("*") if path.is_file()]
+    assert not [one for one in secrets if any(one.encode() in file for file in files)], "they are in no file of the run"

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from roost.rl.engines.inside import roost_proof
+
 MODE = os.environ.get("STAND_IN", "")
 SECONDS = float(os.environ.get("STAND_IN_SECONDS", "0"))
 
@@ -153,6 +155,8 @@ class Server:
 
 @web.middleware
 async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+    if request.path == roost_proof.PATH:
+        return web.json_response(roost_proof.prove(os.environ[roost_proof.SECRET], request.headers[roost_proof.NONCE]))
     if request.headers.get("Authorization") != f"Bearer {os.environ['ROOST_ENGINE_SECRET']}":
         return web.json_response({"error": "no secret"}, status=401)
     return await handler(request)

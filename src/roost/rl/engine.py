@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 from roost.errors import ConfigError
+from roost.rl.engines.inside import roost_proof
 from roost.text import join_words
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -56,17 +57,25 @@ class EngineSpec:
     dp_attention_ports: tuple[int, ...]
     """Consecutive ports for data-parallel attention, one per rank."""
     secret: str = field(repr=False)
-    """What the router shows with every request, as `Authorization: Bearer ...`: the server can refuse others."""
+    """The engine's own, new at each start, which its server proves to know and requests show; see `prove`."""
 
     @property
     def url(self) -> str:
         """Where the server is: `http://10.0.0.7:20300`."""
         return url_of(self.address, self.port)
 
+    def prove(self, nonce: str) -> dict[str, str]:
+        """Return what the server answers, as JSON, to `GET /roost/proof` with this `X-Roost-Nonce`, for everybody.
+
+        After that, the same connection brings requests that show the secret, as `Authorization: Bearer ...`. ValueError
+        if it is no nonce.
+        """
+        return roost_proof.prove(self.secret, nonce)
+
 
 @runtime_checkable
 class RolloutEngine(Protocol):
-    """The methods of an engine. Its server answers `POST /generate` and `GET /health`.
+    """The methods of an engine. Its server answers `POST /generate`, `GET /health` and, with `spec.prove`, who it is.
 
     `offload` and `onload` are optional: an engine that has them frees its accelerators' memory while others use it. On
     several nodes every process of the engine starts, and the one on node 0 gets the requests.

@@ -1,7 +1,9 @@
 """Asks engines over HTTP: for a whole answer, or for a stream that is passed on piece by piece.
 
-A connection is kept for the next request. An engine may close one that is idle just when a request goes out on it,
-which says nothing about the engine: such a request is sent again, to the same engine, over a new connection.
+An engine proves on each connection that it knows its secret, before it gets that or a request: whoever has taken the
+port of one that died learns nothing, see `roost_proof`. A connection is kept for the next request. An engine may close
+one that is idle just when a request goes out on it, which says nothing about the engine: such a request is sent again,
+to the same engine, over a new connection.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
+from roost.rl.engines.inside import roost_proof
 from roost.rl.limits import IDLE_SECONDS
-from roost.rl.web import aiohttp, authorization
+from roost.rl.web import aiohttp
 
 # Less than the 5 s after which common servers close an idle connection.
 # A machine that is gone does not say so: the kernel probes the connection while an engine is thinking.
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-_PASSED_ON = ("Content-Type", "Content-Encoding", "Retry-After")
+_PASSED_ON = ("Content-Type", "Content-Encoding", "Retry-After", "X-Request-Id")
 _LARGE_BODY = 65536
 
 
@@ -84,24 +88,33 @@ class EngineAnswer:
 
 
 class EngineClient:
-    """Sends requests to engines. It belongs to one loop.
+    """Sends requests to engines that have proven to be them. It belongs to one loop.
 
-    Every request shows the secret, and no redirect is followed: an engine cannot send it elsewhere.
+    No redirect is followed: an engine cannot send a request elsewhere.
     """
 
-    def __init__(self, secret: str) -> None:
-        self._secret = authorization(secret)
+    def __init__(self) -> None:
+        self._secrets: dict[tuple[str, int], str] = {}
+        """The secret of each engine that is known, by its host and port."""
         self._unfinished: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
+
+    def trust(self, url: str, secret: str) -> None:
+        """Ask whoever proves at this address to know this secret."""
+        self._secrets[_place(url)] = secret
+
+    def distrust(self, url: str) -> None:
+        """Ask nobody at this address any more."""
+        self._secrets.pop(_place(url), None)
 
     @cached_property
     def _kept(self) -> aiohttp.ClientSession:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
-        return _open_session(keepalive_timeout=IDLE_SECONDS, tracing=[tracing])
+        return self._open_session(keepalive_timeout=IDLE_SECONDS, tracing=[tracing])
 
     @cached_property
     def _new(self) -> aiohttp.ClientSession:
-        return _open_session(force_close=True)
+        return self._open_session(force_close=True)
 
     async def send(self, url: str, request: EngineRequest, *, connect: float) -> EngineAnswer:
         """Send a request to an engine; EngineBroken if there is no answer, or only part of one that is not a stream.
@@ -145,7 +158,7 @@ class EngineClient:
                 request.method,
                 url + request.target,
                 data=_in_one_piece(body) if len(body) > _LARGE_BODY else body or None,
-                headers={**request.headers, **self._secret, "Content-Length": str(len(body))},
+                headers={**request.headers, "Content-Length": str(len(body))},
                 timeout=timeout,
                 allow_redirects=False,
                 trace_request_ctx=connection,
@@ -161,6 +174,16 @@ class EngineClient:
                 reply.close()
                 raise
 
+    def _open_session(self, tracing: list[aiohttp.TraceConfig] | None = None, **options: Any) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=_ProvingConnector(self._secrets, limit=0, socket_factory=_open_socket, **options),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=tracing,
+            # Bodies pass as they are, compressed or not, and an engine sees what the client asked for.
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        )
+
     async def close(self) -> None:
         """Break off every request, now and later."""
         for reply in self._unfinished:
@@ -170,15 +193,76 @@ class EngineClient:
         await self._new.close()
 
 
-def _open_session(tracing: list[aiohttp.TraceConfig] | None = None, **options: Any) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, socket_factory=_open_socket, **options),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=tracing,
-        # Bodies pass as they are, compressed or not, and an engine sees what the client asked for.
-        auto_decompress=False,
-        skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+class _ProvingConnector(aiohttp.TCPConnector):
+    """Lends only connections whose other end has proven to be the engine, and shows it on each that this is the router.
+
+    A request is complete but for that when it asks for a connection, and is sent once it has one.
+    """
+
+    def __init__(self, secrets: Mapping[tuple[str, int], str], **options: Any) -> None:
+        super().__init__(**options)
+        self._secrets = secrets
+        self._shown: weakref.WeakKeyDictionary[asyncio.BaseTransport, str] = weakref.WeakKeyDictionary()
+        """What may be shown on a connection, once the engine has proven itself there."""
+
+    async def connect(self, req: aiohttp.ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:
+        """Lend a connection to a request."""
+        began = asyncio.get_running_loop().time()
+        connection = await super().connect(req, traces, timeout)
+        transport = connection.transport
+        if transport is None:
+            connection.close()
+            raise aiohttp.ServerDisconnectedError
+        if (shown := self._shown.get(transport)) is None:
+            try:
+                if (secret := self._secrets.get(_place(req.url))) is None:
+                    raise ValueError("it has left")
+                async with asyncio.timeout_at(began + (timeout.connect or math.inf)):
+                    shown = await _ask_for_proof(transport, req.headers["Host"], secret)
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, TimeoutError):
+                    raise _Unproven(f"it did not prove within {timeout.connect:g} s that it is the job's") from None
+                if isinstance(error, EOFError | asyncio.LimitOverrunError):
+                    raise _Unproven("it did not prove that it is the job's: that is no answer") from None
+                if isinstance(error, ValueError):
+                    raise _Unproven(str(error)) from None
+                raise
+            self._shown[transport] = shown
+        req.headers["Authorization"] = shown
+        return connection
+
+
+class _Unproven(aiohttp.ClientError):
+    """Whoever listens there has not proven to be the engine."""
+
+
+async def _ask_for_proof(transport: asyncio.Transport, host: str, secret: str) -> str:
+    """Return what may be shown on a new connection; ValueError or EOFError if the other end proves nothing."""
+    nonce, owner = roost_proof.new_nonce(), transport.get_protocol()
+    # aiohttp reads the answers of its own requests only.
+    reader = asyncio.StreamReader(limit=roost_proof.MOST_BYTES)
+    transport.set_protocol(asyncio.StreamReaderProtocol(reader))
+    head = f"GET {roost_proof.PATH} HTTP/1.1\r\nHost: {host}\r\n{roost_proof.NONCE}: {nonce}\r\n\r\n"
+    transport.write(head.encode())
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+    version, said, *_ = *first.split(), "", ""
+    headers = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    status, length = (int(one) if one.isdecimal() else 0 for one in (said, headers.get("content-length", "")))
+    shown = roost_proof.check_proof(
+        secret, nonce, status, await reader.readexactly(min(length, roost_proof.MOST_BYTES))
     )
+    if version != "http/1.1" or headers.get("connection") == "close" or reader.at_eof():
+        raise ValueError(
+            "it closes connections after the proof that it is the job's: it has to keep them, as HTTP/1.1 does"
+        )
+    transport.set_protocol(owner)
+    return shown
+
+
+def _place(url: object) -> tuple[str, int]:
+    parts = urlsplit(str(url))
+    return parts.hostname or "", parts.port or 80
 
 
 async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:
@@ -192,6 +276,8 @@ def _broken_explained(connect: float = 0.0) -> Iterator[None]:
         yield
     except aiohttp.ClientConnectorError as error:
         raise EngineBroken(f"could not be reached: {error.os_error}", is_sent=False) from None
+    except _Unproven as error:
+        raise EngineBroken(str(error), is_sent=False) from None
     except aiohttp.ConnectionTimeoutError:
         raise EngineBroken(f"could not be reached: no connection within {connect:g} s", is_sent=False) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:

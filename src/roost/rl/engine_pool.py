@@ -33,6 +33,8 @@ class EngineState:
     """How many were given up because their client went away."""
     is_leaving: bool = False
     """Whether it only finishes the requests that it has."""
+    is_dead: bool = False
+    """Whether its process has ended: nothing at its address is believed or asked any more."""
     why: str = _NOT_CHECKED
     """Why it is not healthy; empty if it is."""
 
@@ -52,9 +54,9 @@ class EnginePool:
     def join(self, url: str) -> None:
         """Add an engine; it gets requests once it is marked healthy. A known engine keeps its state."""
         engine = self._engines.setdefault(url, EngineState(url=url))
-        if engine.is_leaving:
+        if engine.is_leaving or engine.is_dead:
             # It may be another process at the same address: what is known about the old one says nothing.
-            self._engines[url] = replace(engine, is_leaving=False, healthy=False, why=_NOT_CHECKED)
+            self._engines[url] = replace(engine, is_leaving=False, is_dead=False, healthy=False, why=_NOT_CHECKED)
             self._ill_since.pop(url, None)
         self.wake()
 
@@ -65,6 +67,13 @@ class EnginePool:
         self._update(replace(self._engines[url], is_leaving=True))
         self.wake()
         return True
+
+    def bury(self, url: str, why: str) -> None:
+        """Send an engine that has died no more requests, unless it joins again."""
+        if (engine := self._engines.get(url)) is not None:
+            self._engines[url] = replace(engine, healthy=False, is_dead=True, why=why)
+            self._ill_since.setdefault(url, self._clock())
+            self.wake()
 
     def pick(self, excluding: Collection[str] = ()) -> str | None:
         """Return the healthy engine with the fewest requests, or None; ties go to the least recently used.
@@ -87,8 +96,8 @@ class EnginePool:
         self._update(replace(engine, busy=engine.busy - 1, **counts))
 
     def mark(self, url: str, healthy: bool, why: str = "") -> None:
-        """Record whether an engine can serve, and why not; an engine that has left is ignored."""
-        if (engine := self._engines.get(url)) is None:
+        """Record whether an engine can serve, and why not; one that has left or died is ignored."""
+        if (engine := self._engines.get(url)) is None or engine.is_dead:
             return
         self._engines[url] = replace(engine, healthy=healthy, why="" if healthy else why)
         if healthy:
@@ -104,7 +113,8 @@ class EnginePool:
 
     def has_more(self, excluding: Collection[str]) -> bool:
         """Return whether other engines can serve, now or once they are healthy again."""
-        return any(not engine.is_leaving and engine.url not in excluding for engine in self._engines.values())
+        every = self._engines.values()
+        return any(not one.is_leaving and not one.is_dead and one.url not in excluding for one in every)
 
     def ill_seconds(self, url: str) -> float | None:
         """Return for how long an engine has not been healthy; None if it is, or was never checked."""

@@ -118,10 +118,9 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                 env_vars=env_vars,
                 timeout=timeout,
                 health_timeout=health_timeout,
-                secret=self.secret,
             )
             undo.callback(self.engines.close)
-            self._join(self.engines.urls, Deadline.after(CALL_SECONDS))
+            self._join(range(self.engines.num_engines), Deadline.after(CALL_SECONDS))
             undo.pop_all()
 
     @property
@@ -193,16 +192,23 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         """
         return self.engines.versions(timeout)
 
-    def _join(self, urls: Sequence[str], deadline: Deadline) -> None:
+    def _join(self, engine_ranks: Sequence[int], deadline: Deadline) -> None:
         """Add engines to the router, and wait until it sends to them."""
-        self._call(ManagerWorker.join, list(urls), timeout=_left(deadline))
+        self._add_to_router(engine_ranks, _left(deadline))
+        urls = [self.engines.urls[engine] for engine in engine_ranks]
         while True:
-            states = self._call(ManagerWorker.engine_states, timeout=_left(deadline))
-            if all(state.healthy for state in states if state.url in urls):
+            ill = [one for one in self._call(ManagerWorker.engine_states, timeout=_left(deadline)) if not one.healthy]
+            ill = [one for one in ill if one.url in urls]
+            if not ill:
                 return
-            if deadline.is_over:
-                raise ClusterError(f"the router does not reach {', '.join(urls)}")
+            if deadline.is_over or any(one.is_dead for one in ill):
+                reasons = "; ".join(f"{one.url}: {one.why}" for one in ill)
+                raise ClusterError(f"the router does not reach {plural(len(ill), 'engine')}: {reasons}")
             time.sleep(JOIN_POLL_SECONDS)
+
+    def _add_to_router(self, engine_ranks: Sequence[int], timeout: float = CALL_SECONDS) -> None:
+        specs = {rank: spec for engine in engine_ranks for rank, spec in self.engines.specs_of(engine).items()}
+        self._call(ManagerWorker.join, self.engines.group.name, specs, timeout=timeout)
 
     def restart(self, timeout: float = CALL_SECONDS) -> None:
         """Restart the process of router, data buffer and lock, dead or not, in front of the same engines.
@@ -214,7 +220,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         if not self._start_router(self._router_port, _left(deadline)):
             hint = "close the manager, and make another one"
             raise ClusterError(f"another program has taken the router's port {self._router_port.port}", hint=hint)
-        self._call(ManagerWorker.join, self.engines.urls, timeout=_left(deadline))
+        self._add_to_router(range(self.engines.num_engines), _left(deadline))
 
     def restart_engine(
         self, engine_rank: int, weights: Any = None, version: int = 0, timeout: float = HEALTH_SECONDS
@@ -226,7 +232,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         deadline = Deadline.after(timeout)
         self.engines.workers_of(engine_rank)
         self.engines.check_own()
-        self._call(ManagerWorker.leave, [self.engines.urls[engine_rank]], timeout=timeout)
+        self._call(ManagerWorker.leave, self.engines.urls[engine_rank], timeout=timeout)
         self.engines.restart(engine_rank, _left(deadline))
         if isinstance(weights, WeightLink):
             bring = self.engines.rejoin if weights.version < 0 else self.engines.refill
@@ -235,12 +241,12 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             except RoostError:
                 # The next update may bring them: it serves then.
                 url = self.engines.urls[engine_rank]
-                self._call(ManagerWorker.join, [url])
+                self._add_to_router([engine_rank])
                 self._call(ManagerWorker.doubt, [*self._call(ManagerWorker.doubted), url])
                 raise
         elif weights is not None:
             self.engines.update_weights(weights, version, engine_rank).wait(_left(deadline))
-        self._join([self.engines.urls[engine_rank]], deadline)
+        self._join([engine_rank], deadline)
 
     def update_weights(self, weights: Any, version: int, timeout: float = WEIGHTS_SECONDS) -> None:
         """Send new weights to every engine, or update a link to the engines, under the lock. Versions only go up.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from roost.comm.channels.channel import DEFAULT_KEY, ChannelWorker
-from roost.errors import ClusterError
+from roost.comm.wire.loop import Handle
+from roost.errors import ClusterError, WorkerDied
+from roost.rl.engine import EngineSpec
 from roost.rl.engine_pool import EngineState
 from roost.rl.router import Router, RouterOptions
 from roost.runtime.events.emitter import Gauge
 
+_DEATH = "roost engine's death"
 LOCK = "lock"
 """The key of the lock: one item, and whoever leases it has the lock."""
 
@@ -27,6 +33,8 @@ class ManagerWorker(ChannelWorker):
         self._home.put_token(LOCK)
         self._capacity = capacity
         self._router: Router | None = None
+        self._watches: dict[str, list[Handle[Any]]] = {}
+        """By the engine's URL: what fails when one of its workers dies."""
 
     def _gauge(self) -> list[Gauge]:
         """Return how full the buffer is, as an event has it."""
@@ -53,15 +61,26 @@ class ManagerWorker(ChannelWorker):
             raise ClusterError("the router is being started", hint="call again in a moment")
         return self._router
 
-    def join(self, urls: list[str]) -> None:
-        """Let the router send requests to engines."""
-        for url in urls:
-            self._running_router().join(url)
+    def join(self, group: str, specs: Mapping[int, EngineSpec]) -> None:
+        """Let the router send requests to engines, given by the ranks of their workers, and none once a worker dies."""
+        urls = {spec.engine_rank: spec.url for spec in specs.values() if spec.node_rank == 0}
+        for spec in specs.values():
+            if spec.node_rank == 0:
+                self._running_router().join(spec.url, spec.secret)
+        for rank, spec in specs.items():
+            # Nothing is ever sent under this tag: it fails when the worker has died.
+            watch: Handle[Any] = self.recv(group, rank, async_op=True, tag=_DEATH)
+            self._watches.setdefault(urls[spec.engine_rank], []).append(watch)
+            watch.on_done(partial(self._bury, urls[spec.engine_rank], watch))
 
-    def leave(self, urls: list[str]) -> None:
-        """Let the router send engines no more requests."""
-        for url in urls:
-            self._running_router().leave(url)
+    def _bury(self, url: str, watch: Handle[Any]) -> None:
+        if isinstance(watch.error, WorkerDied):
+            self._running_router().bury(url, str(watch.error).partition("\n")[0])
+
+    def leave(self, url: str) -> None:
+        """Let the router send an engine no more requests."""
+        self._watches.pop(url, None)
+        self._running_router().leave(url)
 
     def doubt(self, urls: list[str]) -> None:
         """Let the router send these engines no requests, whatever their servers say, and others again."""

@@ -50,6 +50,8 @@ class EngineWorker(WeightWorker):
 
     def start_engine(self, spec: EngineSpec) -> list[int]:
         """Start the engine; if that fails, return the leased ports that another program has taken meanwhile."""
+        # From now on the router's process can notice that this one has ended.
+        _ = self._roost_talk
         try:
             self._engine.start(spec)
         except Exception as error:
@@ -145,12 +147,9 @@ class EngineWorker(WeightWorker):
 class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
 
-    def __init__(
-        self, group: WorkerGroup[Any], nodes_per_engine: Sequence[int], dp_size: int, timeout: float, secret: str
-    ) -> None:
+    def __init__(self, group: WorkerGroup[Any], nodes_per_engine: Sequence[int], dp_size: int, timeout: float) -> None:
         """Start engines on launched workers, of which each engine has the next few."""
         self.group = group
-        self._secret = secret
         self._dp_size = dp_size
         self._leases: dict[int, PortLease] = {}
         ranks = count()
@@ -169,6 +168,10 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
     def urls(self) -> list[str]:
         """Where each engine serves."""
         return [spec.url for spec in self.specs if spec.node_rank == 0]
+
+    def specs_of(self, engine_rank: int) -> dict[int, EngineSpec]:
+        """Return what the workers of one engine were started with, by their rank in the group."""
+        return {rank: self.specs[rank] for rank in self._ranks(engine_rank)}
 
     def workers_of(self, engine_rank: int) -> WorkerGroup[Any]:
         """Return the workers of one engine, its node 0 first."""
@@ -300,6 +303,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
             if before is not None:
                 group.cluster.release_ports(before)
         first = leases[next(iter(placements))]
+        secret = secrets.token_urlsafe(32)
         dist_init_addr = url_of(first.address, first.ports[_DIST_INIT]).removeprefix("http://")
         return {
             rank: EngineSpec(
@@ -315,7 +319,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
                 nccl_port=leases[rank].ports[_NCCL],
                 dist_init_addr=dist_init_addr,
                 dp_attention_ports=tuple(leases[rank].ports[_DP_ATTENTION:]),
-                secret=self._secret,
+                secret=secret,
             )
             for node_rank, (rank, placement) in enumerate(placements.items())
         }
@@ -334,15 +338,14 @@ def create_rollout_engines(
     env_vars: Mapping[str, str] | None = None,
     timeout: float = LAUNCH_SECONDS,
     health_timeout: float = HEALTH_SECONDS,
-    secret: str | None = None,
 ) -> RolloutEngines:
     """Start the engines that the flags ask for, and wait until all of them can serve.
 
     - `engine_cls`: a class with start, health, generate, update_weights and stop; see `RolloutEngine`.
     - `pg`: `create_placement_groups(args)["rollout"]`.
-    - `secret`: what requests to the engines have to show, by default a new one; each `EngineSpec` has it.
 
-    An engine has one worker on each of the nodes that its accelerators are on, as Roost measured them.
+    Each engine has a secret of its own, new at each start, which its `EngineSpec` has. An engine has one worker on each
+    of the nodes that its accelerators are on, as Roost measured them.
     """
     flags = read_flags(args)
     cluster = cluster or Cluster()
@@ -362,8 +365,7 @@ def create_rollout_engines(
     )
     try:
         nodes_per_engine = [len(engine) for engine in parts]
-        own_secret = secret or secrets.token_urlsafe(32)
-        return RolloutEngines(group, nodes_per_engine, flags.dp_attention_size, health_timeout, own_secret)
+        return RolloutEngines(group, nodes_per_engine, flags.dp_attention_size, health_timeout)
     except BaseException:
         with contextlib.closing(group), contextlib.suppress(RoostError):
             # Processes that an engine has started need not end with its worker.

@@ -1,14 +1,16 @@
 """The router in front of the rollout engines: one address, the least busy engine, and the next one if that fails.
 
 `EnginePool` makes every decision and does no I/O; `Router` carries them out over HTTP. A request to generate is safe to
-repeat, so the router sends it to another engine if the first one dies or hangs, unless the request forbids it. Once a
-client has any part of an answer, no other engine is asked: a stream that breaks ends the client's connection.
+repeat, so the router sends it to another engine if the first one dies or hangs, unless the request forbids it or has
+broken enough engines. Once a client has any part of an answer, no other engine is asked: a stream of events that breaks
+ends with the error, any other by the end of the client's connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import re
@@ -17,14 +19,16 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
 from roost.rl.engine_client import EngineAnswer, EngineBroken, EngineClient, EngineLate, EngineRequest
 from roost.rl.engine_pool import EnginePool, EngineState, Outcome
+from roost.rl.json_request import read_error
+from roost.rl.limits import CUT_SECONDS
 from roost.rl.web import (
     HttpServer,
     Route,
@@ -32,6 +36,8 @@ from roost.rl.web import (
     aiohttp,
     break_off,
     check_positive,
+    describe_error,
+    error_response,
     read_json,
     web,
 )
@@ -45,9 +51,12 @@ RETRY_HEADER = "X-Roost-Retry"
 
 _ENGINE_HEADER = "X-Roost-Engine"
 _OWN_PATHS = ("/health", "/engines")
+_MODELS = "/v1/models"
+_TAKEN_OVER = ("Accept", "Content-Type", "X-Request-Id", "traceparent", "tracestate")
 _PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
-_MOST_BROKEN = 3
+_MOST_EVENT = 1024**2
+"""The longest event of a stream that is held until all of it is there."""
 _IN_DOUBT = "its engine does not have the weights of an update that failed"
 Value = TypeVar("Value")
 
@@ -65,13 +74,15 @@ class RouterOptions:
         "POST /inference/v1/generate",
         "GET /v1/models",
     )
-    """The requests that engines answer, each a method and a path."""
+    """The requests that engines answer, each a method and a path; with `GET /v1/models` also that of one model."""
     check_seconds: float = 0.5
     """How long it waits between two checks of an engine."""
     check_timeout: float = 2.0
     """How long an engine may take to answer a check."""
     hang_seconds: float = 10.0
     """After so long without health, the requests at an engine go to another one that is healthy."""
+    most_broken: int = 2
+    """How many engines a request may break before it is answered with why: the next ones would break as well."""
     request_timeout: float = 600.0
     """How long a request may take that does not say so itself, with the header `X-Roost-Timeout`."""
     open_generate: bool = False
@@ -121,8 +132,9 @@ class Router:
     """Forwards requests to the engines that have joined, over HTTP.
 
     Engines answer `POST /generate` and the other `paths` of the options. `GET /health` and `GET /engines` describe the
-    engines, and `POST /engines` and `DELETE /engines` with `{"url": ...}` let one join or leave. Requests show the
-    secret, as `Authorization: Bearer ...`; the router shows it to the engines too. A router starts only once.
+    engines; `POST /engines` with `{"url": ..., "secret": ...}` lets one join, and `DELETE /engines` with its `url` lets
+    it leave. Requests show the router's secret, as `Authorization: Bearer ...`. Each engine has a secret of its own,
+    which it has to prove before it is asked anything. A router starts only once.
     """
 
     def __init__(
@@ -143,6 +155,8 @@ class Router:
         for path in self._options.paths:
             method, _, target = path.partition(" ")
             routes[method, target] = Route(handler=self._forward, is_open=is_open)
+            if path == f"GET {_MODELS}":
+                routes[method, f"{target}/*"] = Route(handler=self._poisonedmodel, is_open=is_open)
         self._serve = partial(
             HttpServer, host, port, routes, secret=self.secret, name="roost router", limits=self._options.limits
         )
@@ -154,7 +168,7 @@ class Router:
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._doubted: set[str] = set()
         self._attempts: set[_Attempt] = set()
-        self._client = EngineClient(self.secret)
+        self._client = EngineClient()
         self._is_running = False
         self._seconds: defaultdict[str, float] = defaultdict(float)
         """By engine: how long the requests that it has answered took, all together."""
@@ -176,10 +190,19 @@ class Router:
             self._server.call(self._pool.wake)
             self._server.close(seconds, self._break_off)
 
-    def join(self, url: str) -> None:
-        """Add an engine: the router checks its health immediately, and sends requests once it is healthy."""
+    def join(self, url: str, secret: str) -> None:
+        """Add an engine: the router checks its health immediately, and sends requests once it is healthy.
+
+        `secret` is the engine's own, which it proves to know on each connection before anything else is sent there.
+        """
         check_engine_url(url)
-        self._do(lambda: self._join(url))
+        if not (isinstance(secret, str) and secret):
+            raise ConfigError(f"the engine {url} has no secret", hint="it is the `secret` of its EngineSpec")
+        self._do(lambda: self._join(url, secret))
+
+    def bury(self, url: str, why: str) -> None:
+        """Believe nothing at this address any more, and ask it nothing: its process has ended."""
+        self._do(lambda: self._bury(url, why))
 
     def leave(self, url: str) -> bool:
         """Send an engine no more requests, and let it finish the ones that it has. False if it is unknown."""
@@ -225,7 +248,7 @@ class Router:
     async def _running(self) -> AsyncIterator[None]:
         self._is_running = True
         for state in self._pool.states():
-            self._join(state.url)
+            self._start_checks(state.url)
         watching = asyncio.create_task(self._watch_attempts())
         try:
             yield
@@ -245,16 +268,28 @@ class Router:
         for url in urls:
             self._pool.mark(url, False, _IN_DOUBT)
 
-    def _join(self, url: str) -> None:
+    def _join(self, url: str, secret: str) -> None:
         self._doubted.discard(url)
+        self._client.trust(url, secret)
         self._pool.join(url)
+        self._start_checks(url)
+
+    def _start_checks(self, url: str) -> None:
         if self._is_running and url not in self._checks:
             self._checks[url] = asyncio.create_task(self._keep_checking(url))
 
     def _leave(self, url: str) -> bool:
+        self._stop_checks(url)
+        return self._pool.leave(url)
+
+    def _bury(self, url: str, why: str) -> None:
+        self._stop_checks(url)
+        self._client.distrust(url)
+        self._pool.bury(url, why)
+
+    def _stop_checks(self, url: str) -> None:
         if (task := self._checks.pop(url, None)) is not None:
             task.cancel()
-        return self._pool.leave(url)
 
     async def _keep_checking(self, url: str) -> None:
         while True:
@@ -263,15 +298,35 @@ class Router:
             self._pool.mark(url, not why, why)
             await asyncio.sleep(self._options.check_seconds)
 
-    async def _forward(self, request: web.Request) -> web.StreamResponse:
+    async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._send_to_engine(request, await _read_request(request))
+        if not response.prepared and "X-Request-Id" in request.headers:
+            response.headers.setdefault("X-Request-Id", request.headers["X-Request-Id"])
+        return response
+
+    async def _poisonedmodel(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer for one model from what an engine says of all: not every server knows the path."""
+        name, sent = request.path.removeprefix(f"{_MODELS}/"), await _read_request(request)
+        answer = await self._send_to_engine(request, replace(sent, target=_MODELS, takes_stream=False))
+        if answer.status != 200 or not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
+            return answer
+        try:
+            models = [one for one in json.loads(answer.body)["data"] if one["id"] == name]
+        except (ValueError, KeyError, TypeError):
+            return error_response(502, f"an engine answered to GET {_MODELS} what is no list of models")
+        return (
+            web.json_response(models[0])
+            if models
+            else error_response(404, f"the model {shorten(repr(name))} does not exist", "model_not_found")
+        )
+
+    async def _send_to_engine(self, request: web.BaseRequest, sent: EngineRequest) -> web.StreamResponse:
         seconds = _read_timeout(request.headers.get(TIMEOUT_HEADER), self._options.request_timeout)
         deadline = asyncio.get_running_loop().time() + seconds
-        sent = await _read_request(request)
         failures: dict[str, str] = {}
         refusing: set[str] = set()
-        num_broken = 0
-        # A request that breaks one engine after another must not break them all.
-        while num_broken < _MOST_BROKEN and (url := await self._pick(refusing, deadline)) is not None:
+        broken: dict[str, str] = {}
+        while (url := await self._pick(refusing, deadline)) is not None:
             # Unless something else happens the client goes away, which cancels this task.
             outcome: Outcome = "cancelled"
             asked = time.monotonic()
@@ -282,23 +337,34 @@ class Router:
                     return response
                 outcome = "failed"
                 answer.close()
-                failures[url] = f"answered 503: {shorten(answer.body.decode(errors='replace'), 200)}"
+                failures[url] = f"answered 503: {shorten(read_error(answer.body), 200)}"
                 refusing.add(url)
             except EngineLate:
                 outcome = "failed"
-                return _engine_error(504, url, f"engine {url} had not answered after {seconds:g} s")
-            except EngineBroken as broken:
+                return _engine_error(504, "engine_late", url, f"engine {url} had not answered after {seconds:g} s")
+            except EngineBroken as error:
                 outcome = "failed"
-                num_broken += 1
-                failures[url] = str(broken)
+                failures[url] = str(error)
                 if not self._is_stopping:
-                    self._pool.mark(url, False, str(broken))
-                if broken.is_sent and not sent.is_repeatable:
-                    return _engine_error(502, url, f"engine {url} may have got the request: {broken}")
+                    self._pool.mark(url, False, str(error))
+                if error.is_sent:
+                    broken[url] = str(error)
+                    if not sent.is_repeatable:
+                        why = f"engine {url} may have got the request: {error}"
+                        return _engine_error(502, "engine_broke", url, why)
             finally:
                 self._pool.done(url, outcome)
                 if outcome == "served":
                     self._seconds[url] += time.monotonic() - asked
+            # A request that breaks one engine after another must not break them all, nor wait for one to come back.
+            is_poison = len(broken) >= self._options.most_broken or not self._pool.has_more(broken)
+            if broken and is_poison and not self._is_stopping:
+                reasons = "; ".join(f"{one}: {why}" for one, why in broken.items())
+                why = f"the request broke {plural(len(broken), 'engine')}, and no other gets it: {reasons}"
+                poisoned = error_response(502, why, "engines_broken")
+                # OpenAI's clients would send it again.
+                poisoned.headers["x-should-retry"] = "false"
+                return poisoned
         return self._refusal(failures)
 
     async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
@@ -352,68 +418,86 @@ class Router:
                     await changed.wait()
 
     async def _pass_on(
-        self, answer: EngineAnswer, request: web.Request, url: str, deadline: float
+        self, answer: EngineAnswer, request: web.BaseRequest, url: str, deadline: float
     ) -> tuple[Outcome, web.StreamResponse]:
         """Answer the client; from here on, no other engine is asked."""
         headers = answer.headers | {_ENGINE_HEADER: url}
+        if "X-Request-Id" in request.headers:
+            headers.setdefault("X-Request-Id", request.headers["X-Request-Id"])
         if answer.is_whole:
             whole = web.Response(status=answer.status, body=answer.body, headers=headers)
             return "failed" if answer.status == 503 else "served", whole
         response = web.StreamResponse(status=answer.status, headers=headers)
+        kind = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        holds_events = kind == "text/event-stream" and "Content-Encoding" not in headers
         outcome: Outcome = "failed"
+        why, code = "", ""
         try:
             await response.prepare(request)
-            piece = answer.body
+            piece, held = answer.body, b""
             while piece:
+                held += piece
+                # An event that breaks off would make an error after it unreadable.
+                end = _end_of_events(held) if holds_events else len(held)
+                holds_events = holds_events and len(held) - end <= _MOST_EVENT
                 # It waits while the client has not read what it has: the engine waits too, and nothing piles up.
                 async with asyncio.timeout_at(deadline):
-                    await response.write(piece)
+                    await response.write(held[: end if holds_events else len(held)])
+                held = held[end:] if holds_events else b""
                 piece = await answer.read_piece(deadline)
             async with asyncio.timeout_at(deadline):
-                await response.write_eof()
+                await response.write_eof(held)
             outcome = "served"
         except (TimeoutError, ConnectionError):
             outcome = "cancelled"
         except EngineLate:
-            log.warning("engine %s had not ended a stream at its deadline: the client's connection is closed", url)
+            why, code = f"engine {url} had not ended a stream at its deadline", "engine_late"
         except EngineBroken as broken:
+            why, code = "the router is stopping", "unavailable"
             if not self._is_stopping:
+                why, code = f"engine {url} broke a stream: {broken}", "engine_broke"
                 self._pool.mark(url, False, str(broken))
-                log.warning("engine %s broke a stream, and the client's connection is closed: %s", url, broken)
         finally:
             answer.close()
-            if outcome != "served":
+            if outcome != "served" and not why:
                 break_off(request)
+        if why:
+            if not self._is_stopping:
+                log.warning("%s: the client's connection is closed", why)
+            await _end_with_error(request, response, describe_error(502, why, code) if holds_events else None)
         return outcome, response
 
     def _refusal(self, failures: dict[str, str]) -> web.Response:
-        reasons = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
+        found = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
+        reasons = [{"url": url, "why": why or "was not asked"} for url, why in found.items()]
         if self._is_stopping:
             error = "the router is stopping"
         elif reasons:
             error = f"none of {plural(len(reasons), 'engine')} could serve the request"
         else:
             error = "no engine has joined"
-        engines = [{"url": url, "why": why or "was not asked"} for url, why in reasons.items()]
-        return web.json_response({"error": error, "engines": engines}, status=503)
+        return error_response(503, error, "unavailable", engines=reasons)
 
-    async def _health(self, _request: web.Request) -> web.Response:
+    async def _health(self, _request: web.BaseRequest) -> web.Response:
         states = self._pool.states()
         healthy = sum(state.healthy and not state.is_leaving for state in states)
         return web.json_response({"healthy": healthy, "engines": len(states)}, status=200 if healthy else 503)
 
-    async def _engines(self, _request: web.Request) -> web.Response:
+    async def _engines(self, _request: web.BaseRequest) -> web.Response:
         return web.json_response([asdict(state) for state in self._pool.states()])
 
-    async def _change_engines(self, request: web.Request) -> web.Response:
+    async def _change_engines(self, request: web.BaseRequest) -> web.Response:
         asked = await read_json(request)
         if not (isinstance(asked, dict) and "url" in asked):
             raise ConfigError('the body is {"url": "http://host:port"}')
-        url = check_engine_url(asked["url"])
-        if request.method == "POST":
-            self._join(url)
-        elif not self._leave(url):
-            return web.json_response({"error": f"engine {url} is not known"}, status=404)
+        url, secret = check_engine_url(asked["url"]), asked.get("secret")
+        if request.method == "DELETE":
+            if not self._leave(url):
+                return error_response(404, f"engine {url} is not known")
+        elif isinstance(secret, str) and secret:
+            self._join(url, secret)
+        else:
+            raise ConfigError('an engine joins with its own secret: {"url": "http://host:port", "secret": "..."}')
         return web.json_response({"url": url})
 
 
@@ -430,12 +514,12 @@ def _read_timeout(header: str | None, default: float) -> float:
     raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")
 
 
-async def _read_request(request: web.Request) -> EngineRequest:
+async def _read_request(request: web.BaseRequest) -> EngineRequest:
     """Make what an engine gets: never the client's Authorization, since the router shows its own."""
     retry = request.headers.get(RETRY_HEADER, "yes")
     if retry not in ("yes", "no"):
         raise ConfigError(f"{RETRY_HEADER} is {shorten(repr(retry))}: it is yes or no")
-    headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
+    headers = {name: request.headers[name] for name in _TAKEN_OVER if name in request.headers}
     if request.method == "POST":
         headers.setdefault("Content-Type", "application/json")
     return EngineRequest(
@@ -449,5 +533,22 @@ async def _read_request(request: web.Request) -> EngineRequest:
     )
 
 
-def _engine_error(status: int, url: str, error: str) -> web.Response:
-    return web.json_response({"error": error, "engine": url}, status=status, headers={_ENGINE_HEADER: url})
+def _engine_error(status: int, code: str, url: str, error: str) -> web.Response:
+    response = error_response(status, error, code, engine=url)
+    response.headers[_ENGINE_HEADER] = url
+    return response
+
+
+def _end_of_events(content: bytes) -> int:
+    """Return where the last event that is complete ends; 0 if there is none."""
+    return max(content.rfind(gap) + len(gap) if gap in content else 0 for gap in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+
+async def _end_with_error(request: web.BaseRequest, response: web.StreamResponse, error: dict[str, Any] | None) -> None:
+    """Break a stream off, if possible with an event that says why, for which OpenAI's clients raise an APIError."""
+    if error is not None:
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(CUT_SECONDS):
+                await response.write(f"data: {json.dumps({'error': error})}\n\n".encode())
+    # Without the end of the stream, so that no other client takes this for all of it.
+    break_off(request)

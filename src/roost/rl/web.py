@@ -1,9 +1,10 @@
 """An HTTP server for the router and for engines: aiohttp in its own thread.
 
 Every check of who may ask what is here. A server binds to one address and takes requests for that address only, none
-from another web page, and none without the job's secret unless their route is open. It bounds connections, times and
-bytes. Handlers get requests whose body has arrived, and are cancelled if the client goes away; every error is JSON; the
-server ends in time.
+from another web page, and none without the secret unless their route is open. It proves that it knows the secret to
+whoever asks, see `roost_proof`. It bounds connections, times and bytes, and closes connections that have shown no
+secret when there are too many. Handlers get requests whose body has arrived, and are cancelled if the client goes away;
+every error is JSON as OpenAI's clients expect it; the server ends in time.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import http
 import json
 import logging
 import math
-import resource
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
+from roost.machine.strangers import Strangers, most_connections
 from roost.rl.engine import url_of
+from roost.rl.engines.inside import roost_proof
 from roost.rl.limits import CUT_SECONDS, PAUSE_SECONDS, SERVER_SECONDS
 from roost.text import shorten
 
@@ -36,11 +40,15 @@ except ImportError as _error:
 
 _BACKLOG = 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_CODES = {one.value: one.name.lower() for one in http.HTTPStatus} | {401: "invalid_api_key"}
 
 log: logging.Logger = logging.getLogger(__name__)
+# aiohttp reports what strangers garble, with tracebacks. The errors of handlers are reported here.
+_garbled: logging.Logger = logging.getLogger(f"{__name__}.garbled")
+_garbled.setLevel(logging.CRITICAL)
 Value = TypeVar("Value")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 """Answers a request. The client gets status 400 for a ConfigError, 503 for a ClusterError, 500 for anything else."""
 
 
@@ -60,9 +68,12 @@ class ServerLimits:
     """How much a server takes from its clients."""
 
     connections: int = 16_384
-    """How many are open at a time, and at most a third of the files that the process may open; others wait."""
+    """How many are open at a time, and at most a third of the files that the process may open.
+
+    Connections that have shown no secret make room for newer ones, the oldest first; others wait.
+    """
     head_seconds: float = 10.0
-    """How long the head of the first request on a connection may take."""
+    """How long the head of the first request on a connection may take, up to a secret if the request needs one."""
     idle_seconds: float = 60.0
     """After so long without a further request, a connection is closed."""
     body_seconds: float = 60.0
@@ -86,17 +97,21 @@ def check_positive(options: Any) -> None:
             raise ConfigError(f"{item.name} is {value!r}: it is a number above 0")
 
 
-def authorization(secret: str) -> dict[str, str]:
-    """Build the header that shows a server the secret."""
-    return {"Authorization": f"Bearer {secret}"}
+def error_response(status: int, message: str, code: str = "", **details: Any) -> web.Response:
+    """Build `{"error": {"message": ..., "type": ..., "code": ...}}`, which OpenAI's clients read; `details` go with it.
+
+    Without a code it is the name of the status, such as `not_found`.
+    """
+    return web.json_response({"error": describe_error(status, message, code, **details)}, status=status)
 
 
-def error_response(status: int, message: str) -> web.Response:
-    """Build `{"error": message}`."""
-    return web.json_response({"error": message}, status=status)
+def describe_error(status: int, message: str, code: str = "", **details: Any) -> dict[str, Any]:
+    """Build what `error_response` has under `error`."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"message": message, "type": kind, "code": code or _CODES.get(status, kind), **details}
 
 
-async def read_json(request: web.Request) -> Any:
+async def read_json(request: web.BaseRequest) -> Any:
     """Decode the body; ConfigError if it is not JSON."""
     try:
         return json.loads(await request.read())
@@ -104,10 +119,14 @@ async def read_json(request: web.Request) -> Any:
         raise ConfigError(f"the body is not JSON: {error}") from None
 
 
-def break_off(request: web.Request) -> None:
-    """Close the client's connection in the middle of an answer, which no client can take for the end of it."""
-    if request.transport is not None:
-        request.transport.abort()
+def break_off(request: web.BaseRequest) -> None:
+    """Close the client's connection in the middle of an answer, which no client can take for the end of it.
+
+    What was written goes out first, if the client reads it at once.
+    """
+    if (transport := request.transport) is not None:
+        transport.close()
+        asyncio.get_running_loop().call_later(CUT_SECONDS, transport.abort)
 
 
 class HttpServer:
@@ -133,11 +152,19 @@ class HttpServer:
         self.url: str = url_of(host, self._socket.getsockname()[1])
         """Where it listens: `http://10.0.0.7:20300`."""
         self._routes = dict(routes)
-        self._secret = authorization(secret)["Authorization"].encode()
+        self._secret = secret
+        self._shown_by_all = f"Bearer {secret}".encode()
+        self._shown_by: dict[web.RequestHandler, bytes] = {}
+        """What a client that asked for a proof may show instead of the secret, on this connection only."""
         self._limits = limits or ServerLimits()
         self._context = context or contextlib.nullcontext()
         self._budget = _ByteBudget(self._limits.buffered_bytes)
-        self._silent: set[web.RequestHandler] = set()
+        # A request to the router has two files: its client's connection and the engine's.
+        self._most = most_connections(self._limits.connections, files=2)
+        self._strangers = Strangers(self._most)
+        self._num_open = 0
+        self._timers: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        """When connections close on which no request that could be answered has arrived."""
         self._requests: set[asyncio.Task[Any]] = set()
         self._grace_seconds = 0.0
         self._on_late: Callable[[], Awaitable[None]] = self._cancel_requests
@@ -184,19 +211,10 @@ class HttpServer:
                 self._started.set_exception(error)
 
     async def _serve(self) -> None:
-        app = web.Application(client_max_size=self._limits.body_bytes)
-        app.router.add_route("*", "/{path:.*}", self._respond)
-        app.on_shutdown.append(self._drain)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=CUT_SECONDS,
-            keepalive_timeout=self._limits.idle_seconds,
-            handler_cancellation=True,
-        )
+        limits = self._limits
+        server = _Server(self._respond, self._arrive, self._leave, limits.body_bytes, limits.idle_seconds)
         async with self._context:
-            await runner.setup()
-            accepting = asyncio.create_task(self._accept(runner))
+            accepting = asyncio.create_task(self._accept(server))
             self._started.set_result(None)
             await self._closing.wait()
             # A connection that is accepted already is served.
@@ -205,63 +223,88 @@ class HttpServer:
                 await asyncio.sleep(0)
             accepting.cancel()
             self._socket.close()
-            await runner.cleanup()
+            server.pre_shutdown()
+            if self._requests and (await asyncio.wait(self._requests, timeout=self._grace_seconds))[1]:
+                await self._on_late()
+            await server.shutdown(CUT_SECONDS)
 
-    async def _accept(self, runner: web.AppRunner) -> None:
+    async def _accept(self, server: web.Server) -> None:
         """Accept connections, as many as may be open at a time; the kernel keeps the others waiting."""
-        server = runner.server
-        most, files = self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if files != resource.RLIM_INFINITY:
-            # A request to the router has two files: its client's connection and the engine's.
-            most = min(most, files // 3)
-        while server is not None and not self._closing.is_set():
-            if len(server.connections) >= most:
+        while True:
+            if self._num_open >= self._most and not self._strangers.close_oldest():
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
             try:
                 line, _ = await self._loop.sock_accept(self._socket)
-                _, connection = await self._loop.connect_accepted_socket(server, line)
+                await self._loop.connect_accepted_socket(server, line)
             except OSError as error:
                 # The client is gone already, or this process has no file left.
                 log.debug("a connection was not accepted: %s", error)
+                self._strangers.close_oldest()
                 await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            self._silent.add(connection)
-            self._loop.call_later(self._limits.head_seconds, self._close_silent, connection)
 
-    def _close_silent(self, connection: web.RequestHandler) -> None:
-        """Close a connection on which no request has arrived."""
-        if connection in self._silent:
-            self._silent.discard(connection)
-            connection.force_close()
+    def _arrive(self, connection: web.RequestHandler, transport: asyncio.Transport) -> None:
+        self._num_open += 1
+        self._strangers.arrive(connection, transport.abort)
+        self._timers[connection] = self._loop.call_later(self._limits.head_seconds, transport.abort)
 
-    async def _drain(self, _app: web.Application) -> None:
-        if self._requests and (await asyncio.wait(self._requests, timeout=self._grace_seconds))[1]:
-            await self._on_late()
+    def _leave(self, connection: web.RequestHandler) -> None:
+        self._num_open -= 1
+        self._strangers.leave(connection)
+        self._shown_by.pop(connection, None)
+        if (timer := self._timers.pop(connection, None)) is not None:
+            timer.cancel()
 
     async def _cancel_requests(self) -> None:
         for task in self._requests:
             task.cancel()
 
-    async def _respond(self, request: web.Request) -> web.StreamResponse:
-        self._silent.discard(request.protocol)
+    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if (task := asyncio.current_task()) is not None:
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
-        route = self._routes.get((request.method, request.path))
+        if (request.method, request.path) == ("GET", roost_proof.PATH):
+            return self._prove(request)
+        route = self._find_route(request.method, request.path)
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        is_member = hmac.compare_digest(given, self._shown_by.get(request.protocol, self._shown_by_all))
+        is_member |= hmac.compare_digest(given, self._shown_by_all)
         # Before any of the body is kept.
-        if refusal := self._check_source(request) or self._check_secret(request, route):
+        refusal = self._check_source(request)
+        if refusal is None and not is_member and not (route is not None and route.is_open):
+            refusal = error_response(401, "the request lacks the secret: Authorization: Bearer ...")
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+        if refusal is not None:
             refusal.force_close()
             return refusal
-        if route is None:
-            return error_response(404, f"there is no {request.method} {request.path}")
-        if route.is_control and request.content_type != "application/json":
-            return error_response(415, f"the content type is {shorten(request.content_type)}, not application/json")
-        if (length := request.content_length or 0) > self._limits.body_bytes:
-            return error_response(413, f"the body has {length} bytes, and {self._limits.body_bytes} are the most")
-        return await self._respond_with_body(request, route.handler)
+        self._strangers.leave(request.protocol)
+        if (timer := self._timers.pop(request.protocol, None)) is not None:
+            timer.cancel()
+        try:
+            return await self._respond_by(route, request)
+        finally:
+            if not is_member and request.transport is not None:
+                self._strangers.arrive(request.protocol, request.transport.abort)
 
-    def _check_source(self, request: web.Request) -> web.Response | None:
+    def _find_route(self, method: str, path: str) -> Route | None:
+        """Return what answers a path; a route that ends with `/*` answers all paths below it."""
+        if (route := self._routes.get((method, path))) is not None:
+            return route
+        below = ((one, target[:-1]) for one, target in self._routes if target.endswith("/*"))
+        found = next((f"{start}*" for one, start in below if one == method and path.startswith(start)), "")
+        return self._routes.get((method, found))
+
+    def _prove(self, request: web.BaseRequest) -> web.Response:
+        """Prove to a client that this server knows the secret, and note what the client then proves itself with."""
+        nonce, own = request.headers.get(roost_proof.NONCE, ""), roost_proof.new_nonce()
+        try:
+            proof = roost_proof.prove(self._secret, nonce, own)
+        except ValueError as error:
+            return error_response(400, str(error))
+        self._shown_by[request.protocol] = f"Roost {roost_proof.code_of(self._secret, 'client', own, nonce)}".encode()
+        return web.json_response(proof)
+
+    def _check_source(self, request: web.BaseRequest) -> web.Response | None:
         """Refuse a request that is meant for another server, or comes from another server's web page."""
         own = {self.url.removeprefix("http://").lower()}
         if request.transport is not None:
@@ -278,16 +321,15 @@ class HttpServer:
             return error_response(403, f"the request comes from a web page of {shorten(repr(origin))}")
         return None
 
-    def _check_secret(self, request: web.Request, route: Route | None) -> web.Response | None:
-        given = request.headers.get("Authorization", "").encode(errors="replace")
-        if (route is not None and route.is_open) or hmac.compare_digest(given, self._secret):
-            return None
-        refusal = error_response(401, "the request lacks the job's secret: Authorization: Bearer ...")
-        refusal.headers["WWW-Authenticate"] = "Bearer"
-        return refusal
-
-    async def _respond_with_body(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _respond_by(self, route: Route | None, request: web.BaseRequest) -> web.StreamResponse:
+        """Read the body of a request that may be answered, and let its route answer."""
         limits, length = self._limits, request.content_length
+        if route is None:
+            return error_response(404, f"there is no {request.method} {request.path}")
+        if route.is_control and request.content_type != "application/json":
+            return error_response(415, f"the content type is {shorten(request.content_type)}, not application/json")
+        if length is not None and length > limits.body_bytes:
+            return error_response(413, f"the body has {length} bytes, and {limits.body_bytes} are the most")
         # A body that is compressed or comes in chunks does not say how large it is.
         size = limits.body_bytes if length is None or "Content-Encoding" in request.headers else length
         if not request.can_read_body:
@@ -310,7 +352,7 @@ class HttpServer:
                 return late
             self._budget.give(size - len(body))
             size = len(body)
-            return await handler(request)
+            return await route.handler(request)
         except ConfigError as error:
             return error_response(400, str(error))
         except ClusterError as error:
@@ -320,6 +362,42 @@ class HttpServer:
             return error_response(500, f"{type(error).__name__}: {error}")
         finally:
             self._budget.give(size)
+
+
+class _Server(web.Server):
+    """aiohttp's server of connections, which says when one begins and ends."""
+
+    def __init__(
+        self,
+        respond: Handler,
+        arrive: Callable[[web.RequestHandler, asyncio.Transport], None],
+        leave: Callable[[web.RequestHandler], None],
+        most_bytes: int,
+        idle_seconds: float,
+    ) -> None:
+        super().__init__(
+            respond,
+            request_factory=partial(_make_request, most_bytes),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=idle_seconds,
+            logger=_garbled,
+        )
+        self._arrive = arrive
+        self._leave = leave
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._arrive(handler, transport)
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        self._leave(handler)
+
+
+def _make_request(most_bytes: int, message: Any, payload: Any, connection: Any, writer: Any, task: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, connection, writer, task, loop, client_max_size=most_bytes)
 
 
 class _ByteBudget:

@@ -250,20 +250,20 @@ class NumpyEngine:
             return spec
         raise ClusterError(f"the engine does not serve: {why}")
 
-    async def _answer_generate(self, request: web.Request) -> web.Response:
+    async def _answer_generate(self, request: web.BaseRequest) -> web.Response:
         asked = await read_json(request)
         # In a thread: a subclass may take its time.
         answer = asyncio.get_running_loop().run_in_executor(self._threads, self.generate, asked)
         return web.json_response(await answer)
 
-    async def _answer_health(self, _request: web.Request) -> web.Response:
+    async def _answer_health(self, _request: web.BaseRequest) -> web.Response:
         healthy = self.health()
         return web.json_response({"healthy": healthy}, status=200 if healthy else 503)
 
-    async def _answer_version(self, _request: web.Request) -> web.Response:
+    async def _answer_version(self, _request: web.BaseRequest) -> web.Response:
         return web.json_response({"version": self.version})
 
-    async def _answer_update_weights(self, request: web.Request) -> web.Response:
+    async def _answer_update_weights(self, request: web.BaseRequest) -> web.Response:
         asked = await read_json(request)
         if not isinstance(asked, dict) or set(asked) != {"weights", "version"}:
             raise ConfigError('the body is {"weights": {"w": ..., "b": ...}, "version": 7}')

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from aiohttp import web
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 MODE = os.environ.get("STAND_IN", "")
 # With "hold", a sample has so many tokens when it waits for the first pause.
@@ -46,7 +50,7 @@ class Server:
         self.waiting = 0
         self.held = 0
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, request: Request) -> Response:
         asked = await request.json()
         sampling = asked["sampling_params"]
         self.waiting += 1
@@ -60,7 +64,7 @@ class Server:
             made = await asyncio.gather(*(self.sample(sampling["max_new_tokens"]) for _ in range(sampling["n"])))
         finally:
             self.active -= 1
-        return web.json_response(made[0] if sampling["n"] == 1 else made)
+        return JSONResponse(made[0] if sampling["n"] == 1 else made)
 
     async def sample(self, count: int) -> dict[str, Any]:
         tokens: list[int] = []
@@ -92,24 +96,24 @@ class Server:
     def is_held(self, tokens: list[int]) -> bool:
         return MODE == "hold" and len(tokens) == HELD and not self.pauses
 
-    async def pause(self, request: web.Request) -> web.Response:
+    async def pause(self, request: Request) -> Response:
         mode = (await request.json())["mode"]
         if mode not in ("abort", "retract", "in_place"):
-            return web.json_response({"error": mode}, status=422)
+            return JSONResponse({"error": mode}, status_code=422)
         self.pause_mode = mode
         self.aborts += mode == "abort"
         self.pauses += 1
         if mode == "abort":
             while self.active:
                 await asyncio.sleep(0.005)
-        return web.json_response({"message": "paused", "status": "ok"})
+        return JSONResponse({"message": "paused", "status": "ok"})
 
-    async def resume(self, request: web.Request) -> web.Response:
+    async def resume(self, request: Request) -> Response:
         await request.json()
         self.pause_mode = ""
-        return web.json_response({"message": "continued", "status": "ok"})
+        return JSONResponse({"message": "continued", "status": "ok"})
 
-    async def update(self, request: web.Request) -> web.Response:
+    async def update(self, request: Request) -> Response:
         asked = await request.json()
         if MODE == "die-in-update":
             os._exit(9)
@@ -123,43 +127,46 @@ class Server:
             return self.updated("the cache was not flushed", is_done=False)
         return self.updated("updated", is_done=True)
 
-    def updated(self, message: str, *, is_done: bool) -> web.Response:
+    def updated(self, message: str, *, is_done: bool) -> Response:
         content = {"success": is_done, "message": message, "num_paused_requests": 0}
-        return web.json_response(content, status=200 if is_done else 400)
+        return JSONResponse(content, status_code=200 if is_done else 400)
 
-    async def free(self, request: web.Request) -> web.Response:
+    async def free(self, request: Request) -> Response:
         await request.json()
         assert self.pause_mode == "retract", "a step may still run"
         self.is_freed = True
-        return web.json_response(None)
+        return JSONResponse(None)
 
-    async def take(self, request: web.Request) -> web.Response:
+    async def take(self, request: Request) -> Response:
         await request.json()
         self.is_freed = False
-        return web.json_response(None)
+        return JSONResponse(None)
 
-    async def info(self, _: web.Request) -> web.Response:
-        return web.json_response({"model_path": self.model, "is_generation": True, "weight_version": self.version})
+    async def info(self, _: Request) -> Response:
+        return JSONResponse({"model_path": self.model, "is_generation": True, "weight_version": self.version})
 
-    async def progress(self, _: web.Request) -> web.Response:
-        return web.json_response({"waiting": self.waiting, "held": self.held})
+    async def progress(self, _: Request) -> Response:
+        return JSONResponse({"waiting": self.waiting, "held": self.held})
 
-    async def health(self, _: web.Request) -> web.Response:
-        return web.Response()
+    async def health(self, _: Request) -> Response:
+        return Response()
 
-    async def step(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if MODE == "no-step" or self.pause_mode or self.is_freed else 200)
+    async def step(self, _: Request) -> Response:
+        return Response(status_code=503 if MODE == "no-step" or self.pause_mode or self.is_freed else 200)
 
 
-def checking(key: str) -> Any:
-    @web.middleware
-    async def check(request: web.Request, handler: Any) -> web.StreamResponse:
-        is_open = request.path.startswith("/health")
-        if not is_open and request.headers.get("Authorization") != f"Bearer {key}":
-            return web.json_response({"error": "Unauthorized"}, status=401)
-        return await handler(request)
+class Checking:
+    """SGLang's own key, which it asks for on all routes but some."""
 
-    return check
+    def __init__(self, app: Any, key: str) -> None:
+        self.app, self.key = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_open = scope["type"] != "http" or scope["path"].startswith("/health")
+        if is_open or dict(scope["headers"]).get(b"authorization") == self.key:
+            await self.app(scope, receive, send)
+        else:
+            await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
 
 
 def arguments() -> argparse.Namespace:
@@ -181,25 +188,22 @@ def main() -> None:
     if given.node_rank:
         asyncio.run(asyncio.sleep(600))
 
-    async def make() -> web.Application:
-        server = Server(given)
-        app = web.Application(middlewares=[checking(given.api_key)])
-        app.router.add_get("/health", server.health)
-        app.router.add_get("/health_generate", server.step)
-        app.router.add_get("/model_info", server.info)
-        app.router.add_get("/progress", server.progress)
-        for path, handler in {
-            "/generate": server.generate,
-            "/pause_generation": server.pause,
-            "/continue_generation": server.resume,
-            "/update_weights_from_disk": server.update,
-            "/release_memory_occupation": server.free,
-            "/resume_memory_occupation": server.take,
-        }.items():
-            app.router.add_post(path, handler)
-        return app
-
-    web.run_app(make(), host=given.host, port=given.port, print=None, shutdown_timeout=0.1)
+    server = Server(given)
+    get = {"/health": server.health, "/health_generate": server.step, "/model_info": server.info}
+    get |= {"/progress": server.progress}
+    post = {
+        "/generate": server.generate,
+        "/pause_generation": server.pause,
+        "/continue_generation": server.resume,
+        "/update_weights_from_disk": server.update,
+        "/release_memory_occupation": server.free,
+        "/resume_memory_occupation": server.take,
+    }
+    routes = [Route(path, handler, methods=["GET"]) for path, handler in get.items()]
+    routes += [Route(path, handler, methods=["POST"]) for path, handler in post.items()]
+    # As SGLang does with one process for tokenizing; where it has several, it hands over a name.
+    app = "sglang.launch_server:app" if MODE == "several" else Checking(Starlette(routes=routes), given.api_key)
+    uvicorn.run(app, host=given.host, port=given.port, log_level="warning", timeout_graceful_shutdown=1)
 
 
 if __name__ == "__main__":

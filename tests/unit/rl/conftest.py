@@ -10,7 +10,7 @@ import pytest
 from roost.rl.engine import EngineSpec
 from roost.rl.router import Router, RouterOptions
 from roost.testing import NumpyEngine
-from routing import SECRET, Held, is_healthy
+from routing import ENGINE_SECRET, SECRET, Held, is_healthy
 from sockets import free_port
 from waiting import wait_until
 
@@ -37,7 +37,7 @@ def engine():
                 nccl_port=0,
                 dist_init_addr="",
                 dp_attention_ports=(),
-                secret=SECRET,
+                secret=ENGINE_SECRET,
             )
             with contextlib.suppress(OSError):
                 engine.start(spec)
@@ -61,7 +61,7 @@ def router():
         routers.append(router)
         router.start()
         for engine in engines:
-            router.join(engine.url)
+            router.join(engine.url, ENGINE_SECRET)
         if is_waiting:
             wait_until(lambda: is_healthy(router, *(engine.url for engine in engines)), "all engines are healthy")
         return router

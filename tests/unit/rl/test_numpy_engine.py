@@ -274,20 +274,21 @@ def test_a_bad_request_is_refused_with_what_is_expected(start, request_, message
         engine.generate(request_)
     status, answer = ask(engine.spec, "POST", "/generate", request_)
     assert status == 400
-    assert message in answer["error"]
+    assert message in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100000])
 def test_a_body_that_is_not_json_is_refused(start, body):
     status, answer = ask(start().spec, "POST", "/generate", body)
     assert status == 400
-    assert "the body is not JSON" in answer["error"]
+    assert "the body is not JSON" in answer["error"]["message"]
 
 
 def test_what_it_does_not_know_is_not_found(start):
     engine = start()
     for method, path in (("GET", "/generate"), ("POST", "/health"), ("GET", "/"), ("PUT", "/nothing")):
-        assert ask(engine.spec, method, path) == (404, {"error": f"there is no {method} {path}"})
+        status, answer = ask(engine.spec, method, path)
+        assert (status, answer["error"]["message"]) == (404, f"there is no {method} {path}")
 
 
 def test_weights_can_be_updated_over_http(start):
@@ -341,7 +342,7 @@ def test_weights_that_cannot_be_taken_change_nothing(start, body, message):
     before = engine.generate({"observations": OBSERVATIONS, "seed": 1})
     status, answer = ask(engine.spec, "POST", "/update_weights", body)
     assert status == 400
-    assert message in answer["error"]
+    assert message in answer["error"]["message"]
     assert engine.generate({"observations": OBSERVATIONS, "seed": 1}) == before
 
 
@@ -379,10 +380,8 @@ def test_an_offloaded_engine_stays_up_and_serves_nothing(start):
     engine.offload()
     assert engine.health()
     assert ask(engine.spec, "GET", "/health")[0] == 200
-    assert ask(engine.spec, "POST", "/generate", request) == (
-        503,
-        {"error": "the engine does not serve: it is offloaded"},
-    )
+    status, answer = ask(engine.spec, "POST", "/generate", request)
+    assert (status, answer["error"]["message"]) == (503, "the engine does not serve: it is offloaded")
     with pytest.raises(ClusterError, match="offloaded"):
         engine.generate(request)
     engine.onload()
@@ -393,10 +392,8 @@ def test_an_engine_that_takes_long_to_load_listens_and_is_not_healthy_yet(start)
     slow = start(NumpyEngine(start_seconds=3600))
     assert not slow.health()
     assert ask(slow.spec, "GET", "/health") == (503, {"healthy": False})
-    assert ask(slow.spec, "POST", "/generate", {"observations": OBSERVATIONS}) == (
-        503,
-        {"error": "the engine does not serve: it is starting"},
-    )
+    status, answer = ask(slow.spec, "POST", "/generate", {"observations": OBSERVATIONS})
+    assert (status, answer["error"]["message"]) == (503, "the engine does not serve: it is starting")
     quick = start(NumpyEngine(start_seconds=0.1))
     wait_until(quick.health, "the engine is loaded")
     assert ask(quick.spec, "GET", "/health")[0] == 200

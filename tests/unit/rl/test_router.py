@@ -22,6 +22,7 @@ from roost.rl.router import Router, RouterOptions, check_engine_url
 from roost.rl.web import ServerLimits
 from roost.testing import NumpyEngine
 from routing import (
+    ENGINE_SECRET,
     LONG,
     OURS,
     REQUEST,
@@ -35,6 +36,7 @@ from routing import (
     exchange,
     generate,
     is_healthy,
+    said,
     state,
 )
 from sockets import free_port
@@ -272,7 +274,7 @@ def test_what_is_not_the_url_of_an_engine_is_refused(url):
     with pytest.raises(ConfigError, match="it is http://host:port"):
         check_engine_url(url)
     with pytest.raises(ConfigError, match="it is http://host:port"):
-        Router("127.0.0.1", 0).join(url)
+        Router("127.0.0.1", 0).join(url, ENGINE_SECRET)
 
 
 # Requests
@@ -342,7 +344,7 @@ def test_an_error_that_an_engine_answers_is_an_answer(engine, router, status):
 def test_a_bad_request_is_refused_by_the_engine_itself(engine, router):
     status, answer, by = generate(router(one := engine()), {"observations": "none"})
     assert (status, by) == (400, one.url)
-    assert "observations" in answer["error"]
+    assert "observations" in answer["error"]["message"]
 
 
 def test_an_engine_without_room_has_its_request_served_elsewhere(engine, router):
@@ -363,10 +365,9 @@ def test_if_no_engine_has_room_each_is_named_with_what_it_said(engine, router):
         one.offload()
     status, answer, by = generate(behind)
     assert (status, by) == (503, None)
-    assert answer["error"] == "none of 2 engines could serve the request"
-    assert answer["engines"] == [
-        {"url": one.url, "why": 'answered 503: {"error": "the engine does not serve: it is offloaded"}'}
-        for one in engines
+    assert answer["error"]["message"] == "none of 2 engines could serve the request"
+    assert answer["error"]["engines"] == [
+        {"url": one.url, "why": "answered 503: the engine does not serve: it is offloaded"} for one in engines
     ]
 
 
@@ -395,9 +396,9 @@ def test_an_engine_that_cannot_be_reached_is_known_immediately_and_named(engine,
     gone.stop()
     status, answer, by = generate(behind, seconds=0.5)
     assert (status, by) == (503, None)
-    assert answer["error"] == "none of 1 engine could serve the request"
-    assert [one["url"] for one in answer["engines"]] == [gone.url]
-    assert "could not be reached" in answer["engines"][0]["why"]
+    assert answer["error"]["message"] == "none of 1 engine could serve the request"
+    assert [one["url"] for one in answer["error"]["engines"]] == [gone.url]
+    assert "could not be reached" in answer["error"]["engines"][0]["why"]
     assert not is_healthy(behind, gone.url)
 
 
@@ -449,7 +450,8 @@ def test_an_engine_that_takes_too_long_is_named_and_no_other_is_asked(engine, ro
     behind = router(slow, other)
     status, answer, by = generate(behind, seconds=0.2)
     assert (status, by) == (504, slow.url)
-    assert answer == {"error": f"engine {slow.url} had not answered after 0.2 s", "engine": slow.url}
+    assert said(answer) == f"engine {slow.url} had not answered after 0.2 s"
+    assert (answer["error"]["code"], answer["error"]["engine"]) == ("engine_late", slow.url)
     assert state(behind, slow.url).failed == 1
     assert state(behind, other.url).served == 0
 
@@ -466,7 +468,7 @@ def test_an_engine_that_answers_drop_by_drop_takes_too_long_as_well(engine, rout
     status, answer, _ = generate(behind, seconds=0.2)
     over.set()
     assert status == 504
-    assert "had not answered after 0.2 s" in answer["error"]
+    assert "had not answered after 0.2 s" in answer["error"]["message"]
 
 
 def hanging(at_health, at_generate):
@@ -501,7 +503,7 @@ def test_a_request_at_an_engine_that_hangs_is_served_by_another_one(engine, rout
     gates[0].clear()
     wait_until(lambda: not is_healthy(behind, hung.url), "it hangs")
     assert not asked.done(), "there is no other engine: this one may yet answer"
-    behind.join((other := engine()).url)
+    behind.join((other := engine()).url, ENGINE_SECRET)
     assert asked.result(LONG)[2] == other.url
     assert "had not answered" in state(behind, hung.url).why
 
@@ -525,13 +527,13 @@ def test_a_request_with_little_time_reaches_another_engine_before_its_deadline(e
     asked = aside.submit(generate, behind, seconds=5)
     wait_until(lambda: state(behind, hung.url).busy == 1, "it has the request")
     gates[0].clear()
-    behind.join((other := engine()).url)
+    behind.join((other := engine()).url, ENGINE_SECRET)
     assert asked.result(LONG)[::2] == (200, other.url)
 
 
 def test_engines_may_die_under_load_and_every_request_is_answered(engine, router, aside):
     engines = [engine() for _ in range(3)]
-    behind = router(*engines)
+    behind = router(*engines, most_broken=3)
     urls = [one.url for one in engines]
     died = threading.Event()
 
@@ -643,7 +645,7 @@ def test_an_engine_that_says_it_is_not_well_is_unhealthy(engine, router):
     wait_until(lambda: state(behind, one.url).why == "/health answered 503", "it is checked")
     status, answer, _ = generate(behind, seconds=0.2)
     assert status == 503
-    assert answer["engines"] == [{"url": one.url, "why": "/health answered 503"}]
+    assert answer["error"]["engines"] == [{"url": one.url, "why": "/health answered 503"}]
 
 
 def test_an_engine_that_dies_and_comes_back_is_healthy_again_without_help(engine, router):
@@ -677,7 +679,7 @@ def test_a_request_waits_for_an_engine_to_join(engine, router, aside):
     asked = aside.submit(generate, behind)
     assert waits.wait(LONG)
     one = engine()
-    behind.join(one.url)
+    behind.join(one.url, ENGINE_SECRET)
     assert asked.result(LONG)[2] == one.url
 
 
@@ -716,26 +718,45 @@ def test_a_request_without_a_time_has_that_of_the_router(router):
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan", "inf", ""])
 def test_a_time_that_is_none_is_refused(router, seconds):
     status, answer, _ = generate(router(), seconds=seconds)
-    assert (status, answer["error"]) == (400, f"X-Roost-Timeout is {seconds!r}: it is a number of seconds above 0")
+    assert (status, answer["error"]["message"]) == (
+        400,
+        f"X-Roost-Timeout is {seconds!r}: it is a number of seconds above 0",
+    )
 
 
-def test_a_request_whose_engine_died_waits_for_it_to_come_back(engine, router, aside):
-    held = engine(Held())
-    behind = router(held)
-    spec = held.spec
-    waits = seen_waiting(behind)
-    asked = aside.submit(generate, behind)
-    assert held.asked.wait(LONG)
-    killing = aside.submit(held.stop, 0.0)
-    assert waits.wait(LONG)
-    held.go.set()
-    killing.result(LONG)
-    held.start(spec)
-    assert asked.result(LONG)[::2] == (200, spec.url)
+def poison(engine):
+    """Make an engine whose connection breaks whenever it is asked to generate, and which is well again at once."""
+    return engine(OddEngine(break_at_once))
+
+
+@pytest.mark.parametrize(("count", "broken"), [(4, 2), (2, 2), (1, 1)])
+def test_a_request_that_breaks_engines_breaks_two_at_most_and_is_answered_at_once_with_why(
+    engine, router, count, broken
+):
+    engines = [poison(engine) for _ in range(count)]
+    behind = router(*engines)
+    with contextlib.closing(connect(behind.url)) as connection:
+        response, content = exchange(connection, "POST", "/generate", REQUEST)
+    error = json.loads(content)["error"]
+    assert (response.status, error["code"]) == (502, "engines_broken")
+    assert response.getheader("x-should-retry") == "false", "OpenAI's clients would send it again"
+    assert error["message"].startswith(f"the request broke {broken} engine")
+    named = [one.url for one in engines if one.url in error["message"]]
+    assert len(named) == broken
+    assert sum(state(behind, one.url).failed for one in engines) == broken
+
+
+def test_how_many_engines_a_request_may_break_is_an_option(engine, router):
+    engines = [poison(engine) for _ in range(4)]
+    behind = router(*engines, most_broken=3)
+    assert "broke 3 engines" in said(generate(behind)[1])
+    with pytest.raises(ConfigError, match="most_broken is 0"):
+        RouterOptions(most_broken=0)
 
 
 def test_without_any_engine_a_request_is_refused_after_a_while(router):
-    assert generate(router(), seconds=0.2) == (503, {"error": "no engine has joined", "engines": []}, None)
+    status, answer, by = generate(router(), seconds=0.2)
+    assert (status, said(answer), answer["error"]["engines"], by) == (503, "no engine has joined", [], None)
 
 
 # Joining and leaving
@@ -746,16 +767,17 @@ def test_engines_join_and_leave_over_http(engine, router):
     behind = router()
     assert ask(behind.url, "GET", "/health") == (503, {"healthy": 0, "engines": 0})
     assert ask(behind.url, "GET", "/engines") == (200, [])
-    assert ask(behind.url, "POST", "/engines", {"url": one.url}) == (200, {"url": one.url})
+    joining = {"url": one.url, "secret": ENGINE_SECRET}
+    assert ask(behind.url, "POST", "/engines", joining) == (200, {"url": one.url})
     wait_until(lambda: ask(behind.url, "GET", "/health") == (200, {"healthy": 1, "engines": 1}), "it is healthy")
     generate(behind)
     expected = {"url": one.url, "healthy": True, "busy": 0, "served": 1, "failed": 0, "cancelled": 0}
-    expected |= {"is_leaving": False, "why": ""}
+    expected |= {"is_leaving": False, "is_dead": False, "why": ""}
     assert ask(behind.url, "GET", "/engines") == (200, [expected])
     assert ask(behind.url, "DELETE", "/engines", {"url": one.url}) == (200, {"url": one.url})
     assert ask(behind.url, "GET", "/engines") == (200, [])
     status, answer = ask(behind.url, "DELETE", "/engines", {"url": one.url})
-    assert (status, answer) == (404, {"error": f"engine {one.url} is not known"})
+    assert (status, said(answer)) == (404, f"engine {one.url} is not known")
     assert ask(behind.url, "GET", "/health")[0] == 503
 
 
@@ -765,11 +787,14 @@ def test_what_is_not_an_engine_can_neither_join_nor_leave(router, method):
     for url in BAD_URLS:
         status, answer = ask(behind.url, method, "/engines", {"url": url})
         assert status == 400
-        assert "http://host:port" in answer["error"]
+        assert "http://host:port" in answer["error"]["message"]
+    if method == "POST":
+        status, answer = ask(behind.url, method, "/engines", {"url": "http://10.0.0.7:20300"})
+        assert (status, "with its own secret" in said(answer)) == (400, True)
     for body in (b"", b"{", b"[]", b"{}", b'"http://10.0.0.7:20300"'):
         status, answer = ask(behind.url, method, "/engines", body)
         assert status == 400
-        assert "body is" in answer["error"]
+        assert "body is" in answer["error"]["message"]
     assert behind.states() == []
 
 
@@ -797,11 +822,11 @@ def test_an_engine_is_checked_by_one_task_and_not_after_it_has_left(engine, rout
     one = engine(OddEngine(lambda handler: OddEngine.say(handler, 200, b"{}"), on_health=count))
     behind = router(one, check_seconds=LONG)
     for _ in range(3):
-        behind.join(one.url)
+        behind.join(one.url, ENGINE_SECRET)
     assert generate(behind)[2] == one.url
     assert len(checks) == 1, "joining again starts no second check"
     behind.leave(one.url)
-    behind.join(one.url)
+    behind.join(one.url, ENGINE_SECRET)
     wait_until(lambda: is_healthy(behind, one.url), "it is back")
     assert generate(behind)[2] == one.url
     assert len(checks) == 2
@@ -817,7 +842,7 @@ def test_an_engine_is_checked_by_one_task_and_not_after_it_has_left(engine, rout
 def test_engines_that_joined_before_the_start_are_checked_with_it(engine):
     one = engine()
     behind = Router("127.0.0.1", 0, secret=SECRET)
-    behind.join(one.url)
+    behind.join(one.url, ENGINE_SECRET)
     assert state(behind, one.url).why == "not checked yet"
     behind.start()
     try:
@@ -872,7 +897,7 @@ def test_what_changes_the_router_has_to_be_json_and_say_so(router, content_type)
     behind = router()
     body = {"url": "http://10.0.0.7:20300"}
     status, answer = ask(behind.url, "POST", "/engines", body, OURS | {"Content-Type": content_type})
-    assert (status, answer) == (415, {"error": f"the content type is {content_type}, not application/json"})
+    assert (status, said(answer)) == (415, f"the content type is {content_type}, not application/json")
     assert behind.states() == []
 
 
@@ -918,7 +943,7 @@ def test_an_engine_gets_the_secret_and_cannot_send_it_elsewhere(engine, router):
     behind = router(engine(OddEngine(redirect, health)))
     with contextlib.closing(connect(behind.url)) as connection:
         assert exchange(connection, "POST", "/generate", REQUEST)[0].status == 307
-    assert set(seen) == {f"Bearer {SECRET}"}
+    assert set(seen) == {f"Bearer {ENGINE_SECRET}"}
     assert elsewhere == []
 
 
@@ -951,7 +976,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(router):
     with begin(behind.url, b"Content-Length: 100\r\n\r\n{") as line:
         response = http.client.HTTPResponse(line)
         response.begin()
-        assert (response.status, response.read()) == (408, b'{"error": "the body did not arrive within 0.1 s"}')
+        assert (response.status, said(json.loads(response.read()))) == (408, "the body did not arrive within 0.1 s")
         response.close()
 
 
@@ -1025,7 +1050,8 @@ def test_limits_that_cannot_be_are_refused():
     [("GET", "/"), ("GET", "/generate"), ("POST", "/health"), ("PUT", "/engines"), ("POST", "/generate/x")],
 )
 def test_everything_else_is_not_found(router, method, path):
-    assert ask(router().url, method, path) == (404, {"error": f"there is no {method} {path}"})
+    status, answer = ask(router().url, method, path)
+    assert (status, said(answer)) == (404, f"there is no {method} {path}")
 
 
 def test_a_question_mark_and_what_follows_does_not_matter(router):
@@ -1036,7 +1062,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(engine, router):
     behind = router(one := engine(), limits=ServerLimits(body_bytes=1000))
     status, answer, by = generate(behind, b"x" * 8_000_000)
     assert (status, by) == (413, None)
-    assert answer == {"error": "the body has 8000000 bytes, and 1000 are the most"}
+    assert said(answer) == "the body has 8000000 bytes, and 1000 are the most"
     assert generate(behind, b" " * 990)[0] == 400, "that one came to the engine"
     assert state(behind, one.url).served == 1
 
@@ -1051,7 +1077,7 @@ def test_a_body_in_chunks_is_read_to_its_end_and_refused_if_it_is_too_large(engi
             response = connection.getresponse()
             answer = json.loads(response.read())
             assert response.status == status
-            assert status == 200 or answer == {"error": "the body has more than 1000 bytes"}
+            assert status == 200 or said(answer) == "the body has more than 1000 bytes"
             connection.close()
     assert state(behind, one.url).served == 1
 
@@ -1080,7 +1106,8 @@ def test_what_is_not_http_gets_status_400(router, head):
 def test_a_mistake_in_the_router_itself_is_an_answer_and_is_logged(router, monkeypatch, caplog):
     behind = router()
     monkeypatch.setattr(behind._pool, "states", lambda: 1 / 0)
-    assert ask(behind.url, "GET", "/engines") == (500, {"error": "ZeroDivisionError: division by zero"})
+    status, answer = ask(behind.url, "GET", "/engines")
+    assert (status, said(answer)) == (500, "ZeroDivisionError: division by zero")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -1122,7 +1149,7 @@ def test_it_listens_on_ipv6_too():
     assert behind.url == f"http://[::1]:{port}"
     behind.start()
     try:
-        behind.join(behind.url)
+        behind.join(behind.url, SECRET)
         wait_until(lambda: state(behind, behind.url).why == "/health answered 503", "it reaches itself there")
         assert ask(behind.url, "GET", "/health") == (503, {"healthy": 0, "engines": 1})
     finally:
@@ -1191,8 +1218,8 @@ def test_a_request_that_cannot_finish_learns_that_the_router_stops(engine, route
     assert held.asked.wait(LONG)
     behind.stop(0.0)
     status, answer, _ = asked.result(LONG)
-    assert (status, answer["error"]) == (503, "the router is stopping")
-    assert [one["url"] for one in answer["engines"]] == [held.url]
+    assert (status, answer["error"]["message"]) == (503, "the router is stopping")
+    assert [one["url"] for one in answer["error"]["engines"]] == [held.url]
 
 
 def test_a_request_that_waits_for_an_engine_learns_immediately_that_the_router_stops(router, aside):
@@ -1202,7 +1229,7 @@ def test_a_request_that_waits_for_an_engine_learns_immediately_that_the_router_s
     assert waits.wait(LONG)
     behind.stop(LONG)
     status, answer, _ = asked.result(LONG)
-    assert (status, answer["error"]) == (503, "the router is stopping")
+    assert (status, answer["error"]["message"]) == (503, "the router is stopping")
 
 
 def test_stopping_does_not_wait_for_an_engine_that_hangs(engine, router, aside):

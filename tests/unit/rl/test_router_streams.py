@@ -23,7 +23,22 @@ import pytest
 from roost.errors import ConfigError
 from roost.rl.engine_client import EngineAnswer
 from roost.rl.router import Router, RouterOptions
-from routing import LONG, OURS, REQUEST, SECRET, Held, OddEngine, ask, begin, break_at_once, connect, generate, state
+from routing import (
+    ENGINE_SECRET,
+    LONG,
+    OURS,
+    REQUEST,
+    SECRET,
+    Held,
+    OddEngine,
+    ask,
+    begin,
+    break_at_once,
+    connect,
+    generate,
+    said,
+    state,
+)
 from waiting import wait_until
 
 pytestmark = pytest.mark.heavy
@@ -106,7 +121,7 @@ def test_an_engine_gets_path_query_body_and_what_describes_the_body_with_the_rou
         assert (response.status, response.read(), response.getheader("X-Roost-Engine")) == (200, b"{}", one.url)
     sent = {
         "Host": one.url.removeprefix("http://"),
-        "Authorization": f"Bearer {SECRET}",
+        "Authorization": f"Bearer {ENGINE_SECRET}",
         "Accept": "text/x-mine",
         "Content-Type": "text/x-yours",
         "Content-Length": str(len(body)),
@@ -119,7 +134,8 @@ def test_a_router_forwards_the_paths_that_it_is_given_and_no_others(engine, rout
     behind = router(one, paths=("POST /v1/embeddings",))
     assert ask(behind.url, "POST", "/v1/embeddings", {}) == (200, "/v1/embeddings")
     for method, path in [("POST", "/generate"), ("GET", "/v1/embeddings"), ("POST", "/v1/embeddings/x")]:
-        assert ask(behind.url, method, path) == (404, {"error": f"there is no {method} {path}"})
+        status, answer = ask(behind.url, method, path)
+        assert (status, said(answer)) == (404, f"there is no {method} {path}")
     assert ask(behind.url, "GET", "/health") == (200, {"healthy": 1, "engines": 1})
 
 
@@ -145,7 +161,7 @@ def test_an_open_router_shows_the_engine_its_own_secret_whatever_the_client_show
     behind = router(engine(OddEngine(note)), open_generate=True)
     for key in ({}, {"Authorization": "Bearer none"}):
         assert ask(behind.url, "POST", "/v1/completions", {}, key) == (200, {})
-    assert seen == [f"Bearer {SECRET}"] * 2
+    assert seen == [f"Bearer {ENGINE_SECRET}"] * 2
 
 
 # Clients for OpenAI's API
@@ -222,20 +238,21 @@ def test_a_client_for_openai_s_api_with_another_key_is_refused_as_it_expects(eng
 def test_a_piece_of_a_stream_reaches_the_client_before_the_next_one_is_made(engine, router, head):
     one = engine(Streamer(head))
     behind = router(one)
-    one.send("first")
+    pieces = ["data: first\n\n", "data: second\n\n", "data: third\n\n"]
+    one.send(pieces[0])
     with opened(behind) as answer:
         assert (answer.status, answer.getheader("X-Roost-Engine")) == (200, one.url)
         assert answer.getheader("Content-Type") in head
-        for piece in ("first", "second", "third"):
+        for piece, after in itertools.pairwise([*pieces, ""]):
             assert answer.read(len(piece)) == piece.encode()
             assert counts(behind, one) == (1, 0, 0, 0)
-            one.send({"first": "second", "second": "third", "third": ""}[piece])
+            one.send(after)
         assert answer.read() == b""
     wait_until(lambda: counts(behind, one) == (0, 1, 0, 0), "it is served")
 
 
 def test_after_a_stream_the_client_s_connection_serves_the_next_request(engine, router):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     with contextlib.closing(connect(behind.url)) as connection:
         connection.connect()
@@ -251,14 +268,14 @@ def test_an_event_stream_that_says_its_length_streams_too(engine, router):
     go = threading.Event()
 
     def stream(handler):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 4\r\n\r\nab")
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 6\r\n\r\na\n\n")
         assert go.wait(LONG)
-        handler.wfile.write(b"cd")
+        handler.wfile.write(b"bcd")
 
     with opened(router(engine(OddEngine(stream)))) as answer:
-        assert answer.read(2) == b"ab"
+        assert answer.read(3) == b"a\n\n"
         go.set()
-        assert answer.read() == b"cd"
+        assert answer.read() == b"bcd", "an event that does not end is passed on at the end of the stream"
 
 
 def test_compressed_bytes_pass_as_they_are(engine, router):
@@ -277,7 +294,7 @@ def test_a_client_that_reads_slowly_makes_the_engine_wait_and_gets_everything(en
     last = [0]
 
     def stream(handler):
-        handler.wfile.write(EVENTS.encode())
+        handler.wfile.write(CHUNKS.encode())
         for _ in range(most):
             write_chunk(handler, piece)
             last[0] = next(sent)
@@ -301,10 +318,10 @@ def test_a_client_that_reads_slowly_makes_the_engine_wait_and_gets_everything(en
         assert left == 0
 
 
-def test_a_stream_that_breaks_breaks_the_client_s_connection_and_no_other_engine_is_asked(engine, router, caplog):
+def test_a_stream_that_breaks_ends_with_the_error_and_no_other_engine_is_asked(engine, router, caplog):
     def half(handler):
         handler.wfile.write(EVENTS.encode())
-        write_chunk(handler, "data: half\n\n")
+        write_chunk(handler, "data: half\n\ndata: qua")
         assert go.wait(LONG)
         break_at_once(handler)
 
@@ -314,8 +331,13 @@ def test_a_stream_that_breaks_breaks_the_client_s_connection_and_no_other_engine
     with opened(behind) as answer:
         assert answer.read(12) == b"data: half\n\n"
         go.set()
-        with pytest.raises(http.client.IncompleteRead):
+        with pytest.raises(http.client.IncompleteRead) as raised:
             answer.read()
+    event = raised.value.partial.decode()
+    assert (event[:6], event[-2:]) == ("data: ", "\n\n"), "a whole event, and nothing of the one that broke off"
+    error = json.loads(event.removeprefix("data: "))["error"]
+    assert (error["type"], error["code"]) == ("server_error", "engine_broke")
+    assert error["message"].startswith(f"engine {odd.url} broke a stream: ")
     wait_until(lambda: counts(behind, odd) == (0, 0, 1, 0), "it is counted")
     assert "the connection broke" in state(behind, odd.url).why
     assert counts(behind, other) == (0, 0, 0, 0)
@@ -324,15 +346,21 @@ def test_a_stream_that_breaks_breaks_the_client_s_connection_and_no_other_engine
 
 
 PROCESS = """
+import json
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from roost.rl.engines.inside.roost_proof import NONCE, PATH, prove
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
+        body = json.dumps(prove(sys.argv[1], self.headers[NONCE]) if self.path == PATH else {}).encode()
         self.send_response(200)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -351,7 +379,7 @@ server.serve_forever()
 @pytest.fixture
 def process():
     """An engine in a process of its own, which begins a stream and never ends it."""
-    command = [sys.executable, "-c", textwrap.dedent(PROCESS)]
+    command = [sys.executable, "-c", textwrap.dedent(PROCESS), ENGINE_SECRET]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         running.url = f"http://127.0.0.1:{int(running.stdout.readline())}"
         yield running
@@ -364,7 +392,7 @@ def test_an_engine_that_is_killed_in_the_middle_of_streams_breaks_each_of_them(p
     with contextlib.ExitStack() as clients:
         answers = [clients.enter_context(opened(behind)) for _ in range(8)]
         assert [answer.read(4) for answer in answers] == [b"half"] * 8
-        behind.join(other.url)
+        behind.join(other.url, ENGINE_SECRET)
         wait_until(lambda: state(behind, other.url).healthy, "another engine is healthy")
         os.kill(process.pid, signal.SIGKILL)
         for answer in answers:
@@ -388,7 +416,7 @@ def test_an_engine_that_dies_before_the_first_piece_of_a_stream_has_it_served_el
 
 
 def test_a_stream_has_the_deadline_of_its_request(engine, router, caplog):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     one.send("half", None)
     with opened(behind, headers=OURS | {"X-Roost-Timeout": "0.5"}) as answer:
@@ -420,7 +448,7 @@ def test_a_client_that_cannot_tell_a_broken_stream_gets_whole_answers(engine, ro
         write_chunk(handler, "half")
         break_at_once(handler)
 
-    odd, other = engine(OddEngine(broken)), engine(Streamer())
+    odd, other = engine(OddEngine(broken)), engine(Streamer(CHUNKS))
     behind = router(odd, other)
     other.send("whole", "")
     address = behind.url.removeprefix("http://")
@@ -435,7 +463,7 @@ def test_a_client_that_cannot_tell_a_broken_stream_gets_whole_answers(engine, ro
 
 
 def test_a_mistake_in_the_router_itself_puts_no_error_into_a_stream(engine, router, monkeypatch, caplog):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     monkeypatch.setattr(EngineAnswer, "read_piece", lambda *_: 1 / 0)
     one.send("half", None)
@@ -447,7 +475,7 @@ def test_a_mistake_in_the_router_itself_puts_no_error_into_a_stream(engine, rout
 
 
 def test_stopping_the_router_breaks_a_stream_that_does_not_end_in_time(engine, router, caplog):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     one.send("half", None)
     with opened(behind) as answer:
@@ -475,12 +503,12 @@ def test_stopping_the_router_answers_a_request_of_which_the_engine_has_answered_
     wait_until(lambda: behind._client._unfinished, "the router has the half")
     behind.stop(0.0)
     status, answer, _ = asked.result(LONG)
-    assert (status, answer["error"]) == (503, "the router is stopping")
+    assert (status, answer["error"]["message"]) == (503, "the router is stopping")
     assert cut_off.wait(LONG)
 
 
 def test_stopping_the_router_lets_a_stream_end_in_time(engine, router, aside):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     one.send("half")
     with opened(behind) as answer:
@@ -522,7 +550,7 @@ def test_a_client_that_goes_away_ends_its_request_at_the_engine(engine, router, 
 
 
 def test_a_client_that_goes_away_in_the_middle_of_a_stream_ends_it_at_the_engine(engine, router, caplog):
-    one = engine(Streamer())
+    one = engine(Streamer(CHUNKS))
     behind = router(one)
     one.send("half", None)
     with opened(behind) as answer:
@@ -540,7 +568,7 @@ def test_a_client_that_goes_away_while_it_waits_for_an_engine_is_forgotten(engin
     with begin(behind.url, b"Content-Length: 0\r\n\r\n"):
         assert seen.wait(LONG)
     wait_until(lambda: not behind._server._requests, "its request is over")
-    behind.join((one := engine(Held())).url)
+    behind.join((one := engine(Held())).url, ENGINE_SECRET)
     wait_until(lambda: state(behind, one.url).healthy, "an engine is there")
     assert counts(behind, one) == (0, 0, 0, 0)
 
@@ -554,8 +582,8 @@ def test_a_request_that_may_be_sent_once_is_not_sent_to_another_engine(engine, r
     odd, other = engine(OddEngine(break_at_once)), engine()
     behind = router(odd, other, check_seconds=LONG)
     status, answer = ask(behind.url, "POST", "/generate", REQUEST, ONCE)
-    assert (status, answer["engine"]) == (502, odd.url)
-    assert answer["error"].startswith(f"engine {odd.url} may have got the request: the connection broke")
+    assert (status, answer["error"]["engine"]) == (502, odd.url)
+    assert answer["error"]["message"].startswith(f"engine {odd.url} may have got the request: the connection broke")
     assert (counts(behind, odd), counts(behind, other)) == ((0, 0, 1, 0), (0, 0, 0, 0))
 
 
@@ -564,7 +592,7 @@ def test_a_request_that_may_be_sent_once_gets_an_engine_s_503(engine, router):
     behind = router(full, other)
     full.offload()
     status, answer = ask(behind.url, "POST", "/generate", REQUEST, ONCE)
-    assert (status, answer) == (503, {"error": "the engine does not serve: it is offloaded"})
+    assert (status, said(answer)) == (503, "the engine does not serve: it is offloaded")
     assert (counts(behind, full), counts(behind, other)) == ((0, 0, 1, 0), (0, 0, 0, 0))
 
 
@@ -595,7 +623,7 @@ def test_a_request_that_may_be_sent_once_stays_at_an_engine_that_hangs(engine, r
     asked.clear()
     twice = aside.submit(generate, behind)
     assert asked.wait(LONG)
-    behind.join((other := engine()).url)
+    behind.join((other := engine()).url, ENGINE_SECRET)
     is_well.clear()
     try:
         assert twice.result(LONG)[2] == other.url, "the other request moves"
@@ -609,7 +637,7 @@ def test_whether_a_request_may_be_repeated_is_yes_or_no(engine, router):
     behind = router(engine())
     assert ask(behind.url, "POST", "/generate", REQUEST, OURS | {"X-Roost-Retry": "yes"})[0] == 200
     status, answer = ask(behind.url, "POST", "/generate", REQUEST, OURS | {"X-Roost-Retry": "0"})
-    assert (status, answer) == (400, {"error": "X-Roost-Retry is '0': it is yes or no"})
+    assert (status, said(answer)) == (400, "X-Roost-Retry is '0': it is yes or no")
 
 
 # Kept connections
@@ -683,7 +711,7 @@ def test_clients_that_ask_again_are_all_served_once_while_the_router_is_restarte
                 status, answer, _ = generate(behind, body)
                 if status == 200:
                     return answer
-                assert (status, answer["error"]) == (503, "the router is stopping")
+                assert (status, answer["error"]["message"]) == (503, "the router is stopping")
             assert not over.is_set()
             time.sleep(0.01)
 
@@ -702,7 +730,7 @@ def test_clients_that_ask_again_are_all_served_once_while_the_router_is_restarte
             behind.stop(0.0)
             again = Router("127.0.0.1", int(behind.url.rpartition(":")[2]), secret=SECRET)
             for one in engines:
-                again.join(one.url)
+                again.join(one.url, ENGINE_SECRET)
             again.start()
             behind = again
     finally:

@@ -127,6 +127,12 @@ def test_a_server_that_does_not_start_is_known_at_once_with_its_output(start, ca
     assert "Not enough memory" in capfd.readouterr().out
 
 
+def test_a_server_that_cannot_prove_that_it_is_the_job_s_does_not_start(start, capfd):
+    with pytest.raises(EngineFailed, match="ended with code 1"):
+        wait_until(start("several", wait=False).health, "it fails")
+    assert "with tokenizer_worker_num above 1 SGLang cannot prove" in capfd.readouterr().err
+
+
 def test_a_server_that_does_not_say_which_weights_made_a_token_is_refused(start):
     with pytest.raises(EngineFailed, match=r"SGLang's answer lacks 'weight_versions'[\s\S]*before 0\.5\.23"):
         start("old")

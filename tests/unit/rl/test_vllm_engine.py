@@ -225,7 +225,7 @@ def words_of(spec: EngineSpec, on_gpu: bool = True, **options: object) -> str:
 def test_the_command_line_follows_the_placement():
     alone = words_of(SPEC)
     assert alone.startswith("python -m roost_vllm_serve serve /models/m --tensor-parallel-size 1")
-    assert "--host 127.0.0.1 --port 20300 --middleware roost_vllm.Secret" in alone
+    assert "--host 127.0.0.1 --port 20300 --middleware roost_proof.Lock" in alone
     assert "nnodes" not in alone
     whole = replace(SPEC, num_nodes=2, num_devices=16, dist_init_addr="[fd00::1]:20302")
     first = words_of(whole, pipeline_parallel=2, can_sleep=True, options={"max_model_len": 4096, "logprobs_mode": None})

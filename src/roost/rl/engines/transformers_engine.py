@@ -220,7 +220,7 @@ class TransformersEngine:
         if "torch" in sys.modules:
             free_memory()
 
-    async def _answer_generate(self, request: web.Request) -> web.Response:
+    async def _answer_generate(self, request: web.BaseRequest) -> web.Response:
         samples = asyncio.wrap_future(self._submit(await read_json(request)))
         try:
             while not (await asyncio.wait([samples], timeout=LOOK_SECONDS))[0]:
@@ -230,11 +230,11 @@ class TransformersEngine:
         finally:
             samples.cancel()
 
-    async def _answer_health(self, _request: web.Request) -> web.Response:
+    async def _answer_health(self, _request: web.BaseRequest) -> web.Response:
         healthy = self.health()
         return web.json_response({"healthy": healthy}, status=200 if healthy else 503)
 
-    async def _answer_version(self, _request: web.Request) -> web.Response:
+    async def _answer_version(self, _request: web.BaseRequest) -> web.Response:
         return web.json_response({"version": self.version})
 
 

@@ -120,7 +120,7 @@ class VllmEngine(ServerEngine):
             "weight_transfer_config": json.dumps({"backend": "roost"}),
         }
         if spec.node_rank == 0:
-            options |= {"host": spec.address, "port": spec.port, "middleware": "roost_vllm.Secret"}
+            options |= {"host": spec.address, "port": spec.port, "middleware": "roost_proof.Lock"}
         if spec.num_nodes > 1:
             address, _, port = spec.dist_init_addr.rpartition(":")
             options |= {

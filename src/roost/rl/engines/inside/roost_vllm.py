@@ -1,17 +1,15 @@
-"""Runs inside vLLM, whose Python need not have Roost: the server's lock, and how it takes weights.
+"""Runs inside vLLM, whose Python need not have Roost: how it takes weights.
 
-vLLM imports this module by name: `Secret` in the server's process, `Extension` in every worker of the engine.
+vLLM imports this module by name, for `Extension`, in every worker of the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hmac
 import json
 import math
 import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,6 @@ from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransfe
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.platforms import current_platform
 
-SECRET = "ROOST_ENGINE_SECRET"  # noqa: S105 - the name of the variable
 BACKEND = "roost"
 
 _TYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16", "BOOL": "bool"}
@@ -31,30 +28,6 @@ _TYPES |= {
     f"{letter}{bits}": f"{word}{bits}" for letter, word in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
 _TYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-
-
-class Secret:
-    """Answers no request that does not show the engine's secret: vLLM's own key protects some of its routes only."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-        self._wanted = f"Bearer {os.environ[SECRET]}".encode()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        shown = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "http" and hmac.compare_digest(shown, self._wanted):
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] == "http":
-            headers = [(b"content-type", b"application/json")]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": b'{"error": "the request lacks the secret"}'})
-        else:
-            await send({"type": "websocket.close", "code": 1008})
 
 
 class Extension:
