@@ -51,7 +51,7 @@ class EngineWorker(WeightWorker):
     def start_engine(self, spec: EngineSpec) -> list[int]:
         """Start the engine; if that fails, return the leased ports that another program has taken meanwhile."""
         # From now on the router's process can notice that this one has ended.
-        _ = self._roost_talk
+        _ = self._roost_messages
         try:
             self._engine.start(spec)
         except Exception as error:
