@@ -11,13 +11,13 @@ import hmac
 import json
 import math
 import secrets
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 from typing import Any
 
 from roost.errors import ClusterError, ConfigError, RoostError
+from roost.machine.listener import Listener
 from roost.runtime.process.output import read_tail
 from roost.runtime.runs.folder import log_file
 from roost.text import printable_lines
@@ -42,6 +42,8 @@ except ImportError as _error:
     ) from _error
 
 _LOG_LINES = 60
+_BACKLOG = 1024
+_MOST_CONNECTIONS = 512
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _FILES = (
     *("index.html", "page.css", "page.js", "parts.js", "map.js", "lanes.js", "charts.js"),
@@ -60,9 +62,10 @@ _HEADERS = (
 class Guard:
     """Lets through GET requests for this very server, from its own page or from no page, with the secret."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str, port: int, heard: Callable[[Any], object] = bool) -> None:
         self._app = app
         self._token = token.encode()
+        self._heard = heard
         self._hosts = {f"{host}:{port}".encode() for host in ("127.0.0.1", "localhost")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,6 +85,7 @@ class Guard:
         if status:
             await Response(status_code=status)(scope, receive, send_safely)
             return
+        self._heard(tuple(scope["client"] or ()))
         await self._app(scope, receive, send_safely)
 
     def _refusal(self, scope: Scope) -> int:
@@ -126,8 +130,13 @@ class _Hub:
             return self._view
 
 
-def make_app(run: WatchedRun, token: str, port: int, is_over: Callable[[], bool]) -> ASGIApp:
-    """Make the application that serves a run to those who know the token, until it is over."""
+def make_app(
+    run: WatchedRun, token: str, port: int, is_over: Callable[[], bool], heard: Callable[[Any], object] = bool
+) -> ASGIApp:
+    """Make the application that serves a run to those who know the token, until it is over.
+
+    `heard` gets the address of each client that has shown that it knows the token.
+    """
     hub = _Hub(run, is_over)
     static = files("roost.watch") / "static"
 
@@ -182,7 +191,7 @@ def make_app(run: WatchedRun, token: str, port: int, is_over: Callable[[], bool]
         Route(f"/{token}/stack", stack),
         Route(f"/{token}/metrics", metrics),
     ]
-    return Guard(Starlette(routes=routes), token, port)
+    return Guard(Starlette(routes=routes), token, port, heard)
 
 
 async def _stream(hub: _Hub, node: int) -> AsyncIterator[str]:
@@ -223,19 +232,17 @@ class PageServer:
     """Listens on loopback; `url` is where the page is, secret included."""
 
     def __init__(self, run: WatchedRun, port: int = 0) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind(("127.0.0.1", port))
-            # From now on, so that a browser that is quicker than the server waits for it.
-            self._socket.listen(128)
+            self._socket = Listener("127.0.0.1", port, most=_MOST_CONNECTIONS, backlog=_BACKLOG)
         except OSError as error:
-            self._socket.close()
             raise ClusterError(f"port {port} cannot be used: {error.strerror}", hint="choose another --port") from None
         self.port: int = self._socket.getsockname()[1]
         self.token: str = secrets.token_urlsafe(24)
         config = uvicorn.Config(
-            make_app(run, self.token, self.port, lambda: self._server.should_exit),
+            make_app(run, self.token, self.port, lambda: self._server.should_exit, self._socket.heard),
+            # What uvicorn would take in its place accepts connections without asking the socket.
+            loop="asyncio",
+            backlog=_BACKLOG,
             log_level="error",
             access_log=False,
             server_header=False,

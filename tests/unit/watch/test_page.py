@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import re
+import resource
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -281,3 +286,40 @@ def test_a_stack_is_asked_for_workers_of_the_run_only_and_a_refusal_is_text(serv
     status, text, _ = ask(server, of(server, "stack?worker=nobody:0"))
     assert (status, "has no worker" in text) == (409, True)
     assert ask(server, of(server, "stack?worker=../../etc"))[0] == 404
+
+
+def test_ten_thousand_connections_that_say_nothing_or_nonsense_hold_up_nobody(recording):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 200
+    code = f"""
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({few}, {few}))
+sys.argv[1:] = ["watch", {f"{recording.folder}/"!r}]
+runpy.run_module("roost", run_name="__main__")
+"""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        strangers = []
+        try:
+            url = process.stdout.readline().strip()
+            address = "127.0.0.1", int(url.split(":")[2].partition("/")[0])
+            for number in range(min(10_000, hard - 1000)):
+                made = socket.create_connection(address, timeout=60)
+                strangers.append(made)
+                if number % 3 == 0:
+                    with contextlib.suppress(OSError):
+                        made.send(b"GET / HT" if number % 2 else b"\x16\x03\x01 nonsense\r\n\r\n")
+                if number % 500 == 0:
+                    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - our own
+                        assert answer.status == 200
+            with urllib.request.urlopen(f"{url}metrics", timeout=60) as answer:  # noqa: S310 - our own
+                assert b"roost_workers" in answer.read()
+            assert process.poll() is None
+        finally:
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read()
+            for made in strangers:
+                made.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert said == "the page changes nothing in the run; end it with Ctrl-C\n"
