@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from roost import (
@@ -64,6 +66,43 @@ def test_packed_strides_over_three_accelerators(stride, end, expected):
     nine = Topology.from_shorthand("1x9")
     found = [list(item.local_hardware_ranks) for item in strategy.get_placement(nine)]
     assert found == (expected or [[0, 3, 6], [1, 4, 7], [2, 5, 8]])
+
+
+def test_packed_takes_isolate_accelerator_among_its_inputs():
+    hidden, shown = PackedPlacementStrategy(0, 1), PackedPlacementStrategy(0, 1, isolate_accelerator=False)
+    assert hidden.get_placement(ONE_NODE)[1].visible_accelerators == ["1"]
+    everything = list("01234567")
+    assert shown.get_placement(ONE_NODE)[1].visible_accelerators == everything
+    assert hidden.get_placement(ONE_NODE, isolate_accelerator=False)[1].visible_accelerators == everything
+    with pytest.raises(PlacementError, match="isolate_accelerator is True or False, not 1"):
+        PackedPlacementStrategy(0, 1, isolate_accelerator=1)
+
+
+def test_what_the_documents_call_a_list_compares_equal_to_one():
+    first, second = PackedPlacementStrategy(0, 3, 2, stride=2).get_placement(ONE_NODE)
+    assert first.visible_accelerators == ["0", "2"]
+    assert second.visible_accelerators == ["1", "3"]
+    assert [0, 2] == first.local_hardware_ranks == (0, 2)
+    assert first.local_hardware_ranks != [0, 1]
+    assert first.visible_accelerators != second.visible_accelerators
+    assert len({first, copy.deepcopy(first)}) == 1
+    (bare,) = NodePlacementStrategy([0]).get_placement(Topology.from_shorthand("1x0"))
+    assert bare.local_hardware_ranks == [] == bare.visible_accelerators
+
+
+def test_a_job_may_place_no_component_and_a_group_may_take_all_nodes(tmp_path):
+    two = Topology.from_shorthand("2x4")
+    assert text("cluster: {num_nodes: 2, component_placement: {}}", two, tmp_path).components == []
+    every = """
+        cluster:
+          num_nodes: 2
+          component_placement: {actor: {node_group: every, placement: all}}
+          node_groups:
+            - label: every
+              node_ranks: all
+              env_configs: [{node_ranks: all, python_interpreter_path: null}]
+    """
+    assert text(every, two, tmp_path).get_hardware_ranks("actor") == list(range(8))
 
 
 def test_packed_takes_the_older_names():

@@ -41,12 +41,6 @@ DICTS = [
         "cluster.component_placement: component_placement must be a mapping, not a list",
     ),
     (
-        "component_placement is empty",
-        job({}),
-        ConfigError,
-        "cluster.component_placement: component_placement names no component",
-    ),
-    (
         "an unknown key",
         {"cluster": {"num_node": 2, "component_placement": {"actor": "0-7"}}},
         ConfigError,

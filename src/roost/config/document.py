@@ -110,7 +110,9 @@ class PlainValue(Value):
 
     def __init__(self, raw: object, path: KeyPath = (), anchor: Where | None = None, broken: str = "") -> None:
         super().__init__(path)
-        self._raw = raw
+        # A DictConfig that is None or missing looks like an empty mapping, and equals what it stands for.
+        nothings: tuple[object, ...] = (None, "???")
+        self._raw = None if isinstance(raw, Mapping) and raw in nothings else raw
         self._anchor = anchor
         self._broken = broken
 

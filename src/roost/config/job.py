@@ -36,7 +36,7 @@ CLUSTER_FIELDS = Table(
     Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
     Field(
         "component_placement",
-        by_name(COMPONENT_FIELDS, least=1),
+        by_name(COMPONENT_FIELDS),
         "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
         required=True,
     ),
@@ -288,9 +288,6 @@ def _no_cluster_hint(keys: list[str]) -> str:
 
 
 def _read_components(cluster: Section, notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
-    value = cluster.value("component_placement") if "component_placement" in cluster else None
-    if value is not None and value.kind == "mapping" and not value.keys():
-        notes.config(value, "component_placement names no component")
     found: dict[str, ComponentConfig | None] = {}
     for text, pair in cluster.read("component_placement", {}).items():
         for part in text.split(","):

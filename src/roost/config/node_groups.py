@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from roost.config.hardware import accelerator_types, taken_types
 from roost.config.kinds import NODE_RANK, is_setting, setting_problems
 from roost.config.ranks import format_ranks
 from roost.config.reading import Notes, name_problem, outside
-from roost.config.values import FILLED_TEXT, FLAG, NODE_RANKS, items, name, variables, whole
+from roost.config.values import FLAG, NODE_RANKS, OPTIONAL_TEXT, items, name, variables, whole
 from roost.errors import ConfigError
 from roost.text import join_words, shorten
 
@@ -60,7 +60,7 @@ ENV_CONFIG_FIELDS = Table(
     Field("env_vars", variables(group_variables, lists=True)),
     Field(
         "python_interpreter_path",
-        FILLED_TEXT,
+        OPTIONAL_TEXT,
         "The Python that runs the workers there.",
         examples=("/opt/venv/bin/python",),
     ),
@@ -201,7 +201,7 @@ def _read_group(value: Value, notes: Notes, num_nodes: int | None, limit: str) -
         notes.config(section.value("label"), f"the label {label!r} is reserved", hint)
         return None
     section = replace(section, what=f"node group {label!r}")
-    node_ranks = section.read("node_ranks")
+    node_ranks = _read_nodes(section, None if num_nodes is None else range(num_nodes))
     if node_ranks is None:
         return None
     if num_nodes is not None and node_ranks[-1] >= num_nodes:
@@ -264,7 +264,7 @@ def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[En
     what = group.what
     for value in group.read("env_configs", ()):
         section = replace(ENV_CONFIG_FIELDS.read(value, notes, f"{what}: an env_config"), what=what)
-        ranks = section.read("node_ranks", what=f"{what}: node_ranks of an env_config")
+        ranks = _read_nodes(section, sorted(nodes), f"{what}: node_ranks of an env_config")
         env_vars, path = section.read("env_vars", {}), section.read("python_interpreter_path")
         if ranks is None:
             continue
@@ -278,6 +278,20 @@ def _read_env_configs(group: Section, notes: Notes, nodes: Set[int]) -> tuple[En
         taken.update(ranks)
         found.append(EnvConfig(node_ranks=ranks, env_vars=tuple(env_vars.items()), python_interpreter_path=path))
     return tuple(found)
+
+
+def _read_nodes(section: Section, every: Sequence[int] | None, what: str = "") -> tuple[int, ...] | None:
+    """Read the ranks of nodes, where `all` means every one that there is."""
+    if "node_ranks" not in section:
+        return None
+    value = section.value("node_ranks")
+    if value.broken is not None or value.kind != "scalar" or str(value.scalar).strip() != "all":
+        ranks: tuple[int, ...] | None = section.read("node_ranks", what=what)
+        return ranks
+    if every is None:
+        hint = "give num_nodes, or write the ranks"
+        section.notes.config(value, f"{section.what}: node_ranks is all, of a number of nodes that is not known", hint)
+    return None if every is None else tuple(every)
 
 
 def declared_twice(group: NodeGroup, declared: dict[tuple[str, int], str]) -> tuple[str, str] | None:

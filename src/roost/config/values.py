@@ -230,6 +230,10 @@ def _bytes(text: str) -> int | None:
     return int(float(match[1]) * UNITS[match[2]]) if "." in match[1] else int(match[1]) * UNITS[match[2]]
 
 
+def _is_null(value: Value) -> bool:
+    return value.broken is None and value.kind == "scalar" and value.scalar is None
+
+
 def _any(words: Iterable[str]) -> str:
     return "|".join(re.escape(word) for word in words)
 
@@ -260,6 +264,10 @@ def _one_or_several(*types: str, examples: list[Any], **one: Any) -> Schema:
 
 TEXT = Kind(read_text, lambda: typed(*_SCALARS))
 FILLED_TEXT = Kind(read_filled_text, lambda: typed(*_SCALARS) | {"pattern": r"\S"})
+OPTIONAL_TEXT = Kind(
+    lambda value, notes, what: None if _is_null(value) else read_filled_text(value, notes, what),
+    lambda: typed(*_SCALARS, "null") | {"pattern": r"\S"},
+)
 TEXTS = Kind(_read_texts, lambda: typed("object", "string", additionalProperties=typed(*_SCALARS, description="Text.")))
 PLAIN_LIST = Kind(partial(reading.read_plain, kind="list"), lambda: typed("array", "string"))
 PLAIN_MAPPING = Kind(partial(reading.read_plain, kind="mapping"), lambda: typed("object", "string"))
@@ -271,10 +279,10 @@ NODE_RANKS = Kind(
     reading.read_rank_list,
     lambda: _one_or_several(
         *("string", "integer"),
-        pattern=rf"^\s*{_RANGE}(\s*,\s*{_RANGE})*\s*$",
-        error="write node ranks such as 0-3,5",
+        pattern=rf"^\s*(all|{_RANGE}(\s*,\s*{_RANGE})*)\s*$",
+        error="write node ranks such as 0-3,5, or all",
         minimum=0,
-        examples=[0, "0-3"],
+        examples=[0, "0-3", "all"],
     ),
 )
 PLACEMENT = Kind(

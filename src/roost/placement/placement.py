@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE, AcceleratorType
+
+Item = TypeVar("Item")
+
+
+class Listed(tuple[Item, ...]):
+    """A tuple that also equals a list of the same items, since documents and users compare it with one.
+
+    >>> Listed(("0", "1")) == ["0", "1"]
+    True
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple.__eq__(self, tuple(other) if isinstance(other, list) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import MAX_PROCESSES, format_ranks
 from roost.config.topology import HasTopology, RankSpace, Stretch, Topology, split_labels, topology_of
 from roost.errors import PlacementError, Problem
-from roost.placement.placement import Placement
+from roost.placement.placement import Listed, Placement
 from roost.text import shorten
 
 _MAX_RANK = 10**15
@@ -68,6 +68,8 @@ class PackedPlacementStrategy(PlacementStrategy):
     num_hardware_per_process: int
     stride: int
     node_groups: tuple[str, ...]
+    isolate_accelerator: bool
+    """Whether accelerators that are not its own may be hidden from a process."""
 
     def __init__(
         self,
@@ -76,6 +78,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         num_hardware_per_process: int | None = None,
         stride: int = 1,
         node_group: str | Sequence[str] | None = None,
+        isolate_accelerator: bool = True,
         **older: int,
     ) -> None:
         given = {
@@ -98,6 +101,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             num_hardware_per_process=_whole(per_process, "num_hardware_per_process", 1),
             stride=_whole(stride, "stride", 1),
             node_groups=split_labels(node_group),
+            isolate_accelerator=_flag(isolate_accelerator),
         )
         if self.end_hardware_rank < self.start_hardware_rank:
             raise PlacementError(
@@ -117,7 +121,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         topology = topology_of(cluster)
         space = _hardware_space(topology, self.node_groups, "PackedPlacementStrategy")
         space.check([self.start_hardware_rank, self.end_hardware_rank], "PackedPlacementStrategy")
-        return place(topology, space, self._processes(), isolate_accelerator)
+        return place(topology, space, self._processes(), self.isolate_accelerator and isolate_accelerator)
 
     def _processes(self) -> Iterator[Sequence[int]]:
         block = self.num_hardware_per_process * self.stride
@@ -182,8 +186,7 @@ def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """Make one placement for each process, given as its ascending hardware ranks; a process never spans nodes."""
-    if not isinstance(isolate_accelerator, bool):
-        raise PlacementError(f"isolate_accelerator is True or False, not {shorten(repr(isolate_accelerator))}")
+    _flag(isolate_accelerator)
     stretches, local_ranks_of = _seats(space, processes)
     local_world_sizes = Counter(stretch.node_rank for stretch in stretches)
     placement_node_ranks = {node_rank: index for index, node_rank in enumerate(local_world_sizes)}
@@ -197,11 +200,11 @@ def place(
         own = isolate_accelerator and stretch.kind == ACCELERATOR
         devices = devices_of.get(node_rank)
         if devices is None:
-            devices = devices_of[node_rank] = node.devices
+            devices = devices_of[node_rank] = Listed(node.devices)
         key = (devices, local_ranks if own else None)
         seen = visible.get(key)
         if seen is None:
-            seen = visible[key] = tuple(devices[local] for local in local_ranks) if own else devices
+            seen = visible[key] = Listed(devices[local] for local in local_ranks) if own else devices
         local_rank = next_local[node_rank]
         next_local[node_rank] = local_rank + 1
         placements.append(
@@ -231,6 +234,7 @@ def _seats(space: RankSpace, processes: Iterable[Sequence[int]]) -> tuple[list[S
     stretches: list[Stretch] = []
     local_ranks_of: list[tuple[int, ...]] = []
     shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    bare = Listed[int]()
     start = end = 0
     stretch: Stretch | None = None
     for process, ranks in enumerate(processes):
@@ -243,10 +247,10 @@ def _seats(space: RankSpace, processes: Iterable[Sequence[int]]) -> tuple[list[S
         if last >= end:
             space.check(ranks)
             raise _leaves_node(space, process, ranks)
-        local: tuple[int, ...] = ()
+        local: tuple[int, ...] = bare
         if stretch.kind != BARE_NODE:
             local = (first - start,) if len(ranks) == 1 else tuple([rank - start for rank in ranks])
-            local = shared.setdefault(local, local)
+            local = shared.get(local) or shared.setdefault(local, Listed(local))
         stretches.append(stretch)
         local_ranks_of.append(local)
     return stretches, local_ranks_of
@@ -323,6 +327,12 @@ def _whole(value: object, what: str, minimum: int) -> int:
     if value < minimum:
         raise PlacementError(f"{what} is {value}, and must be at least {minimum}")
     return value
+
+
+def _flag(isolate_accelerator: object) -> bool:
+    if not isinstance(isolate_accelerator, bool):
+        raise PlacementError(f"isolate_accelerator is True or False, not {shorten(repr(isolate_accelerator))}")
+    return isolate_accelerator
 
 
 def _divisor_hint(total: int, block: int) -> str:
