@@ -1,4 +1,4 @@
-"""A run of the demo: its goal, its rounds, the workers that it restarted, and what runs of both tasks do alike."""
+"""A run of the demo: its rounds, the workers that it restarted, and what runs of both tasks do alike."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from roost.demo.jobs import Mode
+from roost.demo.tasks import Goal, Mode
 
 if TYPE_CHECKING:
     from roost import WorkerGroup
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """When a run ends: at a mean return, but not before some rounds, and after some seconds in any case."""
-
-    mean_return: float
-    seconds: float
-    least_rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,37 +31,18 @@ class Round:
     """How many versions the oldest actions were behind the weights that learned from them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restart:
-    """A worker that died and was restarted."""
-
-    worker: str
-    where: str
-    pid: int
-    seconds: float
-    error: str
-    """The error that a call to the dead worker raises."""
-
-
-class Watcher(Protocol):
-    """Follows a run as it happens."""
-
-    def launched(self, group: str, workers: int, seconds: float) -> None: ...
-    def round_ended(self, done: Round) -> None: ...
-    def killing(self, worker: str, pid: int) -> None: ...
-    def restarted(self, restart: Restart) -> None: ...
-
-
 @dataclass(kw_only=True)
 class Run:
     """The record of one run, and what writes it."""
 
     mode: Mode
-    watcher: Watcher
+    watcher: Any
+    """Follows the run as it happens, as `show.Display` does."""
     has_to_kill: bool = False
     """Whether the demo still has to kill a worker."""
     rounds: list[Round] = field(default_factory=list)
-    restarts: list[Restart] = field(default_factory=list)
+    restarts: dict[str, float] = field(default_factory=dict)
+    """The workers that died, and how long it took until each was back."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Spent in each phase."""
     began: float = 0.0
@@ -114,20 +86,10 @@ class Run:
             for spent in (self.seconds, *rounds):
                 spent[name] = spent.get(name, 0.0) + time.monotonic() - began
 
-    def end_round(
-        self, mean_return: float, *, episodes: int, seconds: dict[str, float], made_in: float, behind: int
-    ) -> None:
-        """Note the result of a round."""
-        done = Round(
-            number=len(self.rounds) + 1,
-            mean_return=mean_return,
-            episodes=episodes,
-            seconds=seconds,
-            made_in=made_in,
-            behind=behind,
-        )
-        self.rounds.append(done)
-        self.watcher.round_ended(done)
+    def end_round(self, **result: Any) -> None:
+        """Note the result of a round: the fields of `Round` but its number."""
+        self.rounds.append(Round(number=len(self.rounds) + 1, **result))
+        self.watcher.round_ended(self.rounds[-1])
 
     def kill(self, worker: str, pid: int) -> None:
         """Kill a worker on purpose."""
@@ -137,8 +99,8 @@ class Run:
             os.kill(pid, signal.SIGKILL)
 
     def note_restart(self, worker: str, group: WorkerGroup[Any], pid: int, seconds: float, error: str) -> None:
-        """Note that a worker, which is a group of one here, is back in its place."""
+        """Note that a worker, which is a group of one here, is back; `error` is what a call to the dead one raised."""
         place = group.placements[0]
         where = f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}"
-        self.restarts.append(Restart(worker=worker, where=where, pid=pid, seconds=seconds, error=error))
-        self.watcher.restarted(self.restarts[-1])
+        self.restarts[worker] = seconds
+        self.watcher.restarted(worker, f"{where}, now pid {pid}", seconds, error)

@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from roost import Cluster, ConfigError, make_plan
-from roost.demo.advice import advise
-from roost.demo.display import Display, WithoutRemarks
-from roost.demo.jobs import Mode
-from roost.demo.rounds import Goal, Run
-from roost.demo.tasks import CARTPOLE, Task
+from roost import Cluster, ConfigError, Topology, make_plan
+from roost.config.profile import read_profile
+from roost.config.run import read_run_draft
+from roost.demo.rounds import Round, Run
+from roost.demo.tasks import TASKS, Goal, Mode, Task
 from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal, terminal_colours
+from roost.search.answer import search
+from roost.search.problem import seconds
+from roost.search.setup import make_setup
 from roost.testing import local_cluster
-from roost.watch.live import LiveRun, read_whole
+from roost.watch.live import LiveRun, WatchedRun, read_whole
+from roost.watch.screen import draw_screen
 from roost.watch.trace import to_trace
 
 _RISE = 2.0
 """The factor by which the value has to grow."""
+_EVERY_ROUNDS = 4
+_MOST_COLUMNS = 100
+_MOST_LINES = 16
+_STALENESS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
     """The options of `roost demo`."""
 
-    task: Task = CARTPOLE
+    task: Task = TASKS["cartpole"]
     modes: tuple[Mode, ...] = tuple(Mode)
     minutes: float | None = None
     """How long to train in all; None trains until the goal is reached."""
@@ -155,8 +166,8 @@ def _summary(task: Task, trained: Run, bars: Sequence[Bar], width: int) -> Text:
     text.append("  seconds   " + ", ".join(f"{name} {spent:.1f}" for name, spent in trained.seconds.items()) + "\n")
     for remark in trained.remarks:
         text.append(f"  speed     {remark}\n")
-    for restart in trained.restarts:
-        text.append(f"  killed    {restart.worker}, back in place after {restart.seconds:.1f} s\n")
+    for worker, spent in trained.restarts.items():
+        text.append(f"  killed    {worker}, back in place after {spent:.1f} s\n")
     for line in draw_bars(bars, width=width - 2).split("\n"):
         text.append("  ").append_text(line).append("\n")
     return text
@@ -177,3 +188,117 @@ def _say_files(folders: Sequence[Path], console: Console) -> None:
     console.print("\n[bold]Next[/]")
     for what, command in steps.items():
         console.print(f"  {what:<17}  {command}", soft_wrap=True)
+
+
+def advise(task: Task, done: Sequence[Run]) -> str:
+    """Search the placements of actor and rollout on the demo's accelerators, from what its rounds took."""
+    topology = Topology.from_shorthand(task.hardware)
+    times: dict[str, dict[int, float]] = {task.call: {}, "actor.learn": {}}
+    updates = []
+    for trained in done:
+        placement = task.make_job(trained.mode)["cluster"]["component_placement"]
+        # The first rounds warm up.
+        rounds = trained.rounds[1:] or trained.rounds
+        updates += [item.seconds["weights"] for item in rounds]
+        times[task.call][_count(placement["rollout"])] = median(item.made_in for item in rounds)
+        times["actor.learn"][_count(placement["actor"])] = median(item.seconds["learn"] for item in rounds)
+    job = {
+        "cluster": {"num_nodes": topology.num_nodes, "component_placement": {"actor": "0", "rollout": "0"}},
+        "flow": {"step": f"{task.call} -> actor.learn", "weights": "actor -> rollout", "staleness": _STALENESS},
+    }
+    calls = {call: {"seconds": found} for call, found in times.items()}
+    profile = {"version": 1, "calls": calls, "weights": {"seconds": median(updates)}}
+    draft = read_run_draft(job)
+    if draft.flow is None:
+        return ""
+    best = search(make_setup(draft.flow, read_profile(profile), topology), 1).best
+    places = ", ".join(f"{name} on {ranks}" for name, ranks in best.component_placement.items())
+    return f"by these times the best placement is {places}: {seconds(best.step_time):.2f} s a step"
+
+
+def _count(placement: str) -> int:
+    """Return how many accelerators a placement such as `0-7:0-3` has."""
+    first, _, last = placement.partition(":")[0].partition("-")
+    return int(last or first) - int(first) + 1
+
+
+class DemoConsole(Console):
+    """A console that raises when the reader of a pipe has gone, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Display:
+    """The watcher of one run that shows it as it happens."""
+
+    def __init__(self, console: Console, task: Task, goal: float, colours: Mapping[str, str], run: WatchedRun) -> None:
+        self._console = console
+        self._task = task
+        self._goal = goal
+        self._colours = colours
+        self._run = run
+        self._last: Round | None = None
+
+    def showing(self) -> AbstractContextManager[object]:
+        """Show the live picture while the run trains."""
+        if not self._console.is_interactive:
+            return contextlib.nullcontext()
+        options: dict[str, Any] = {"refresh_per_second": 4, "redirect_stdout": False, "redirect_stderr": False}
+        return Live(console=self._console, get_renderable=self._picture, **options)
+
+    def launched(self, group: str, workers: int, seconds: float) -> None:
+        name = (f"{group:<7}", f"bold {self._colours.get(group, '')}")
+        self._say(Text.assemble("  ", name, f"  {workers} workers ready in {seconds:.1f} s"))
+
+    def round_ended(self, done: Round) -> None:
+        self._last = done
+        if not self._console.is_interactive and (done.number == 1 or done.number % _EVERY_ROUNDS == 0):
+            spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in done.seconds.items())
+            reached = f"{self._task.noun} {self._task.text(done.mean_return):>4}"
+            self._say(Text(f"  round {done.number:2}  {reached}  {spent}"))
+
+    def killing(self, worker: str, pid: int) -> None:
+        self._say(Text(f"  killing {worker} (pid {pid}) on purpose", style="bold yellow"))
+
+    def restarted(self, worker: str, where: str, seconds: float, error: str) -> None:
+        self._say(Text(f"    {error}", style="red"))
+        self._say(Text(f"    {worker} is back in place after {seconds:.1f} s: {where}", style="green"))
+
+    def _say(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def _picture(self) -> RenderableType:
+        task, last = self._task, self._last
+        reached = (
+            "the first round" if last is None else f"round {last.number}  {task.noun} {task.text(last.mean_return)}"
+        )
+        goal = Text(f"{reached}, the goal is {task.text(self._goal)}", style="bold")
+        goal.truncate(self._console.width)
+        size, view = self._console.size, self._run.refresh()
+        width, height = min(size.width, _MOST_COLUMNS), min(size.height - 2, _MOST_LINES)
+        return Group(
+            goal, draw_screen(view, title=self._run.title, status=self._run.status, width=width, height=height)
+        )
+
+
+class WithoutRemarks(io.TextIOBase):
+    """A stream without Ray's own remarks on a worker's death, which the demo reports in one line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_remark = False
+
+    def write(self, text: str) -> int:
+        # `print` writes the end of the line separately.
+        is_end = self._is_remark and text == "\n"
+        self._is_remark = "(raylet)" in text
+        return len(text) if is_end or self._is_remark else self._stream.write(text)
+
+    def flush(self) -> None:
+        # Python also flushes when it deletes the object, and from 3.13 on reports what that raises.
+        if not self._stream.closed:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()

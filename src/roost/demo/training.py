@@ -14,16 +14,15 @@ from roost import (
     Channel,
     Cluster,
     ClusterError,
-    Outcome,
     OutcomeKind,
     Plan,
     WorkerDied,
     WorkerGroup,
 )
 from roost.deadline import Deadline
-from roost.demo.jobs import GAMES, STEPS, Mode
 from roost.demo.limits import POLL_SECONDS, ROUND_SECONDS, UPDATE_SECONDS
-from roost.demo.rounds import Goal, Run, Watcher
+from roost.demo.rounds import Run
+from roost.demo.tasks import GAMES, STEPS, Goal, Mode
 from roost.demo.workers import Actor, Env, Played, Rollout
 from roost.weights import WeightLink
 
@@ -35,7 +34,7 @@ _VICTIM = 2
 _KILL_ROUND = 4
 
 
-def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Run:
+def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Any) -> Run:
     """Train in one mode until the goal is reached."""
     run = _Run(mode=mode, watcher=watcher, has_to_kill=kill)
     with Channel.create("batches"), contextlib.ExitStack() as stack:
@@ -50,12 +49,6 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
         run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
         run.ended = time.time()
     return run
-
-
-def check_died(end: Outcome) -> None:
-    """Raise the error of a worker that failed: it would fail again after a restart. A worker that died would not."""
-    if end.error is not None and end.kind is not OutcomeKind.DEATH:
-        raise end.error
 
 
 class _Run(Run):
@@ -116,7 +109,9 @@ class _Run(Run):
             if not serving.done():
                 continue
             began, one, (end,) = time.monotonic(), self._rollout[rank], serving.outcomes()
-            check_died(end)
+            if end.error is not None and end.kind is not OutcomeKind.DEATH:
+                # It would fail again after a restart.
+                raise end.error
             with self.phase("restart"):
                 self._rollout.restart(rank)
                 (pid,) = one.pid().wait(ROUND_SECONDS)
@@ -134,7 +129,7 @@ class _Run(Run):
         self._returns += [value for item in played for value in item.returns]
         recent = self._returns[-_RECENT:]
         self.end_round(
-            fmean(recent) if recent else 0.0,
+            mean_return=fmean(recent) if recent else 0.0,
             episodes=sum(len(item.returns) for item in played),
             seconds=seconds,
             made_in=max(item.seconds for item in played),

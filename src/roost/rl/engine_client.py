@@ -14,9 +14,9 @@ import math
 import socket
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +29,8 @@ from roost.rl.web import aiohttp
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 _PASSED_ON = ("Content-Type", "Content-Encoding", "Retry-After", "X-Request-Id")
 _LARGE_BODY = 65536
+_is_reused: ContextVar[bool] = ContextVar("is_reused", default=False)
+"""Whether the last request of this task had a connection that was kept."""
 
 
 class EngineBroken(Exception):  # noqa: N818 - what happened
@@ -108,9 +110,7 @@ class EngineClient:
 
     @cached_property
     def _kept(self) -> aiohttp.ClientSession:
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
-        return self._open_session(keepalive_timeout=IDLE_SECONDS, tracing=[tracing])
+        return self._open_session(keepalive_timeout=IDLE_SECONDS)
 
     @cached_property
     def _new(self) -> aiohttp.ClientSession:
@@ -123,11 +123,11 @@ class EngineClient:
         """
         if not request.is_repeatable:
             return await self._send(self._new, url, request, connect)
-        connection = SimpleNamespace(is_reused=False)
+        _is_reused.set(False)
         try:
-            return await self._send(self._kept, url, request, connect, connection)
+            return await self._send(self._kept, url, request, connect)
         except EngineBroken:
-            if not connection.is_reused or self._new.closed:
+            if not _is_reused.get() or self._new.closed:
                 raise
         return await self._send(self._new, url, request, connect)
 
@@ -148,7 +148,6 @@ class EngineClient:
         url: str,
         request: EngineRequest,
         connect: float,
-        connection: SimpleNamespace | None = None,
     ) -> EngineAnswer:
         # Without a threshold aiohttp rounds times of more than 5 s up to whole seconds.
         timeout = aiohttp.ClientTimeout(connect=connect, ceil_threshold=math.inf)
@@ -161,7 +160,6 @@ class EngineClient:
                 headers={**request.headers, "Content-Length": str(len(body))},
                 timeout=timeout,
                 allow_redirects=False,
-                trace_request_ctx=connection,
             )
             if not reply.content.at_eof():
                 self._unfinished.add(reply)
@@ -174,11 +172,10 @@ class EngineClient:
                 reply.close()
                 raise
 
-    def _open_session(self, tracing: list[aiohttp.TraceConfig] | None = None, **options: Any) -> aiohttp.ClientSession:
+    def _open_session(self, **options: Any) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=_ProvingConnector(self._secrets, limit=0, socket_factory=_open_socket, **options),
             cookie_jar=aiohttp.DummyCookieJar(),
-            trace_configs=tracing,
             # Bodies pass as they are, compressed or not, and an engine sees what the client asked for.
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
@@ -213,6 +210,7 @@ class _ProvingConnector(aiohttp.TCPConnector):
         if transport is None:
             connection.close()
             raise aiohttp.ServerDisconnectedError
+        _is_reused.set(transport in self._shown)
         if (shown := self._shown.get(transport)) is None:
             try:
                 if (secret := self._secrets.get(_place(req.url))) is None:
@@ -263,10 +261,6 @@ async def _ask_for_proof(transport: asyncio.Transport, host: str, secret: str) -
 def _place(url: object) -> tuple[str, int]:
     parts = urlsplit(str(url))
     return parts.hostname or "", parts.port or 80
-
-
-async def _note_reuse(_session: object, context: SimpleNamespace, _params: object) -> None:
-    context.trace_request_ctx.is_reused = True
 
 
 @contextlib.contextmanager

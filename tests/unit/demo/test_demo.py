@@ -28,14 +28,20 @@ from roost import (
 from roost.cli.main import app
 from roost.cli.terminal import speak_ascii
 from roost.demo import learning
-from roost.demo.advice import advise
-from roost.demo.display import DemoConsole, Display, WithoutRemarks
-from roost.demo.jobs import HARDWARE, Mode, make_job
 from roost.demo.learning import Batch, Learner, first_weights, probabilities
-from roost.demo.rounds import Restart, Round, Run
-from roost.demo.show import DemoOptions, _new_folders, _say_files, _summary
-from roost.demo.tasks import CARTPOLE
-from roost.demo.training import _Run, check_died
+from roost.demo.rounds import Round, Run
+from roost.demo.show import (
+    DemoConsole,
+    DemoOptions,
+    Display,
+    WithoutRemarks,
+    _new_folders,
+    _say_files,
+    _summary,
+    advise,
+)
+from roost.demo.tasks import HARDWARE, TASKS, Mode, make_job
+from roost.demo.training import _Run
 from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
@@ -139,7 +145,7 @@ def make_display(*, is_terminal: bool, columns: int = 80) -> tuple[Display, Cons
         color_system=None,
         legacy_windows=False,
     )
-    return Display(console, CARTPOLE, 300, {"actor": "blue", "env": "green"}, PlayedRun.shipped()), console
+    return Display(console, TASKS["cartpole"], 300, {"actor": "blue", "env": "green"}, PlayedRun.shipped()), console
 
 
 def tell(display: Display) -> None:
@@ -169,15 +175,8 @@ def test_a_pipe_gets_plain_lines_that_report_a_restart():
     with display.showing():
         tell(display)
         display.killing("rollout:2", 77)
-        display.restarted(
-            Restart(
-                worker="rollout:2",
-                where="node 1, accelerator 0,1",
-                pid=88,
-                seconds=1.04,
-                error="rollout:2 on node 1 died in 'load'",
-            )
-        )
+        where = "node 1, accelerator 0,1, now pid 88"
+        display.restarted("rollout:2", where, 1.04, "rollout:2 on node 1 died in 'load'")
     assert console.file.getvalue().splitlines() == [
         "  actor    4 workers ready in 1.2 s",
         "  round  1  mean return   20  play 0.50 s, learn 0.02 s",
@@ -254,7 +253,7 @@ def make_run(mode: Mode, *rounds: Round) -> Run:
 def test_the_summary_fits_on_the_terminal(columns):
     done = Round(number=1, mean_return=20.0, episodes=9, made_in=0.5, seconds={"play": 2.0}, behind=0)
     bars = [Bar("actor", "blue", (0.25, 0.0, 0.75)), Bar("env", "green", (0.5, 0.0, 0.5))]
-    lines = _summary(CARTPOLE, make_run(Mode.DISAGG, done), bars, columns).plain.splitlines()
+    lines = _summary(TASKS["cartpole"], make_run(Mode.DISAGG, done), bars, columns).plain.splitlines()
     drawn = [line for line in lines if line.endswith(" % idle")]
     assert len(drawn) == 2
     assert max(map(len, drawn)) <= min(columns, 80)
@@ -300,10 +299,39 @@ def test_a_round_returns_or_raises_what_its_environments_do(end, monkeypatch):
     assert playing.waits <= 3, "it does not poll forever"
 
 
-def test_a_rollout_worker_that_fails_ends_the_demo_and_one_that_dies_does_not():
-    with pytest.raises(ValueError, match="no b2"):
-        check_died(Outcome(rank=0, kind=OutcomeKind.EXCEPTION, error=ValueError("the weights have no b2")))
-    check_died(Outcome(rank=0, kind=OutcomeKind.DEATH, error=WorkerDied("rollout:0 is dead")))
+class Served:
+    """A group of which a worker's call has ended in some way."""
+
+    def __init__(self, end: Outcome) -> None:
+        self.end = end
+
+    def __getitem__(self, _):
+        return self
+
+    def done(self):
+        return True
+
+    def outcomes(self):
+        return (self.end,)
+
+    def restart(self, _):
+        raise InterruptedError("it is restarted")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "raised"),
+    [
+        (OutcomeKind.EXCEPTION, ValueError("the weights have no b2"), ValueError),
+        (OutcomeKind.DEATH, WorkerDied("rollout:0 is dead"), InterruptedError),
+    ],
+)
+def test_a_rollout_worker_that_fails_ends_the_demo_and_one_that_dies_does_not(kind, error, raised):
+    run = object.__new__(_Run)
+    run.seconds = {}
+    run._rollout = group = Served(Outcome(rank=0, kind=kind, error=error))
+    run._serving = [group]
+    with pytest.raises(raised):
+        run._restart_dead()
 
 
 def test_remarks_of_the_raylet_are_dropped_with_their_newline():
@@ -355,8 +383,8 @@ def test_the_demo_says_which_placement_its_times_would_make_the_best():
         return make_run(mode, *rounds)
 
     # Twice the accelerators gain nothing here, so that both at the same time is best.
-    same = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0)])
+    same = advise(TASKS["cartpole"], [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0)])
     assert same == "by these times the best placement is rollout on 0-3, actor on 4-7: 1.10 s a step"
     # Here they are four times as quick.
-    quick = advise(CARTPOLE, [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 4.0, 4.0)])
+    quick = advise(TASKS["cartpole"], [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 4.0, 4.0)])
     assert quick == "by these times the best placement is rollout on 0-7, actor on 0-7: 2.10 s a step"

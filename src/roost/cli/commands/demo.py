@@ -15,10 +15,8 @@ import typer
 from roost.cli.limits import PAGE_SECONDS
 from roost.cli.out import drop_output
 from roost.cli.terminal import speak_ascii
-from roost.demo.display import DemoConsole
-from roost.demo.jobs import Mode
-from roost.demo.show import DemoOptions, run_demo
-from roost.demo.tasks import TASKS
+from roost.demo.show import DemoConsole, DemoOptions, run_demo
+from roost.demo.tasks import TASKS, Mode
 from roost.errors import ConfigError
 from roost.watch.live import LiveRun
 

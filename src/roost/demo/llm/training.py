@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import threading
 import time
 from collections import defaultdict
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import Queue
 from statistics import fmean
 from typing import Any
 
 from roost import Channel, Cluster, ClusterError, Plan
 from roost.deadline import Deadline
-from roost.demo.jobs import Mode
 from roost.demo.limits import RETRY_SECONDS, ROUND_SECONDS
 from roost.demo.llm.model import DIGITS, make_prompts, reward, write_model
-from roost.demo.rounds import Goal, Run, Watcher
+from roost.demo.rounds import Run
+from roost.demo.tasks import Goal, Mode
 from roost.rl import RayTrainGroup, RolloutManager, create_placement_groups
 from roost.rl.engines import Sample, VllmEngine
 from roost.rl.grpo import policy_loss, score
@@ -27,7 +26,6 @@ from roost.weights import WeightLink, WeightWorker
 _PROMPTS, _SAMPLES = 32, 16
 _RANKS, _ENGINES = 2, 2
 _RATE = 1e-3
-_STALENESS = 1
 _VICTIM = 1
 """The engine that the demo kills, in the middle of answers of this round."""
 _KILL_ROUND = 4
@@ -76,7 +74,7 @@ class Trainer(WeightWorker):
         return change
 
 
-def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Watcher) -> Run:
+def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Any) -> Run:
     """Train in one mode until the goal is reached."""
     del plan
     began = time.monotonic()
@@ -107,7 +105,9 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
         samples = stack.enter_context(Channel.create("samples"))
         actor.init().wait(ROUND_SECONDS)
         link = stack.enter_context(WeightLink.between(actor.group, manager.engines.group))
-        parts: dict[str, Any] = {"cluster": cluster, "actor": actor, "manager": manager}
+        # One generates ahead, the other brings an engine back that was killed.
+        aside = stack.enter_context(ThreadPoolExecutor(2))
+        parts: dict[str, Any] = {"cluster": cluster, "actor": actor, "manager": manager, "aside": aside}
         run = _Run(mode=mode, watcher=watcher, has_to_kill=kill, seed=seed, samples=samples, link=link, **parts)
         manager.update_weights(link, 0, ROUND_SECONDS)
         run.seconds["launch"] = time.monotonic() - began
@@ -145,15 +145,13 @@ class _Run(Run):
     samples: Channel
     link: WeightLink
     seed: int
+    aside: ThreadPoolExecutor
     version: int = 0
     tokens: int = 0
     generating: float = 0.0
     """The seconds in which the engines answered what was learned from."""
-    mending: threading.Thread | None = None
-    failure: Exception | None = None
-    """Why an engine that was killed did not come back."""
-    back: int = 0
-    """How many rounds were over when an engine that was killed was back."""
+    mending: Future[int] | None = None
+    """Brings an engine that was killed back, and returns how many rounds were over then."""
 
     def colocate(self, goal: Goal) -> None:
         """Take turns: the engines answer with the newest weights, then sleep while all ranks learn."""
@@ -167,47 +165,24 @@ class _Run(Run):
 
     def disagg(self, goal: Goal) -> None:
         """Work at the same time: the engines answer the prompts of a round while the ranks learn from the last one."""
-        room, ready, is_over = threading.Semaphore(1 + _STALENESS), Queue[_Made | BaseException](), threading.Event()
-
-        def produce() -> None:
-            step = 0
-            try:
-                while room.acquire(timeout=ROUND_SECONDS) and not is_over.is_set():
-                    ready.put(self._generate(step))
-                    step += 1
-            except BaseException as error:
-                ready.put(error)
-
-        producer = threading.Thread(target=produce, daemon=True)
-        producer.start()
-        try:
-            while not self.is_over(goal):
-                seconds: dict[str, float] = {}
-                with self.phase("generate", seconds):
-                    made = ready.get(timeout=ROUND_SECONDS)
-                if isinstance(made, BaseException):
-                    raise made
-                self._learn(made, seconds)
-                room.release()
-        finally:
-            is_over.set()
-            room.release()
-            producer.join(ROUND_SECONDS)
-            if self.mending is not None:
-                self.mending.join(ROUND_SECONDS)
+        generating = self.aside.submit(self._generate, 0)
+        while not self.is_over(goal):
+            seconds: dict[str, float] = {}
+            with self.phase("generate", seconds):
+                made = generating.result(ROUND_SECONDS)
+            generating = self.aside.submit(self._generate, len(self.rounds) + 1)
+            self._learn(made, seconds)
+        generating.result(ROUND_SECONDS)
         # The time may have been over before it was back.
-        if self.failure is not None:
-            raise self.failure
-        if self.mending is not None and not self.restarts:
-            raise ClusterError(f"rollout:{_VICTIM} was killed, and is not back after {ROUND_SECONDS:g} s")
+        if self.mending is not None:
+            self.mending.result(ROUND_SECONDS)
 
     def is_over(self, goal: Goal) -> bool:
         """Whether it is, some rounds after an engine that was killed is back."""
-        if self.failure is not None:
-            raise self.failure
-        if self.mending is not None and (self.mending.is_alive() or len(self.rounds) < self.back + _ROUNDS_AFTER):
+        if self.mending is not None:
+            is_back = self.mending.done() and len(self.rounds) >= self.mending.result() + _ROUNDS_AFTER
             # Only the time ends it before then.
-            goal = replace(goal, least_rounds=len(self.rounds) + 1)
+            goal = goal if is_back else replace(goal, least_rounds=len(self.rounds) + 1)
         return super().is_over(goal)
 
     def _generate(self, step: int) -> _Made:
@@ -222,29 +197,23 @@ class _Run(Run):
             if self.has_to_kill and step >= _KILL_ROUND:
                 worker = f"rollout:{_VICTIM}"
                 self.kill(worker, self._pid_of(worker))
-                self.mending = threading.Thread(target=self._try_to_mend, args=(worker,), daemon=True)
-                self.mending.start()
+                self.mending = self.aside.submit(self._mend, worker)
         return _Made([one for group in finished.values() for one in group], time.monotonic() - began)
 
     def _pid_of(self, worker: str) -> int:
         return self.cluster.worker_manager.get_workers([worker])[0].pid or 0
 
-    def _try_to_mend(self, worker: str) -> None:
-        try:
-            self._mend(worker)
-        except Exception as error:
-            self.failure = error
-
-    def _mend(self, worker: str) -> None:
+    def _mend(self, worker: str) -> int:
         """Go on without an engine that died, restart it in its place, and bring it to the present version."""
-        began, rank = time.monotonic(), int(worker.rpartition(":")[2])
-        group = self.manager.engines.workers_of(rank)
+        began = time.monotonic()
+        group = self.manager.engines.workers_of(_VICTIM)
         (end,) = group.health().outcomes(ROUND_SECONDS)
         self.link.without(worker, timeout=ROUND_SECONDS)
-        self.manager.restart_engine(rank, weights=self.link, timeout=ROUND_SECONDS)
-        self.back = len(self.rounds)
+        self.manager.restart_engine(_VICTIM, weights=self.link, timeout=ROUND_SECONDS)
+        back = len(self.rounds)
         error = str(end.error).partition("\n")[0]
         self.note_restart(worker, group, self._pid_of(worker), time.monotonic() - began, error)
+        return back
 
     def _learn(self, made: _Made, seconds: dict[str, float], wake: Any = None) -> None:
         """Learn from the samples of a round, bring the new weights into the engines, and end the round."""
@@ -258,7 +227,9 @@ class _Run(Run):
             self._update()
         self.tokens += made.tokens
         self.generating += made.seconds
-        self.end_round(made.reward, episodes=made.count, seconds=seconds, made_in=made.seconds, behind=behind)
+        self.end_round(
+            mean_return=made.reward, episodes=made.count, seconds=seconds, made_in=made.seconds, behind=behind
+        )
 
     def _update(self) -> None:
         """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
