@@ -14,6 +14,7 @@ import pytest
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from engine_parts import spec_here
 from foreign import foreign
 from rl_workers import LateEngine, SquattedEngine, TellingEngine, Trainer
 from roost import (
@@ -35,6 +36,7 @@ from roost.rl import (
     make_flags_plan,
     sort_key,
 )
+from roost.rl.json_request import ask
 from roost.testing import LocalCluster, LocalNode, NumpyEngine, local_cluster
 from waiting import is_gone, wait_until
 
@@ -51,8 +53,10 @@ def flags(**given: object) -> argparse.Namespace:
         ({"rollout_num_gpus": 6, "debug_rollout_only": True}, 6, 0),
         ({"actor_num_gpus_per_node": 4, "actor_num_nodes": 2, "colocate": True}, 8, 0),
         ({"actor_num_gpus_per_node": 4, "rollout_num_gpus": 6, "rollout_num_gpus_per_engine": 2}, 10, 4),
+        ({"actor_num_gpus_per_node": 2, "rollout_num_gpus": 4, "colocate": True}, 4, 0),
+        ({"actor_num_gpus_per_node": 4, "rollout_num_gpus": 4, "rollout_external": True}, 4, 4),
     ],
-    ids=["debug_train_only", "debug_rollout_only", "colocate", "dis-agg"],
+    ids=["debug_train_only", "debug_rollout_only", "colocate", "dis-agg", "more rollout", "external"],
 )
 def test_the_modes_of_the_documents(free_cluster, given, count, offset):
     args = flags(**given)
@@ -222,6 +226,46 @@ def test_train_and_rollout_share_accelerators_buffer_and_lock():
             # Many together: those that wait do not block the one that gives it back.
             with ThreadPoolExecutor(300) as threads:
                 assert len(list(threads.map(lambda _: take_and_give(manager), range(300)))) == 300
+
+
+@pytest.mark.usefixtures("free_cluster")
+def test_a_router_alone_serves_engines_that_run_elsewhere():
+    args = flags(rollout_num_gpus=0, debug_rollout_only=True, actor_num_nodes=0, actor_num_gpus_per_node=0)
+    elsewhere = NumpyEngine()
+    spec = spec_here("the engine's own")
+    elsewhere.start(spec)
+    with contextlib.ExitStack() as stack, create_placement_groups(args) as groups:
+        stack.callback(elsewhere.stop)
+        assert groups == {"actor": (None, []), "rollout": (None, [])}
+        with RolloutManager(args, NumpyEngine, groups["rollout"]) as manager:
+            assert (manager.engines.num_engines, manager.engine_states(), manager.engine_versions()) == (0, [], [])
+            with pytest.raises(ClusterError, match="no engine has joined"):
+                manager.generate({"observations": [[1.0] * 4]}, timeout=0.2)
+            joining = {"url": spec.url, "secret": spec.secret}
+            ask(manager.router_url, "/engines", joining, secret=manager.secret, timeout=60, who="the router")
+            assert manager.generate({"observations": [[1.0] * 4]}, timeout=60)["engine"] == 0
+            manager.update_weights({"w": 1}, version=1)
+            manager.put([1], version=1)
+            assert manager.get(1) == [1]
+            with pytest.raises(ClusterError, match="there are no engines: the flags ask for no accelerators"):
+                manager.engines.offload()
+            with pytest.raises(ClusterError, match="there are no engines"):
+                manager.restart_engine(0)
+
+
+@pytest.mark.usefixtures("free_cluster")
+def test_a_critic_trains_on_the_accelerators_of_the_actor():
+    args = flags(actor_num_gpus_per_node=2, rollout_num_gpus=2, colocate=True, use_critic=True)
+    with (
+        create_placement_groups(args) as groups,
+        RayTrainGroup(args, Trainer, groups["actor"]) as actor,
+        RayTrainGroup(args, Trainer, groups["critic"], name="critic") as critic,
+        create_rollout_engines(args, NumpyEngine, groups["rollout"]) as engines,
+    ):
+        assert groups["critic"] == groups["actor"]
+        assert critic.train().wait(60) == actor.train().wait(60) == ["train 0", "train 1"]
+        placed = [[place.visible_accelerators for place in one.group.placements] for one in (actor, critic, engines)]
+        assert placed[0] == placed[1] == placed[2]
 
 
 def test_an_engine_that_dies_while_serving_loses_no_request(free_cluster):

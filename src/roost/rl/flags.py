@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -23,6 +24,7 @@ from roost.placement.planner import make_plan
 from roost.text import did_you_mean, join_words, plural
 
 TRAIN = "actor"
+CRITIC = "critic"
 ROLLOUT = "rollout"
 _SECTION = "train_rollout"
 _MOST = 1_000_000
@@ -33,8 +35,15 @@ _COUNTS = {
     "rollout_num_gpus_per_engine": _MOST,
     "dp_attention_size": 4000,
 }
-_SWITCHES = ("colocate", "debug_train_only", "debug_rollout_only")
+_SWITCHES = ("colocate", "debug_train_only", "debug_rollout_only", "rollout_external", "use_critic")
 _SHARES = ("num_gpus_per_actor", "num_gpus_per_engine")
+_SHARE = 0.8
+_NEAR = 0.84
+"""How alike a name is to that of a flag that is probably meant."""
+_IGNORED = ("num_gpus_per_node", "rollout_external_engine_addrs", "critic_num_nodes", "critic_num_gpus_per_node")
+"""Names of slime's that look like flags. The first says how many accelerators a node has, which Roost measures."""
+_ELSEWHERE = ("sglang_config", "prefill_num_servers", "eval_num_gpus")
+"""Flags of slime and miles that divide the accelerators among engines in a way that these flags cannot say."""
 
 
 class Mode(StrEnum):
@@ -55,19 +64,25 @@ class TrainRolloutFlags:
     actor_num_nodes: int = 1
     actor_num_gpus_per_node: int = 8
     rollout_num_gpus: int | None = None
-    """With `colocate` the default is as many as the training has."""
+    """With `colocate` the default is as many as the training has; 0 is a router without engines of its own."""
     rollout_num_gpus_per_engine: int = 1
     colocate: bool = False
     debug_train_only: bool = False
     debug_rollout_only: bool = False
-    num_gpus_per_actor: float = 0.8
-    """The part of an accelerator that a training actor takes."""
+    rollout_external: bool = False
+    """Whether the engines run elsewhere, and need no accelerators of this cluster."""
+    use_critic: bool = False
+    """Whether a critic trains on the accelerators of the actor."""
+    num_gpus_per_actor: float = _SHARE
+    """The part of an accelerator that a training actor takes, and a critic; by default half as much with a critic."""
     num_gpus_per_engine: float = 0.2
     """The part of each of its accelerators that an engine takes."""
     dp_attention_size: int = 1
     """How many ranks an engine's data-parallel attention has: each gets one of as many consecutive ports."""
 
     def __post_init__(self) -> None:
+        if self.use_critic is True and self.num_gpus_per_actor == _SHARE:
+            object.__setattr__(self, "num_gpus_per_actor", _SHARE / 2)
         wrong = _wrong_values(self)
         problems = [(message, "") for message in wrong.values()]
         if not wrong.keys() & set(_SHARES):
@@ -90,7 +105,7 @@ class TrainRolloutFlags:
     @property
     def engines_num_gpus(self) -> int:
         """How many accelerators the engines have."""
-        if self.mode is Mode.TRAIN_ONLY:
+        if self.mode is Mode.TRAIN_ONLY or self.rollout_external:
             return 0
         if self.mode is Mode.COLOCATE and self.rollout_num_gpus is None:
             return self.train_num_gpus
@@ -104,7 +119,8 @@ class TrainRolloutFlags:
     @property
     def rollout_offset(self) -> int:
         """Where the engines' accelerators begin."""
-        return self.train_num_gpus if self.mode is Mode.DISAGGREGATED else 0
+        is_apart = self.mode is Mode.DISAGGREGATED or (self.mode is Mode.COLOCATE and self.rollout_external)
+        return self.train_num_gpus if is_apart else 0
 
     @property
     def num_engines(self) -> int:
@@ -115,15 +131,34 @@ class TrainRolloutFlags:
 def read_flags(args: object) -> TrainRolloutFlags:
     """Read flags from a namespace, a dict, a config or any object that has them; missing ones have their defaults.
 
-    Other names belong to the job and are ignored.
+    Other names belong to the job and are ignored, unless they look like a flag that is written otherwise.
     """
     if isinstance(args, TrainRolloutFlags):
         return args
     if args is None or isinstance(args, str | bytes | int | float):
         raise ConfigError(f"{args!r} has no flags", hint="give the parsed arguments, or a dict")
     read = args.get if isinstance(args, Mapping) else partial(getattr, args)
-    found = {field.name: read(field.name, None) for field in fields(TrainRolloutFlags)}
-    return TrainRolloutFlags(**{name: value for name, value in found.items() if value is not None})
+    known = [field.name for field in fields(TrainRolloutFlags)]
+    given = {str(name) for name in (args if isinstance(args, Mapping) else getattr(args, "__dict__", ()))}
+    found = {name: value for name in known if (value := read(name, None)) is not None}
+    problems = []
+    for name in sorted(given.difference(known, _IGNORED)):
+        if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
+            problems.append(Problem(message=f"there is no flag {name!r}", hint=f"did you mean {close[0]!r}?"))
+    for name in _ELSEWHERE:
+        if read(name, None):
+            hint = "leave it out, or write the placement into a job.yaml"
+            problems.append(Problem(message=f"{name} is {read(name, None)!r}: Roost has no such flag", hint=hint))
+    for name in ("num_nodes", "num_gpus_per_node"):
+        own, of_actor = read(f"{CRITIC}_{name}", None), found.get(f"{TRAIN}_{name}")
+        if found.get("use_critic") and None not in (own, of_actor) and own != of_actor:
+            message = f"{CRITIC}_{name} is {own!r}, and {TRAIN}_{name} is {of_actor!r}"
+            problems.append(Problem(message=message, hint="the critic is on the accelerators of the actor"))
+    if problems:
+        raise ConfigError(problems)
+    if read("rollout_external_engine_addrs", None) is not None:
+        found.setdefault("rollout_external", True)
+    return TrainRolloutFlags(**found)
 
 
 def engine_parts(num_gpus: int, per_engine: int, nodes: Sequence[int]) -> list[list[list[int]]]:
@@ -150,6 +185,8 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
         train = f"actor_num_nodes {flags.actor_num_nodes} x actor_num_gpus_per_node {flags.actor_num_gpus_per_node}"
         rollout = f"rollout_num_gpus {flags.engines_num_gpus}"
         asked = {Mode.DISAGGREGATED: f"{train} + {rollout}", Mode.ROLLOUT_ONLY: rollout}.get(flags.mode, train)
+        if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
+            asked = rollout
         hint = f"{asked}: lower one of them, or plan on more nodes"
         needed = plural(flags.num_gpus, "accelerator")
         raise ConfigError(f"the flags ask for {needed}, and the cluster has {len(nodes)}", hint=hint)
@@ -157,12 +194,18 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
     if flags.train_num_gpus:
         ranks = format_ranks(range(flags.train_num_gpus))
         placement[TRAIN] = f"{ranks}:{ranks}"
+        if flags.use_critic:
+            placement[CRITIC] = placement[TRAIN]
     if flags.engines_num_gpus:
         offset = flags.rollout_offset
         engines = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes[offset:])
         placement[ROLLOUT] = _segments([[place + offset for place in part] for engine in engines for part in engine])
     cluster = {"num_nodes": len(topology.nodes), "component_placement": placement}
+    # What the placement shows, the flags need not say again.
     names = ["rollout_num_gpus_per_engine", *_SHARES, "dp_attention_size"]
+    names += [name for name in ("rollout_external",) if getattr(flags, name)]
+    if flags.engines_num_gpus == 0 and flags.mode is not Mode.TRAIN_ONLY:
+        names += ["rollout_num_gpus", "colocate", "debug_train_only", "debug_rollout_only"]
     if flags.mode is not Mode.ROLLOUT_ONLY:
         names += ["actor_num_nodes", "actor_num_gpus_per_node"]
     return {"cluster": cluster, _SECTION: {name: getattr(flags, name) for name in names}}
@@ -171,9 +214,10 @@ def flags_to_config(args: object, topology: Topology) -> dict[str, Any]:
 def config_to_flags(config: Mapping[str, Any], topology: Topology) -> TrainRolloutFlags:
     """Return the flags of a config; ConfigError if no flags would place its components that way."""
     plan = make_plan(config, topology)
-    if others := join_words([name for name in plan.names if name not in (TRAIN, ROLLOUT)]):
+    if others := join_words([name for name in plan.names if name not in (TRAIN, CRITIC, ROLLOUT)]):
         hint = "place it with component_placement and launch it as another group"
-        raise ConfigError(f"flags know only {TRAIN!r} and {ROLLOUT!r}, and the config places {others} too", hint=hint)
+        known_names = join_words([repr(name) for name in (TRAIN, CRITIC, ROLLOUT)])
+        raise ConfigError(f"flags know only {known_names}, and the config places {others} too", hint=hint)
     section = config.get(_SECTION) or {}
     known = [field.name for field in fields(TrainRolloutFlags)]
     for name in section:
@@ -208,9 +252,10 @@ def _counts(plan: Plan) -> dict[str, Any]:
     if ROLLOUT in ranks:
         found["rollout_num_gpus"] = len(ranks[ROLLOUT])
         found["rollout_num_gpus_per_engine"] = len(plan.component(ROLLOUT).placements[0].local_hardware_ranks)
+    found["use_critic"] = CRITIC in ranks
     found["debug_train_only"] = ROLLOUT not in ranks
     found["debug_rollout_only"] = TRAIN not in ranks
-    found["colocate"] = len(ranks) == 2 and set(ranks[ROLLOUT]) <= set(ranks[TRAIN])
+    found["colocate"] = bool({*ranks.get(ROLLOUT, ())} & {*ranks.get(TRAIN, ())})
     if found["colocate"] and len(ranks[ROLLOUT]) == len(ranks[TRAIN]):
         # The default is as many as the training has.
         found["rollout_num_gpus"] = None
@@ -231,8 +276,10 @@ def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
     wrong = {}
     for name, most in _COUNTS.items():
         value = getattr(flags, name)
-        if (value is not None or name != "rollout_num_gpus") and (type(value) is not int or not 1 <= value <= most):
-            wrong[name] = f"{name} is {value!r}: it is a whole number, from 1 to {most}"
+        # A router alone has no engines, and slime then writes 0 for the actor, which is not trained.
+        least = 0 if name == "rollout_num_gpus" or (flags.debug_rollout_only and name.startswith(TRAIN)) else 1
+        if (value is not None or name != "rollout_num_gpus") and (type(value) is not int or not least <= value <= most):
+            wrong[name] = f"{name} is {value!r}: it is a whole number, from {least} to {most}"
     for name in _SWITCHES:
         if type(value := getattr(flags, name)) is not bool:
             wrong[name] = f"{name} is {value!r}: it is true or false"
@@ -244,30 +291,27 @@ def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
 
 
 def _share_conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
-    total = flags.num_gpus_per_actor + flags.num_gpus_per_engine
-    if flags.mode is Mode.COLOCATE and total > 1 + 1e-6:
-        message = (
-            f"with colocate an accelerator is shared: num_gpus_per_actor {flags.num_gpus_per_actor:g} and "
-            f"num_gpus_per_engine {flags.num_gpus_per_engine:g} add up to {total:g}"
-        )
-        yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults"
+    parts = [f"num_gpus_per_actor {flags.num_gpus_per_actor:g}"] * (2 if flags.use_critic else 1)
+    total = flags.num_gpus_per_actor * len(parts)
+    if flags.mode is Mode.COLOCATE:
+        parts.append(f"num_gpus_per_engine {flags.num_gpus_per_engine:g}")
+        total += flags.num_gpus_per_engine
+    if len(parts) > 1 and flags.mode is not Mode.ROLLOUT_ONLY and total > 1 + 1e-6:
+        why = join_words([name for name in ("colocate", "use_critic") if getattr(flags, name)])
+        message = f"with {why} an accelerator is shared: {join_words(parts)} add up to {total:g}"
+        yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults, with a critic 0.4, 0.4 and 0.2"
 
 
 def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
     """Yield what contradicts the mode, each with a hint."""
     if flags.debug_train_only and flags.debug_rollout_only:
         yield "debug_train_only and debug_rollout_only exclude each other", "leave one of them out"
+    elif flags.rollout_external:
+        return
     elif flags.mode in (Mode.DISAGGREGATED, Mode.ROLLOUT_ONLY) and flags.rollout_num_gpus is None:
         message = "rollout_num_gpus is missing: how many accelerators the engines have"
         yield message, "with colocate they have those of the training"
-    elif flags.mode is not Mode.TRAIN_ONLY:
-        if flags.mode is Mode.COLOCATE and flags.engines_num_gpus > flags.train_num_gpus:
-            message = (
-                f"with colocate the engines are on the training's {plural(flags.train_num_gpus, 'accelerator')}, "
-                f"and rollout_num_gpus is {flags.engines_num_gpus}"
-            )
-            yield message, "leave rollout_num_gpus out, or leave colocate out"
-        if flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
-            engines = plural(flags.engines_num_gpus, "accelerator")
-            message = f"{engines} cannot be divided among engines of {flags.rollout_num_gpus_per_engine}"
-            yield message, "rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"
+    elif flags.mode is not Mode.TRAIN_ONLY and flags.engines_num_gpus % flags.rollout_num_gpus_per_engine:
+        engines = plural(flags.engines_num_gpus, "accelerator")
+        message = f"{engines} cannot be divided among engines of {flags.rollout_num_gpus_per_engine}"
+        yield message, "rollout_num_gpus is a multiple of rollout_num_gpus_per_engine"

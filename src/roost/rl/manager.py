@@ -207,6 +207,8 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             time.sleep(JOIN_POLL_SECONDS)
 
     def _add_to_router(self, engine_ranks: Sequence[int], timeout: float = CALL_SECONDS) -> None:
+        if not engine_ranks:
+            return
         specs = {rank: spec for engine in engine_ranks for rank, spec in self.engines.specs_of(engine).items()}
         self._call(ManagerWorker.join, self.engines.group.name, specs, timeout=timeout)
 
@@ -258,7 +260,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
             try:
                 if isinstance(weights, WeightLink):
                     weights.update(version, _left(deadline))
-                else:
+                elif self.engines.num_engines:
                     self.engines.update_weights(weights, version).wait(_left(deadline))
             except Exception:
                 with contextlib.suppress(RoostError):

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 
 from roost.errors import ConfigError
 from roost.placement.strategies import FlexiblePlacementStrategy
-from roost.rl.flags import ROLLOUT, TRAIN, read_flags
+from roost.rl.flags import CRITIC, ROLLOUT, TRAIN, read_flags
 from roost.runtime.cluster import Cluster
 from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.order import AddressKey, address_key
@@ -24,11 +24,14 @@ from roost.runtime.reserve.reservation import Reservation, check_timeout
 from roost.runtime.reserve.reserver import Reserver
 from roost.text import plural, shorten
 
-BundleGroup = tuple[PlacementGroup, list[int]]
+BundleGroup = tuple[PlacementGroup | None, list[int]]
 
 
 class PlacementGroups(dict[str, BundleGroup], AbstractContextManager["PlacementGroups"]):
-    """`actor` and `rollout`: each a placement group and its bundle indices in order. `close()` releases them."""
+    """`actor` and `rollout`, with `use_critic` also `critic`: each a placement group and its bundle indices in order.
+
+    `close()` releases them. Where nothing is reserved, as for a router alone, there is no placement group.
+    """
 
     def __init__(self, reservation: Reservation, groups: dict[str, BundleGroup]) -> None:
         super().__init__(groups)
@@ -48,7 +51,8 @@ def create_placement_groups(
     """Reserve what the flags ask for: bundles of one accelerator and one CPU, ordered by node and accelerator.
 
     It takes the first accelerators of the cluster, as a plan does, or whichever are free if another job has some of
-    them. The indices of `rollout` begin where those of the training end, or are the same where both share.
+    them. The indices of `rollout` begin where those of the training end, or are the same where both share; those of
+    `critic` are those of `actor`.
     """
     flags = read_flags(args)
     check_timeout(timeout)
@@ -58,17 +62,17 @@ def create_placement_groups(
         hint = "lower actor_num_nodes, actor_num_gpus_per_node or rollout_num_gpus, or colocate"
         raise ConfigError(f"the flags ask for {asked}, and the cluster has {cluster.num_accelerators}", hint=hint)
     user = f"{flags.mode}#{secrets.token_hex(4)}"
-    slots = Reserver(cluster.context, user, timeout).reserve_any(flags.num_gpus)
-    group, indices = slots[0].group, [slot.bundle for slot in slots]
-    return PlacementGroups(
-        Reservation(cluster.context, user, slots),
-        {TRAIN: (group, indices), ROLLOUT: (group, indices[flags.rollout_offset :])},
-    )
+    slots = Reserver(cluster.context, user, timeout).reserve_any(flags.num_gpus) if flags.num_gpus else []
+    group, indices = slots[0].group if slots else None, [slot.bundle for slot in slots]
+    groups = {TRAIN: (group, indices), ROLLOUT: (group, indices[flags.rollout_offset :])}
+    if flags.use_critic:
+        groups[CRITIC] = groups[TRAIN]
+    return PlacementGroups(Reservation(cluster.context, user, slots), groups)
 
 
 def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
     """Return the first slots of a bundle group, as measured; ConfigError if this job has not reserved them."""
-    if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup)):
+    if not (isinstance(bundles, tuple) and len(bundles) == 2 and isinstance(bundles[0], PlacementGroup | None)):
         hint = 'it is what create_placement_groups(args)["actor"] or ["rollout"] is'
         raise ConfigError(f"pg is {shorten(repr(bundles))}", hint=hint)
     group, indices = bundles
@@ -78,7 +82,9 @@ def slots_of(cluster: Cluster, bundles: BundleGroup, count: int) -> list[Slot]:
     if count > len(indices):
         asked, hint = plural(count, "accelerator"), "make it from the same flags: create_placement_groups(args)"
         raise ConfigError(f"the flags ask for {asked}, and the bundle group has {len(indices)}", hint=hint)
-    known = {(held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()}
+    known: dict[Any, Slot] = {
+        (held.slot.group, held.slot.bundle): held.slot for held in cluster.node_manager.get_slots()
+    }
     try:
         return [known[group, index] for index in indices[:count]]
     except KeyError:

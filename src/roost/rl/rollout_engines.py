@@ -14,7 +14,7 @@ from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, EngineFailed, LaunchTimedOut, RoostError, WorkerDied
 from roost.machine.ports import taken_ports
 from roost.rl.engine import EngineSpec, check_engine_class, url_of
-from roost.rl.flags import ROLLOUT, engine_parts, read_flags
+from roost.rl.flags import ROLLOUT, Mode, engine_parts, read_flags
 from roost.rl.limits import GRACE_SECONDS, HEALTH_POLL_SECONDS, HEALTH_SECONDS, STOP_SECONDS, VERSIONS_SECONDS
 from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
@@ -145,19 +145,32 @@ class EngineWorker(WeightWorker):
 
 
 class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
-    """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it."""
+    """The engines that serve. Requests go to an engine's node 0; weights and memory concern every process of it.
 
-    def __init__(self, group: WorkerGroup[Any], nodes_per_engine: Sequence[int], dp_size: int, timeout: float) -> None:
+    There are none if the flags ask for a router alone, or the engines run elsewhere.
+    """
+
+    def __init__(
+        self, group: WorkerGroup[Any] | None, nodes_per_engine: Sequence[int], dp_size: int, timeout: float
+    ) -> None:
         """Start engines on launched workers, of which each engine has the next few."""
-        self.group = group
+        self._group = group
         self._dp_size = dp_size
         self._leases: dict[int, PortLease] = {}
         ranks = count()
         self._workers = [[next(ranks) for _ in range(num_nodes)] for num_nodes in nodes_per_engine]
-        self.specs: list[EngineSpec] = list(
-            self._start(range(self.num_engines), Deadline.after(timeout), timeout).values()
-        )
+        self.specs: list[EngineSpec] = []
         """What each worker of the group was started with, by rank."""
+        if self._workers:
+            self.specs += self._start(range(self.num_engines), Deadline.after(timeout), timeout).values()
+
+    @property
+    def group(self) -> WorkerGroup[Any]:
+        """The workers of all engines; ClusterError if there are no engines."""
+        if self._group is None:
+            hint = "engines that run elsewhere join the router with POST /engines"
+            raise ClusterError("there are no engines: the flags ask for no accelerators for them", hint=hint)
+        return self._group
 
     @property
     def num_engines(self) -> int:
@@ -179,12 +192,16 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def health(self, timeout: float = 30.0) -> list[bool]:
         """Return whether each engine can serve; an engine with a dead worker cannot."""
+        if not self.num_engines:
+            return []
         outcomes = self.group.health().outcomes(timeout)
         is_well = [outcome.is_ok and bool(outcome.value) for outcome in outcomes]
         return [all(is_well[rank] for rank in self._ranks(engine)) for engine in range(self.num_engines)]
 
     def ill_urls(self, timeout: float = 5.0) -> list[str]:
         """Return where the engines are that say that they cannot serve, or of which a process has ended."""
+        if not self.num_engines:
+            return []
         outcomes = self.group.health().outcomes(timeout)
         # One that does not answer in time says nothing about its weights.
         is_ill = [
@@ -218,6 +235,8 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def versions(self, timeout: float = VERSIONS_SECONDS) -> list[int | None]:
         """Return the version of the weights that all processes of each engine have; None if that is not known."""
+        if not self.num_engines:
+            return []
         outcomes = self.group.served_version().outcomes(timeout)
         by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
         return [versions.pop() if len(versions) == 1 else None for versions in by_engine]
@@ -254,8 +273,10 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def close(self) -> None:
         """Stop every engine and end its workers; a process that only attached lets go of them."""
-        with contextlib.closing(self.group), contextlib.suppress(Exception):
-            if self.group.is_own:
+        if self._group is None:
+            return
+        with contextlib.closing(self._group), contextlib.suppress(Exception):
+            if self._group.is_own:
                 self.group.stop().outcomes(STOP_SECONDS)
 
     def __exit__(self, *_: object) -> None:
@@ -350,6 +371,8 @@ def create_rollout_engines(
     flags = read_flags(args)
     cluster = cluster or Cluster()
     check_engine_class(engine_cls)
+    if flags.engines_num_gpus == 0 and flags.mode is not Mode.TRAIN_ONLY:
+        return RolloutEngines(None, [], flags.dp_attention_size, health_timeout)
     slots = slots_of(cluster, pg, flags.engines_num_gpus)
     nodes = [slot.piece.node_rank for slot in slots]
     parts = engine_parts(flags.engines_num_gpus, flags.rollout_num_gpus_per_engine, nodes)

@@ -23,22 +23,24 @@ def jobs(draw: st.DrawFn) -> tuple[TrainRolloutFlags, Topology]:
     train_nodes = draw(st.integers(1, 3))
     per_node = draw(st.integers(1, 6))
     per_engine = draw(st.integers(1, 5))
-    engines = draw(st.integers(1, 4))
+    engines = draw(st.integers(0, 4))
     mode = draw(st.sampled_from(list(Mode)))
     given_flags = {
         "actor_num_nodes": train_nodes,
         "actor_num_gpus_per_node": per_node,
         "rollout_num_gpus_per_engine": per_engine,
         "dp_attention_size": draw(st.integers(1, 4)),
-        "num_gpus_per_actor": draw(st.sampled_from([0.8, 0.5])),
+        "num_gpus_per_actor": draw(st.sampled_from([0.8, 0.25])),
+        "use_critic": draw(st.booleans()),
+        "rollout_external": draw(st.sampled_from([False, False, False, True])),
         "colocate": mode is Mode.COLOCATE,
         "debug_train_only": mode is Mode.TRAIN_ONLY,
         "debug_rollout_only": mode is Mode.ROLLOUT_ONLY,
         "rollout_num_gpus": per_engine * engines,
     }
-    assume(mode is not Mode.COLOCATE or per_engine * engines <= train_nodes * per_node)
     flags = TrainRolloutFlags(**given_flags)
-    assume(flags.num_gpus <= total)
+    # A router alone is placed on no accelerator.
+    assume(0 < flags.num_gpus <= total)
     shorthand = ",".join(f"1x{count}" for count in nodes)
     return flags, Topology.from_shorthand(shorthand)
 
@@ -55,6 +57,8 @@ def test_flags_become_yaml_and_come_back_with_the_same_plan(job):
     assert make_flags_plan(flags, topology) == plan
     pieces = sorted(plan.occupants())
     assert len(pieces) == flags.num_gpus, "as many accelerators as the documents count"
+    if flags.use_critic and "actor" in plan.names:
+        assert plan.component("critic").placements == plan.component("actor").placements
     if flags.mode is Mode.DISAGGREGATED:
         train = {
             p
@@ -62,8 +66,9 @@ def test_flags_become_yaml_and_come_back_with_the_same_plan(job):
             for p in [(place.cluster_node_rank, *place.local_hardware_ranks)]
         }
         assert len(train) == flags.train_num_gpus
-        first = plan.component("rollout").hardware_ranks[0]
-        assert first == flags.rollout_offset == flags.train_num_gpus
+        assert flags.rollout_offset == flags.train_num_gpus
+        if flags.num_engines:
+            assert plan.component("rollout").hardware_ranks[0] == flags.rollout_offset
     if "rollout" in plan.names:
         for placement in plan.component("rollout").placements:
             assert len(placement.local_hardware_ranks) <= flags.rollout_num_gpus_per_engine
@@ -99,6 +104,73 @@ def test_flags_come_from_whatever_has_them(args):
     assert (flags.num_gpus_per_actor, flags.num_gpus_per_engine) == (0.8, 0.2)
 
 
+SLIME = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 2, "rollout_num_gpus": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reserved", "engines", "offset"),
+    [
+        ({}, 4, 2, 2),
+        ({"colocate": True}, 2, 2, 0),
+        ({"colocate": True, "rollout_num_gpus": 6}, 6, 6, 0),
+        ({"rollout_external": True}, 2, 0, 2),
+        ({"rollout_external_engine_addrs": ["10.0.0.7:20300"], "rollout_num_gpus": None}, 2, 0, 2),
+        ({"rollout_external": True, "colocate": True}, 2, 0, 2),
+        ({"rollout_num_gpus": 0}, 2, 0, 2),
+        ({"rollout_num_gpus": 0, "colocate": True}, 2, 0, 0),
+        (
+            {"rollout_num_gpus": 0, "debug_rollout_only": True, "actor_num_nodes": 0, "actor_num_gpus_per_node": 0},
+            0,
+            0,
+            0,
+        ),
+        ({"use_critic": True}, 4, 2, 2),
+        ({"use_critic": True, "critic_num_nodes": 1, "critic_num_gpus_per_node": 2}, 4, 2, 2),
+        ({"debug_train_only": True, "rollout_external": True}, 2, 0, 0),
+    ],
+)
+def test_as_many_accelerators_are_reserved_as_slime_reserves(changes, reserved, engines, offset):
+    flags = read_flags(argparse.Namespace(**(SLIME | changes)))
+    assert (flags.num_gpus, flags.engines_num_gpus, flags.rollout_offset) == (reserved, engines, offset)
+
+
+def test_a_critic_shares_the_accelerators_of_the_actor():
+    flags = read_flags(SLIME | {"colocate": True, "use_critic": True})
+    assert (flags.num_gpus_per_actor, flags.num_gpus_per_engine) == (0.4, 0.2)
+    config = flags_to_config(flags, Topology.from_shorthand("1x2"))
+    assert config["cluster"]["component_placement"] == {"actor": "0-1:0-1", "critic": "0-1:0-1", "rollout": "0-1:0-1"}
+    with pytest.raises(ConfigError, match=r"with use_critic an accelerator is shared: .* add up to 1.2"):
+        read_flags(SLIME | {"use_critic": True, "num_gpus_per_actor": 0.6})
+    with pytest.raises(ConfigError, match="critic_num_nodes is 3, and actor_num_nodes is 1"):
+        read_flags(SLIME | {"use_critic": True, "critic_num_nodes": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("rolout_num_gpus", "rollout_num_gpus"),
+        ("collocate", "colocate"),
+        ("actor_num_gpu_per_node", "actor_num_gpus_per_node"),
+        ("rollout_num_gpus_per_engines", "rollout_num_gpus_per_engine"),
+        ("use_critics", "use_critic"),
+    ],
+)
+def test_a_name_that_looks_like_a_flag_is_an_error_with_the_flag_that_is_meant(name, meant):
+    for args in (SLIME | {name: 1}, argparse.Namespace(**SLIME, **{name: 1}), OmegaConf.create(SLIME | {name: 1})):
+        with pytest.raises(ConfigError, match=f"there is no flag '{name}'") as caught:
+            read_flags(args)
+        assert caught.value.problems[0].hint == f"did you mean {meant!r}?"
+
+
+def test_names_of_a_job_that_look_like_no_flag_are_its_own():
+    # slime's own, those that are most like flags of Roost.
+    names = "num_gpus_per_node rollout_num_process rollout_global_dataset actor_lr rollout_seed num_rollout critic_lr"
+    names += " rollout_batch_size rollout_function_path offload_rollout debug_rollout_data num_steps_per_rollout"
+    assert read_flags(argparse.Namespace(**SLIME, **dict.fromkeys(names.split(), 8))) == TrainRolloutFlags(**SLIME)
+    with pytest.raises(ConfigError, match=r"sglang_config is 'groups\.yaml': Roost has no such flag"):
+        read_flags(SLIME | {"sglang_config": "groups.yaml"})
+
+
 @pytest.mark.parametrize(
     ("given_flags", "message"),
     [
@@ -113,7 +185,7 @@ def test_flags_come_from_whatever_has_them(args):
             {"rollout_num_gpus": 3, "rollout_num_gpus_per_engine": 2},
             "3 accelerators cannot be divided among engines of 2",
         ),
-        ({"colocate": True, "rollout_num_gpus": 16}, "and rollout_num_gpus is 16"),
+        ({"rollout_num_gpus": -1}, "rollout_num_gpus is -1: it is a whole number, from 0 to 1000000"),
         ({"colocate": True, "num_gpus_per_engine": 0.3}, "add up to 1.1"),
         ({"rollout_num_gpus": 1, "num_gpus_per_actor": 1.5}, "num_gpus_per_actor is 1.5"),
         ({"rollout_num_gpus": 1, "num_gpus_per_engine": 0}, "num_gpus_per_engine is 0"),
@@ -144,7 +216,8 @@ def test_what_has_no_flags_and_what_flags_cannot_express_is_refused():
     with pytest.raises(ConfigError, match="ask for 10 accelerators, and the cluster has 8"):
         flags_to_config({"actor_num_gpus_per_node": 4, "rollout_num_gpus": 6}, topology)
     for placement, message in [
-        ({"actor": "0-3", "critic": "4-7"}, "places critic too"),
+        ({"actor": "0-3", "reward": "4-7"}, "places reward too"),
+        ({"actor": "0-3", "critic": "4-7"}, "'critic' is not placed as flags would place it"),
         ({"actor": "4-7"}, "is not placed as flags would place it"),
         ({"actor": "0-3", "rollout": "6-7"}, "is not placed as flags would place it"),
     ]:
