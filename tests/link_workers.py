@@ -24,7 +24,7 @@ class _Resets:
 
         def run() -> None:
             while not self.is_over.wait(self.choose.uniform(0, seconds)):
-                for peer in [*self._roost_talk.messages.endpoint.peers.values()]:
+                for peer in [*self._roost_messages.endpoint.peers.values()]:
                     connection = peer.connection
                     if connection is not None:
                         # It may close in the meantime.

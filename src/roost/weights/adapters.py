@@ -65,7 +65,7 @@ class ModuleWeights:
 
     def tensors(self) -> Mapping[str, Any]:
         """Return the part of each that is in this process."""
-        return {name: _local(one) for name, one in self._module.named_parameters()}
+        return {name: one.to_local() if _is_distributed(one) else one for name, one in self._module.named_parameters()}
 
     def held(self) -> list[Held]:
         """Return which part that is."""
@@ -97,10 +97,6 @@ def _is_distributed(tensor: Any) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if _is_distributed(tensor) else tensor
-
-
 def _box(tensor: Any) -> Box:
     """Return the part of a tensor that this process has: each sharding splits what the ones before it left."""
     box = whole(tuple(tensor.shape))
@@ -113,18 +109,14 @@ def _box(tensor: Any) -> Box:
         if not placement.is_shard():
             continue
         if type(placement).__name__ != "Shard":
-            # FSDP2 over tensor parallelism: the shards of the outer mesh dimension interleave.
-            return _strided_box(tensor)
+            # FSDP2 over tensor parallelism: the shards of the outer mesh dimension interleave. The only place where
+            # torch says how these lie; there is no public one.
+            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+            shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+            return tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
         start, stop = box[placement.dim]
         step = -(-(stop - start) // mesh.size(dim))
         low = min(stop, start + coordinate[dim] * step)
         box = (*box[: placement.dim], (low, min(stop, low + step)), *box[placement.dim + 1 :])
     return box
-
-
-def _strided_box(tensor: Any) -> Box:
-    # The only place where torch says how these lie; there is no public one.
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple((start, start + size) for start, size in zip(offset, shape, strict=True))

@@ -111,9 +111,9 @@ class WeightLink:
         self._endpoint = process_messages().endpoint
         deadline = Deadline.after(timeout)
         try:
-            versions = self._open(self._members(plan), deadline)
+            versions = self._open(plan.workers, deadline)
             self.version = max(versions[worker] for worker in plan.target.workers)
-            self._teach(plan, self._members(plan), deadline)
+            self._teach(plan, plan.workers, deadline)
         except BaseException:
             self.close()
             raise
@@ -172,7 +172,7 @@ class WeightLink:
 
     def _go_on(self, missing: frozenset[str], deadline: Deadline) -> None:
         plan = self._whole.without(missing) if missing else self._whole
-        self._teach(plan, self._members(plan), deadline)
+        self._teach(plan, plan.workers, deadline)
         self.plan, self._missing = plan, missing
 
     def refill(self, worker: str, timeout: float = UPDATE_SECONDS) -> UpdateReport:
@@ -188,23 +188,31 @@ class WeightLink:
         deadline = Deadline.after(timeout)
         self.rejoin(worker, timeout=timeout)
         with self._alone(deadline):
-            # What a trainer has may be newer.
-            peers = self.plan.target.only(self._peers(worker, deadline))
+            # What a trainer has may be newer. A target that does not answer soon is no help.
+            soon, peers = deadline.within(PEER_SECONDS), []
+            others = [other for other in self.plan.target.workers if other != worker]
+            asked = {other: self._request(Request(other, Verb.VERSION, details=True), soon) for other in others}
+            for other, handle in asked.items():
+                with contextlib.suppress(ClusterError, CallTimedOut):
+                    if _answer(handle, soon) == self.version:
+                        peers.append(other)
+            source, target = self.plan.target.only(peers), self.plan.target.only([worker])
+            method = "accept"
             try:
-                plan, method = self._plan_fill(peers, worker), "accept"
+                plan = make_sync_plan(source, target, self.plan.places, bucket_bytes=self.plan.bucket_bytes)
             except ConfigError:
                 # They do not have everything between them.
                 if self._begun > self.version:
                     what = f"no other target has version {self.version}, and the sources have version {self._begun}"
                     raise ClusterError(what, hint=f"call update: {worker} is in the link again") from None
-                plan, method = self._plan_fill(self.plan.source, worker), "offer"
-            self._teach(plan, self._members(plan), deadline, method)
+                plan, method = self.plan.restricted([worker]), "offer"
+            self._teach(plan, plan.workers, deadline, method)
             return self._update(plan, self.version, deadline, method)
 
     def close(self) -> None:
         """Let the workers forget the link; those that have died need not."""
         self._offers.clear()
-        for worker in self._members(self.plan):
+        for worker in self.plan.workers:
             self._tell(Request(worker, Verb.LEAVE))
 
     @contextlib.contextmanager
@@ -216,22 +224,6 @@ class WeightLink:
             yield
         finally:
             self._lock.release()
-
-    def _plan_fill(self, source: Layout, worker: str) -> SyncPlan:
-        target = self.plan.target.only([worker])
-        return make_sync_plan(source, target, self.plan.places, bucket_bytes=self.plan.bucket_bytes)
-
-    def _peers(self, worker: str, deadline: Deadline) -> list[str]:
-        """Return the other targets that have the present version; one that does not answer soon is none."""
-        others = [other for other in self.plan.target.workers if other != worker]
-        soon = deadline.within(PEER_SECONDS)
-        asked = {other: self._request(Request(other, Verb.VERSION, details=True), soon) for other in others}
-        found = []
-        for other, handle in asked.items():
-            with contextlib.suppress(ClusterError, CallTimedOut):
-                if _answer(handle, soon) == self.version:
-                    found.append(other)
-        return found
 
     def __enter__(self) -> WeightLink:
         return self
@@ -254,9 +246,6 @@ class WeightLink:
         arrived: SimpleQueue[tuple[Request, Handle[Any]]] = SimpleQueue()
         times = {update.phase: time.monotonic()}
 
-        def under_way() -> str:
-            return f"{update.phase.value} of version {version}"
-
         try:
             while not update.is_over:
                 for step in steps:
@@ -264,7 +253,7 @@ class WeightLink:
                     handle.on_done(functools.partial(arrived.put, (step, handle)))
                 self._endpoint.loop.nudge()
                 try:
-                    with waiting(under_way):
+                    with waiting(lambda: f"{update.phase.value} of version {version}"):  # noqa: B023 - it is asked here
                         request, handle = arrived.get(timeout=deadline.timeout)
                     value = _answer(handle, deadline)
                 except Empty:
@@ -276,7 +265,12 @@ class WeightLink:
                 if update.phase not in times:
                     times[update.phase] = time.monotonic()
                     if update.phase is Verb.MOVE:
-                        self._remember(update, known, method)
+                        # What members need not say again: all targets know where the memory of the sources is.
+                        if any(known.get(worker) is not offer for worker, offer in update.offers.items()):
+                            # Other plans read from it too: none of their targets knows the new place.
+                            self._routes.clear()
+                            self._offers |= {(worker, method): offer for worker, offer in update.offers.items()}
+                        self._routes[plan.digest] = update.routes or {}
                     elif update.phase is Verb.COMMIT:
                         # From here on targets take it over, whatever happens to some of them.
                         self.version = version
@@ -287,14 +281,6 @@ class WeightLink:
                 self._tell(step)
             raise
         return self._report(update, times)
-
-    def _remember(self, update: Update, known: Mapping[str, tuple[int, Offer]], method: str) -> None:
-        """Keep what members need not say again: all targets know where the memory of the sources is."""
-        if any(known.get(worker) is not offer for worker, offer in update.offers.items()):
-            # Other plans read from it too: none of their targets knows the new place.
-            self._routes.clear()
-            self._offers |= {(worker, method): offer for worker, offer in update.offers.items()}
-        self._routes[update.plan.digest] = update.routes or {}
 
     def _report(self, update: Update, times: Mapping[Verb, float]) -> UpdateReport:
         taken = [(took, target, name) for target, moved in update.moved.items() for name, took in moved.seconds.items()]
@@ -321,9 +307,6 @@ class WeightLink:
             detours=len(report.detours) or None,
         )
         return report
-
-    def _members(self, plan: SyncPlan) -> list[str]:
-        return list(dict.fromkeys([*plan.source.workers, *plan.target.workers]))
 
     def _open(self, workers: Iterable[str], deadline: Deadline) -> dict[str, int]:
         """Let workers take part, by a call: one that has never communicated begins to. Returns their versions."""

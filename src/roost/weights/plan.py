@@ -109,17 +109,6 @@ class Piece:
     target_dtype: str
     nbytes: int
 
-    def rows(self, start: int, stop: int, dim: int) -> Piece:
-        """Return a part of it, from one row to another of its own."""
-        low = self.box[dim][0]
-
-        def moved(at: tuple[int, ...]) -> tuple[int, ...]:
-            return (*at[:dim], at[dim] + start, *at[dim + 1 :])
-
-        box = (*self.box[:dim], (low + start, low + stop), *self.box[dim + 1 :])
-        nbytes = self.nbytes * count(box) // count(self.box)
-        return replace(self, box=box, nbytes=nbytes, source_at=moved(self.source_at), target_at=moved(self.target_at))
-
 
 class SyncPlan:
     """How the weights of some workers become those of others. Compares by content; `digest` names it."""
@@ -140,6 +129,8 @@ class SyncPlan:
         self.bucket_bytes = bucket_bytes
         self.patterns = tuple(patterns)
         self.tensors = tuple(tensors)
+        self.workers = tuple(dict.fromkeys([*source.workers, *target.workers]))
+        """All that take part."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -226,8 +217,7 @@ class SyncPlan:
         for (source, target), size in self.traffic.items():
             sent[source] += size
             received[target] += size
-        workers = dict.fromkeys([*self.source.workers, *self.target.workers])
-        return {worker: (sent[worker], received[worker]) for worker in workers}
+        return {worker: (sent[worker], received[worker]) for worker in self.workers}
 
     def estimate(self, speeds: Mapping[Route, float] = SPEEDS) -> tuple[float, str]:
         """Return how many seconds an update takes at these bytes per second, and the worker that takes longest."""
@@ -303,7 +293,15 @@ def make_sync_plan(
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: that is less than one element")
     places = places or {}
     _check(source, target)
-    known = _Known()
+    numbers: dict[int, int] = {}
+    contents: dict[tuple[Part, ...], int] = {}
+
+    def number_of(parts: tuple[Part, ...]) -> int:
+        """Number parts by content, so that the plan does not depend on which tensors share them; hash each once."""
+        if id(parts) not in numbers:
+            numbers[id(parts)] = contents.setdefault(parts, len(contents))
+        return numbers[id(parts)]
+
     patterns: dict[object, int] = {}
     made: list[tuple[Move, ...]] = []
     tensors = []
@@ -312,12 +310,12 @@ def make_sync_plan(
     ends = _ends(source, target, places)
     for name, wanted in target.tensors.items():
         held = source.tensors[name]
-        # By content, so that the plan does not depend on which tensors share their parts; hashed once each.
-        alike = known.of(held.parts), known.of(wanted.parts)
+        alike = number_of(held.parts), number_of(wanted.parts)
         if alike not in patterns:
             moves, missing = _moves(held, wanted, source, target, ends)
             if missing is not None:
-                problems.append(Problem(message=f"no source holds {name}{_box_text(missing)}"))
+                where = f"[{', '.join(f'{start}:{stop}' for start, stop in missing)}]" if missing else ""
+                problems.append(Problem(message=f"no source holds {name}{where}"))
                 continue
             patterns[alike] = len(made)
             made.extend(moves)
@@ -344,20 +342,6 @@ def _ends(source: Layout, target: Layout, places: Mapping[str, Place]) -> dict[s
     """Return the ends of all routes; a worker whose place is not known is far from the others."""
     workers = dict.fromkeys([*source.workers, *target.workers])
     return {worker: places[worker].end(worker) if worker in places else End(process=worker) for worker in workers}
-
-
-class _Known:
-    """Numbers tuples of parts by their content."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[int, int] = {}
-        self._by_content: dict[tuple[Part, ...], int] = {}
-
-    def of(self, parts: tuple[Part, ...]) -> int:
-        number = self._by_id.get(id(parts))
-        if number is None:
-            number = self._by_id[id(parts)] = self._by_content.setdefault(parts, len(self._by_content))
-        return number
 
 
 def _check(source: Layout, target: Layout) -> None:
@@ -414,22 +398,15 @@ def _moves(
         if left:
             return [], left[0]
     variants = max((len(those) for those, _, _ in chosen), default=1)
-    return [
-        tuple(_move(those[(turn + place) % len(those)], part, box) for place, (those, part, box) in enumerate(chosen))
-        for turn in range(variants)
-    ], None
-
-
-def _move(source: Part, target: Part, box: Box) -> Move:
-    return Move(
-        source.worker,
-        target.worker,
-        box,
-        offset(box, source.box, source.at),
-        offset(box, target.box, target.at),
-        source.storage,
-        target.storage,
-    )
+    found: list[tuple[Move, ...]] = []
+    for turn in range(variants):
+        moves = []
+        for place, (those, part, box) in enumerate(chosen):
+            one = those[(turn + place) % len(those)]
+            starts = offset(box, one.box, one.at), offset(box, part.box, part.at)
+            moves.append(Move(one.worker, part.worker, box, *starts, one.storage, part.storage))
+        found.append(tuple(moves))
+    return found, None
 
 
 def _cut(piece: Piece, most: int) -> Iterator[Piece]:
@@ -438,14 +415,18 @@ def _cut(piece: Piece, most: int) -> Iterator[Piece]:
         yield piece
         return
     dim = next(place for place, (start, stop) in enumerate(piece.box) if stop - start > 1)
-    length = piece.box[dim][1] - piece.box[dim][0]
-    step = max(1, most * length // piece.nbytes)
-    for start in range(0, length, step):
-        yield from _cut(piece.rows(start, min(length, start + step), dim), most)
-
-
-def _box_text(box: Box) -> str:
-    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]" if box else ""
+    low, high = piece.box[dim]
+    step = max(1, most * (high - low) // piece.nbytes)
+    for start in range(low, high, step):
+        box = (*piece.box[:dim], (start, min(high, start + step)), *piece.box[dim + 1 :])
+        part = replace(
+            piece,
+            box=box,
+            nbytes=piece.nbytes * count(box) // count(piece.box),
+            source_at=offset(box, piece.box, piece.source_at),
+            target_at=offset(box, piece.box, piece.target_at),
+        )
+        yield from _cut(part, most)
 
 
 def describe(plan: SyncPlan, *, most: int = 16) -> str:

@@ -141,17 +141,13 @@ def _files(given: Path) -> list[Path]:
     if files[0].suffix != ".json":
         return files
     try:
-        names = json.loads(files[0].read_text(encoding="utf-8"))["weight_map"]
-        # Next to the index, and nowhere else.
-        return [files[0].parent / name for name in sorted(set(names.values())) if _is_plain(name)]
+        names = sorted(set(json.loads(files[0].read_text(encoding="utf-8"))["weight_map"].values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ValueError(f"{name} is not a file next to it")
+        return [files[0].parent / name for name in names]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{files[0]} is not an index of safetensors files: {error}") from None
-
-
-def _is_plain(name: str) -> bool:
-    if Path(name).name != name:
-        raise ValueError(f"{name} is not a file next to it")
-    return True
 
 
 def _read_header(path: Path) -> dict[str, tuple[TensorSpec, tuple[int, int]]]:

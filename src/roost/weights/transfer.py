@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import sys
@@ -28,7 +29,7 @@ from roost.comm.move.loans import can_group, why_refused
 from roost.comm.move.mover import Copies, Offer, RemoteMemory
 from roost.comm.move.route import End, Route, choose_route, explain
 from roost.deadline import Deadline
-from roost.errors import CallTimedOut, ClusterError, ConfigError
+from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem
 from roost.weights.adapters import as_weights, spec_of
 from roost.weights.boxes import count, shape_of
 from roost.weights.layout import Layout
@@ -105,17 +106,14 @@ class Transfer:
         """From memory that this process can map."""
         self._reads: list[tuple[RemoteMemory, Piece, Any]] = []
         """Pieces that are read, and where to."""
-        self._parts: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
         self._forms: list[tuple[Any, ...]] | None = None
         """The shapes and types of this target's memory when that was last found to fit the plan."""
 
-    @property
+    @functools.cached_property
     def parts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """What this target gets: storages, and where in them; the rest of its memory is not touched."""
-        if not self._parts:
-            held = self.plan.target.held_by(self._own)
-            self._parts = [(one.storage, one.at or (0,) * len(one.box), shape_of(one.box)) for one in held]
-        return self._parts
+        held = self.plan.target.held_by(self._own)
+        return [(one.storage, one.at or (0,) * len(one.box), shape_of(one.box)) for one in held]
 
     def source_arrays(self) -> Mapping[str, Any]:
         """Return the arrays that this worker has as a source."""
@@ -132,7 +130,7 @@ class Transfer:
 
     def _check_fit(self, accepted: Mapping[str, Any]) -> None:
         if wrong := misfits(self.plan.target, self._own, accepted):
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError([Problem(message=line) for line in wrong])
 
     def connect(self, offers: Mapping[str, Offer]) -> dict[str, tuple[Route, str]]:
         """Learn where the memory of sources is; returns how the bytes of each come, and why if not as planned."""
@@ -182,7 +180,10 @@ class Transfer:
     def copy_all(self, attempt: int, check: Check, owed: Owed, *, in_place: bool) -> Moved:
         """Copy everything that the plan says; returns the seconds for each source."""
         senders = [name for name, (route, _) in self._routes.items() if route.is_sent]
-        coming = {name: self._tags(name, attempt) for name in senders}
+        coming = {
+            name: deque(self._tag(attempt, number) for number in range(len(self.plan.buckets(name, self._own))))
+            for name in senders
+        }
         owed += coming.items()
         began = time.monotonic()
         is_ready = self.seen is not None and not (in_place and not self._is_found())
@@ -234,10 +235,6 @@ class Transfer:
 
     def _tag(self, attempt: int, number: int) -> Hashable:
         return "weights", self._link, attempt, number
-
-    def _tags(self, sender: str, attempt: int) -> deque[Hashable]:
-        """Return the tags of what a sender sends to this worker."""
-        return deque(self._tag(attempt, number) for number in range(len(self.plan.buckets(sender, self._own))))
 
     def _receive(self, coming: Mapping[str, deque[Hashable]], check: Check, seconds: dict[str, float]) -> None:
         live = self._targets(self) if coming else {}

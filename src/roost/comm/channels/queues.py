@@ -44,23 +44,18 @@ class Status(enum.IntEnum):
     FAILED = 6
 
 
+@dataclass(slots=True, eq=False)
 class Item:
     """One item: its weight, size and version, and what it is, which only its consumer looks at."""
 
-    __slots__ = ("content", "lives", "place", "size", "version", "weight")
-
-    def __init__(self, content: Any, weight: float = 0, size: int = 0, version: int = 0, lives: float = _LIVES) -> None:
-        self.content = content
-        self.weight = weight
-        self.size = size
-        self.version = version
-        self.lives = lives
-        """How many clients may die with it before it is set aside; `math.inf` for one that never is."""
-        self.place = 0
-        """Its place in the order of all items; set when it is accepted."""
-
-    def __repr__(self) -> str:
-        return f"Item({self.content!r}, weight={self.weight:g}, size={self.size})"
+    content: Any
+    weight: float = 0
+    size: int = 0
+    version: int = 0
+    lives: float = _LIVES
+    """How many clients may die with it before it is set aside; `math.inf` for one that never is."""
+    place: int = 0
+    """Its place in the order of all items; set when it is accepted."""
 
 
 class Answer(NamedTuple):
@@ -113,43 +108,37 @@ class Want:
     """Items of an older version are dropped, as soon as it is this request's turn."""
 
 
+@dataclass(slots=True, eq=False)
 class _Getter:
-    __slots__ = ("client", "number", "seen", "total", "turn", "want")
-
-    def __init__(self, client: Client, number: int, want: Want) -> None:
-        self.client = client
-        self.number = number
-        self.want = want
-        self.seen = 0
-        """How many items at the front are in the batch, as far as it was looked."""
-        self.total = 0.0
-        self.turn = -1
-        """The version of the front that `seen` is about."""
+    client: Client
+    number: int
+    want: Want
+    seen: int = 0
+    """How many items at the front are in the batch, as far as it was looked."""
+    total: float = 0.0
+    turn: int = -1
+    """The version of the front that `seen` is about."""
 
 
+@dataclass(slots=True, eq=False)
 class _Putter:
-    __slots__ = ("client", "count", "is_whole", "items", "number", "order")
-
-    def __init__(self, client: Client, number: int, items: deque[Item], order: int, is_whole: bool) -> None:
-        self.client = client
-        self.number = number
-        self.items = items
-        self.count = 0
-        self.order = order
-        self.is_whole = is_whole
-        """Whether all of its items go in at once."""
+    client: Client
+    number: int
+    items: deque[Item]
+    order: int
+    is_whole: bool
+    """Whether all of its items go in at once."""
+    count: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class _Lease:
-    __slots__ = ("client", "is_ahead", "is_recalled", "items", "line", "since")
-
-    def __init__(self, client: Client, line: _Line, items: deque[Item], is_ahead: bool, since: float) -> None:
-        self.client = client
-        self.line = line
-        self.items = items
-        self.is_ahead = is_ahead
-        self.is_recalled = False
-        self.since = since
+    client: Client
+    line: _Line
+    items: deque[Item]
+    is_ahead: bool
+    since: float
+    is_recalled: bool = False
 
 
 @dataclass(slots=True, eq=False)
