@@ -13,7 +13,7 @@ import contextlib
 import math
 import socket
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -104,9 +104,10 @@ class EngineClient:
         """Ask whoever proves at this address to know this secret."""
         self._secrets[_place(url)] = secret
 
-    def distrust(self, url: str) -> None:
-        """Ask nobody at this address any more."""
+    def distrust(self, url: str, why: str) -> None:
+        """Ask nobody at this address any more, and break off what is being read from there."""
         self._secrets.pop(_place(url), None)
+        self._break_off(why, [reply for reply in self._unfinished if _place(reply.url) == _place(url)])
 
     @cached_property
     def _kept(self) -> aiohttp.ClientSession:
@@ -181,11 +182,14 @@ class EngineClient:
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         )
 
+    def _break_off(self, why: str, replies: Iterable[aiohttp.ClientResponse]) -> None:
+        for reply in [*replies]:
+            # aiohttp closes the connection under a reader without a word to it.
+            reply.content.set_exception(aiohttp.ClientConnectionError(why))
+
     async def close(self) -> None:
         """Break off every request, now and later."""
-        for reply in self._unfinished:
-            # aiohttp closes the connection under a reader without a word to it.
-            reply.content.set_exception(aiohttp.ClientConnectionError("it was broken off"))
+        self._break_off("it was broken off", self._unfinished)
         await self._kept.close()
         await self._new.close()
 
@@ -274,6 +278,8 @@ def _broken_explained(connect: float = 0.0) -> Iterator[None]:
         raise EngineBroken(str(error), is_sent=False) from None
     except aiohttp.ConnectionTimeoutError:
         raise EngineBroken(f"could not be reached: no connection within {connect:g} s", is_sent=False) from None
+    except aiohttp.ClientPayloadError:
+        raise EngineBroken("the connection broke in the middle of the answer") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise EngineBroken(f"the connection broke: {str(error) or type(error).__name__}") from None
 

@@ -100,7 +100,7 @@ class RouterOptions:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A request at an engine that has not answered: if the engine hangs, another one gets the request."""
+    """A request at an engine that has not answered: if the engine hangs or dies, another one gets the request."""
 
     url: str
     excluding: Collection[str]
@@ -108,11 +108,13 @@ class _Attempt:
     patience: float
     """For how long the engine may be unhealthy."""
     limit: asyncio.Timeout
-    is_hung: bool = False
+    is_repeatable: bool
+    why: str = ""
+    """Why it was given up."""
 
-    def give_up(self) -> None:
+    def give_up(self, why: str) -> None:
         if not self.limit.expired():
-            self.is_hung = True
+            self.why = why
             self.limit.reschedule(0)
 
 
@@ -284,8 +286,11 @@ class Router:
 
     def _bury(self, url: str, why: str) -> None:
         self._stop_checks(url)
-        self._client.distrust(url)
+        self._client.distrust(url, why)
         self._pool.bury(url, why)
+        for attempt in [*self._attempts]:
+            if attempt.url == url:
+                attempt.give_up(why)
 
     def _stop_checks(self, url: str) -> None:
         if (task := self._checks.pop(url, None)) is not None:
@@ -299,10 +304,7 @@ class Router:
             await asyncio.sleep(self._options.check_seconds)
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
-        response = await self._send_to_engine(request, await _read_request(request))
-        if not response.prepared and "X-Request-Id" in request.headers:
-            response.headers.setdefault("X-Request-Id", request.headers["X-Request-Id"])
-        return response
+        return await self._send_to_engine(request, await _read_request(request))
 
     async def _poisonedmodel(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer for one model from what an engine says of all: not every server knows the path."""
@@ -341,7 +343,11 @@ class Router:
                 refusing.add(url)
             except EngineLate:
                 outcome = "failed"
-                return _engine_error(504, "engine_late", url, f"engine {url} had not answered after {seconds:g} s")
+                spent = time.monotonic() - asked
+                whole = f", when the request's {seconds:g} s were over" if spent < 0.9 * seconds else ""
+                return _engine_error(
+                    504, "engine_late", url, f"engine {url} had not answered after {round(spent, 1):g} s{whole}"
+                )
             except EngineBroken as error:
                 outcome = "failed"
                 failures[url] = str(error)
@@ -365,7 +371,8 @@ class Router:
                 # OpenAI's clients would send it again.
                 poisoned.headers["x-should-retry"] = "false"
                 return poisoned
-        return self._refusal(failures)
+        is_late = asyncio.get_running_loop().time() >= deadline
+        return self._refusal(failures, f" within {seconds:g} s" if is_late else "")
 
     async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
         """Pick an engine that has not refused the request; if none is healthy, wait for one until the deadline."""
@@ -387,16 +394,15 @@ class Router:
         left = max(0.001, deadline - asyncio.get_running_loop().time())
         # A request with little time must still reach the other engine before its deadline.
         patience = min(self._options.hang_seconds, left / 2)
-        attempt = _Attempt(url, {*refusing, url}, patience, asyncio.timeout_at(deadline))
+        attempt = _Attempt(url, {*refusing, url}, patience, asyncio.timeout_at(deadline), sent.is_repeatable)
         try:
             async with attempt.limit:
-                if sent.is_repeatable:
-                    self._attempts.add(attempt)
+                self._attempts.add(attempt)
                 return await self._client.send(url, sent, connect=min(self._options.check_timeout, left))
         except TimeoutError:
-            if not attempt.is_hung:
+            if not attempt.why:
                 raise EngineLate from None
-            raise EngineBroken(f"it was not healthy for {patience:g} s, and had not answered") from None
+            raise EngineBroken(attempt.why) from None
         finally:
             self._attempts.discard(attempt)
 
@@ -406,13 +412,13 @@ class Router:
             changed = self._pool.changed
             soonest = math.inf
             for attempt in [*self._attempts]:
-                if (ill := self._pool.ill_seconds(attempt.url)) is None:
+                if (ill := self._pool.ill_seconds(attempt.url)) is None or not attempt.is_repeatable:
                     continue
                 if ill < attempt.patience:
                     soonest = min(soonest, attempt.patience - ill)
                 elif self._pool.has_able(attempt.excluding):
                     self._attempts.discard(attempt)
-                    attempt.give_up()
+                    attempt.give_up(f"it was not healthy for {round(ill, 1):g} s, and had not answered")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(soonest if soonest < math.inf else None):
                     await changed.wait()
@@ -467,15 +473,15 @@ class Router:
             await _end_with_error(request, response, describe_error(502, why, code) if holds_events else None)
         return outcome, response
 
-    def _refusal(self, failures: dict[str, str]) -> web.Response:
+    def _refusal(self, failures: dict[str, str], within: str) -> web.Response:
         found = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
         reasons = [{"url": url, "why": why or "was not asked"} for url, why in found.items()]
         if self._is_stopping:
             error = "the router is stopping"
         elif reasons:
-            error = f"none of {plural(len(reasons), 'engine')} could serve the request"
+            error = f"none of {plural(len(reasons), 'engine')} could serve the request{within}"
         else:
-            error = "no engine has joined"
+            error = f"no engine has joined{within}"
         return error_response(503, error, "unavailable", engines=reasons)
 
     async def _health(self, _request: web.BaseRequest) -> web.Response:

@@ -13,6 +13,7 @@ from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.json_request import ask
 from roost.rl.limits import GRACE_SECONDS
 from roost.rl.router import TIMEOUT_HEADER
+from roost.text import plural
 
 _MOST_RESUMES = 100
 
@@ -51,8 +52,13 @@ class Sampler:
         pool = ThreadPoolExecutor(min(most_at_once, len(prompts)), thread_name_prefix="roost-sampling")
         try:
             asked = {pool.submit(self._answer, prompt, deadline): place for place, prompt in enumerate(prompts)}
-            for done in as_completed(asked):
-                for sample in done.result():
+            for number, done in enumerate(as_completed(asked)):
+                try:
+                    samples = done.result()
+                except CallTimedOut as late:
+                    answered = f"{number} of {plural(len(prompts), 'prompt')}"
+                    raise CallTimedOut(f"{answered} were answered in {timeout:g} s: {late}") from None
+                for sample in samples:
                     yield asked[done], sample
         finally:
             # Whoever stops to listen does not wait for the rest.
@@ -76,7 +82,7 @@ class Sampler:
 
     def _ask(self, prompt: Prompt, deadline: Deadline) -> list[Sample]:
         if deadline.is_over:
-            raise CallTimedOut("not all prompts were answered in time")
+            raise CallTimedOut("the others were not asked any more")
         request = self._dialect.to_request(prompt)
         return self._dialect.from_answer(
             prompt, ask_router(self._url, self._dialect.path, request, self._secret, deadline.left)

@@ -281,7 +281,10 @@ class HttpServer:
         if (timer := self._timers.pop(request.protocol, None)) is not None:
             timer.cancel()
         try:
-            return await self._respond_by(route, request)
+            response = await self._respond_by(route, request)
+            if not response.prepared and (known := request.headers.get("X-Request-Id")):
+                response.headers.setdefault("X-Request-Id", known)
+            return response
         finally:
             if not is_member and request.transport is not None:
                 self._strangers.arrive(request.protocol, request.transport.abort)

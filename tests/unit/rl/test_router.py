@@ -6,6 +6,7 @@ import contextlib
 import errno
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from roost.deadline import Deadline
-from roost.errors import ClusterError, ConfigError
+from roost.errors import CallTimedOut, ClusterError, ConfigError
 from roost.rl.engine_pool import EnginePool, EngineState
+from roost.rl.json_request import ask as ask_engine
 from roost.rl.router import Router, RouterOptions, check_engine_url
 from roost.rl.web import ServerLimits
 from roost.testing import NumpyEngine
@@ -396,7 +398,7 @@ def test_an_engine_that_cannot_be_reached_is_known_immediately_and_named(engine,
     gone.stop()
     status, answer, by = generate(behind, seconds=0.5)
     assert (status, by) == (503, None)
-    assert answer["error"]["message"] == "none of 1 engine could serve the request"
+    assert answer["error"]["message"] == "none of 1 engine could serve the request within 0.5 s"
     assert [one["url"] for one in answer["error"]["engines"]] == [gone.url]
     assert "could not be reached" in answer["error"]["engines"][0]["why"]
     assert not is_healthy(behind, gone.url)
@@ -464,11 +466,14 @@ def test_an_engine_that_answers_drop_by_drop_takes_too_long_as_well(engine, rout
         while not over.wait(0.02):
             handler.wfile.write(b" ")
 
-    behind = router(engine(OddEngine(trickle)))
+    one = engine(OddEngine(trickle))
+    behind = router(one)
     status, answer, _ = generate(behind, seconds=0.2)
+    with pytest.raises(CallTimedOut, match=r"the engine has not answered in 0\.2 s"):
+        ask_engine(one.url, "/generate", {}, secret=ENGINE_SECRET, timeout=0.2, who="the engine")
     over.set()
     assert status == 504
-    assert "had not answered after 0.2 s" in answer["error"]["message"]
+    assert "had not answered after 0.2 s" in said(answer)
 
 
 def hanging(at_health, at_generate):
@@ -724,6 +729,32 @@ def test_a_time_that_is_none_is_refused(router, seconds):
     )
 
 
+def test_an_engine_that_got_a_request_late_is_not_said_to_have_had_all_of_its_time(engine, router, aside):
+    held = engine(Held())
+    behind = router(held, is_waiting=False)
+    behind.doubt([held.url])
+    asked = aside.submit(generate, behind, seconds=3)
+    wait_until(lambda: state(behind, held.url).why.startswith("its engine does not have"), "it gets no requests")
+    spent = time.monotonic()
+    wait_until(lambda: time.monotonic() - spent > 1, "some of its time is over")
+    behind.doubt([])
+    status, answer, _ = asked.result(LONG)
+    assert status == 504
+    found = re.search(r"had not answered after ([0-9.]+) s, when the request's 3 s were over", said(answer))
+    assert 0 < float(found[1]) < 2.5
+
+
+def test_requests_at_an_engine_that_has_died_go_elsewhere_at_once(engine, router, aside):
+    """Also if its connection stays, as when its node has lost power, or its server outlives its worker."""
+    held, other = engine(Held()), engine()
+    behind = router(held, other, hang_seconds=LONG, check_seconds=LONG)
+    asked = aside.submit(generate, behind)
+    assert held.asked.wait(LONG)
+    behind.bury(held.url, "rollout:0 on node 0 died")
+    assert asked.result(LONG)[::2] == (200, other.url)
+    assert state(behind, held.url).failed == 1
+
+
 def poison(engine):
     """Make an engine whose connection breaks whenever it is asked to generate, and which is well again at once."""
     return engine(OddEngine(break_at_once))
@@ -756,7 +787,12 @@ def test_how_many_engines_a_request_may_break_is_an_option(engine, router):
 
 def test_without_any_engine_a_request_is_refused_after_a_while(router):
     status, answer, by = generate(router(), seconds=0.2)
-    assert (status, said(answer), answer["error"]["engines"], by) == (503, "no engine has joined", [], None)
+    assert (status, said(answer), answer["error"]["engines"], by) == (
+        503,
+        "no engine has joined within 0.2 s",
+        [],
+        None,
+    )
 
 
 # Joining and leaving

@@ -345,6 +345,56 @@ def test_a_stream_that_breaks_ends_with_the_error_and_no_other_engine_is_asked(e
     assert f"engine {odd.url} broke a stream" in caplog.text
 
 
+def test_a_stream_of_an_engine_that_has_died_ends_with_that_at_once(engine, router):
+    one = engine(Streamer())
+    behind = router(one)
+    one.send("data: half\n\n", None)
+    with opened(behind) as answer:
+        assert answer.read(12) == b"data: half\n\n"
+        behind.bury(one.url, "rollout:0 on node 0 died")
+        with pytest.raises(http.client.IncompleteRead) as raised:
+            answer.read()
+    assert b"rollout:0 on node 0 died" in raised.value.partial
+    assert one.cut_off.wait(LONG)
+
+
+def test_one_model_is_found_among_those_of_an_engine(engine, router):
+    def models(handler):
+        content = {"data": [{"id": "Qwen/tiny", "object": "model"}, {"id": "other"}]} if odd else []
+        OddEngine.say(handler, 200, json.dumps(content).encode(), "application/json")
+
+    odd = True
+    behind = router(engine(OddEngine(None, lambda h: (OddEngine.well if h.path == "/health" else models)(h))))
+    for name in ("Qwen/tiny", "Qwen%2Ftiny"):
+        assert ask(behind.url, "GET", f"/v1/models/{name}") == (200, {"id": "Qwen/tiny", "object": "model"})
+    status, answer = ask(behind.url, "GET", "/v1/models/none")
+    assert (status, said(answer), answer["error"]["code"]) == (
+        404,
+        "the model 'none' does not exist",
+        "model_not_found",
+    )
+    odd = False
+    status, answer = ask(behind.url, "GET", "/v1/models/none")
+    assert (status, said(answer)) == (502, "an engine answered to GET /v1/models what is no list of models")
+    assert ask(router(paths=("POST /generate",)).url, "GET", "/v1/models/tiny")[0] == 404
+
+
+def test_what_traces_a_request_reaches_the_engine_and_its_id_comes_back(engine, router):
+    seen = []
+
+    def note(handler):
+        seen.append({name: handler.headers[name] for name in traced})
+        OddEngine.say(handler, 200, b"{}")
+
+    traced = {"X-Request-Id": "mine", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    traced["tracestate"] = "a=b"
+    behind = router(engine(OddEngine(note)))
+    for status, more in ((200, {}), (400, {"X-Roost-Timeout": "soon"})):
+        with opened(behind, headers=OURS | traced | more) as answer:
+            assert (answer.status, answer.getheader("X-Request-Id")) == (status, "mine")
+    assert seen == [traced]
+
+
 PROCESS = """
 import json
 import sys
