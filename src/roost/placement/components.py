@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
@@ -162,7 +162,7 @@ class ComponentPlacement:
         return f"num_nodes is {wanted}, but the given cluster has {plural(there, 'node')}"
 
     def _layout(
-        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy, **sizes: int
+        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy, **sizes: Any
     ) -> ComponentLayout:
         plan = ComponentPlan(
             name=component.name,

@@ -165,6 +165,7 @@ def _facts(before: Plan, after: Plan) -> list[tuple[str, str, str]]:
         old, new = before.component(name), after.component(name)
         had, has = (", ".join(item.node_groups) or "cluster" for item in (old, new))
         facts += [(f"node groups of {name}", had, has), (f"stride of {name}", str(old.stride), str(new.stride))]
+        facts.append((f"shape of {name}", old.shape or "not known", new.shape or "not known"))
     found = [fact for fact in facts if fact[1] != fact[2]]
     if before.topology != after.topology:
         found += _cluster_facts(before.topology, after.topology)
@@ -184,6 +185,7 @@ def _values(before: Plan, after: Plan) -> Iterator[ChangedValue]:
         pairs += [
             ("node_groups", name, list(old.node_groups), list(new.node_groups)),
             ("stride", name, old.stride, new.stride),
+            ("shape", name, old.shape, new.shape),
         ]
     if before.topology != after.topology:
         pairs.append(("cluster", None, _shape(before.topology), _shape(after.topology)))

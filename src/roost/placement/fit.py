@@ -37,7 +37,7 @@ def nearest_fit(topology: Topology, components: Components, free: Collection[Pie
         if not all(placement.hardware_type == ACCELERATOR for placement in placements):
             continue
         pieces = [[moved[piece] for piece in pieces_of(placement)] for placement in placements]
-        text = _written([[space.rank_of(piece.node_rank, piece.local_rank) for piece in own] for own in pieces])
+        text = write_ranks([[space.rank_of(piece.node_rank, piece.local_rank) for piece in own] for own in pieces])
         if text is None:
             return None
         texts[name] = text
@@ -73,7 +73,7 @@ def _assign(units: Sequence[Sequence[Piece]], available: Sequence[Piece], *, kee
     return moved
 
 
-def _written(ranks: Sequence[Sequence[int]]) -> str | None:
+def write_ranks(ranks: Sequence[Sequence[int]]) -> str | None:
     """Write each process's hardware ranks as a placement; None if the syntax cannot express it."""
     segments: list[tuple[list[int], list[int]]] = []
     for process, own in enumerate(ranks):

@@ -10,6 +10,7 @@ from typing import Literal
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.ranks import format_ranks
+from roost.errors import Where
 from roost.placement.placement import Piece, WorkerId
 from roost.placement.plan import ComponentPlan, Plan
 from roost.text import join_words, plural
@@ -20,14 +21,20 @@ _Sharing = dict[tuple[str, ...], dict[int, list[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One finding: a stable code, its level, and the message."""
+    """One finding: a stable code, its level, and the message.
+
+    What a reader of another framework finds may be an error, which that framework refuses, and has a place and a hint.
+    """
 
     code: str
-    level: Literal["warning", "info"]
+    level: Literal["error", "warning", "info"]
     message: str
+    hint: str = ""
+    where: Where | None = None
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.message} [{self.code}]"
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.level}: {self.message} [{self.code}]" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
 def lint(plan: Plan) -> tuple[Finding, ...]:
@@ -39,11 +46,17 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
     found += [("overlap", _overlap(plan, *pair, groups)) for pair in pairs]
     found += [("idle", _idle(plan, occupants))]
     for component in plan.components:
-        found += [("uneven", _uneven(plan, component)), ("apart", _far_apart(component))]
-        found += [("tensor-parallel-cut", _cut_by_node(component)), ("left-over", _left_over(component))]
+        # Ray spreads what is asked for by count, and nobody could write it otherwise.
+        if not component.by_count:
+            found += [("uneven", _uneven(plan, component)), ("apart", _far_apart(component))]
+        if not component.parallel:
+            found += [("tensor-parallel-cut", _cut_by_node(component)), ("left-over", _left_over(component))]
     warnings = [Finding(code=code, level="warning", message=message) for code, message in found if message]
+    cuts = [cut for component in plan.components for cut in _cut_groups(plan, component)]
+    warnings += [cut for cut in cuts if cut.level == "warning"]
     shared = {names: ranks for names, ranks in groups.items() if names not in pairs}
-    return (*warnings, *(Finding(code="shared", level="info", message=message) for message in _shared(shared)))
+    infos = [Finding(code="shared", level="info", message=message) for message in _shared(shared)]
+    return (*warnings, *(cut for cut in cuts if cut.level == "info"), *infos)
 
 
 def _num_nodes(plan: Plan) -> str:
@@ -177,6 +190,53 @@ def _cut_by_node(component: ComponentPlan) -> str:
     group = f"{component.name}:{first}-{first + size - 1}"
     more = f" (and {len(cut) - 1} more groups)" if len(cut) > 1 else ""
     return f"the tensor-parallel group {group} is cut by a node's edge: nodes {format_ranks(nodes)}{more}"
+
+
+def _cut_groups(plan: Plan, component: ComponentPlan) -> Iterator[Finding]:
+    """Find groups of accelerators that talk all the time and are on several nodes, in a split that names its sizes."""
+    split = dict(component.parallel)
+    pieces = [
+        Piece(item.cluster_node_rank, item.hardware_type, local)
+        for item in component.placements
+        for local in item.local_hardware_ranks
+    ]
+    expert = split.get("EP", 1) * split.get("ETP", 1)
+    for code, name, size in (
+        ("tensor-parallel-cut", "tensor", split.get("TP", 1)),
+        ("expert-parallel-cut", "expert", expert),
+    ):
+        groups = [pieces[at : at + size] for at in range(0, len(pieces) - size + 1, size)] if size > 1 else []
+        cut = [group for group in groups if len({piece.node_rank for piece in group}) > 1]
+        if not cut:
+            continue
+        nodes = sorted({piece.node_rank for piece in cut[0]})
+        widest = max(len(plan.topology.nodes[rank].accelerators) for rank in nodes)
+        cost = _cost_of_network(plan, nodes[0])
+        where = f"{len(cut)} of {plural(len(groups), f'{name}-parallel group')} of {component.name}, {size} each,"
+        verb = "is" if len(cut) == 1 else "are"
+        if size > widest:
+            message = f"{where} {verb} on several nodes, which have {widest} each{cost}"
+            yield Finding(code=code, level="info", message=message)
+        else:
+            first = f"the first is on nodes {format_ranks(nodes)}"
+            message = f"{where} {verb} cut by a node's edge: {first}{cost}"
+            yield Finding(code=code, level="warning", message=message, hint="let the role begin where a node begins")
+
+
+_NVLINK = {"A100": 600, "A800": 400, "H100": 900, "H200": 900, "H800": 400, "H20": 900, "B200": 1800, "B300": 1800}
+_NETWORK = 50
+"""GB/s between two GPUs of a node, from the makers' data sheets, and of a network card of 400 Gb/s."""
+
+
+def _cost_of_network(plan: Plan, node_rank: int) -> str:
+    """Say what it costs to leave the node, where the hardware is known."""
+    model = (plan.topology.nodes[node_rank].accelerators[0].model or "").upper().removeprefix("G")
+    speed = _NVLINK.get(model)
+    if speed is None:
+        return ""
+    return (
+        f"; within a node {model} has {speed} GB/s, and a 400 Gb/s network {_NETWORK}: {speed // _NETWORK} times less"
+    )
 
 
 def _left_over(component: ComponentPlan) -> str:

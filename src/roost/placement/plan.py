@@ -15,7 +15,7 @@ from roost.errors import ConfigError, PlacementError, RoostError
 from roost.placement.environment import worker_environment
 from roost.placement.placement import Piece, Placement, WorkerId, pieces_of, seat
 from roost.placement.strategies import PlacementStrategy
-from roost.text import join_words, shorten
+from roost.text import join_words, plural, shorten
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -26,6 +26,7 @@ PLAN_VERSION = 1
 _CONTENT = ("mode", "num_nodes", "sizes_ignored", "topology", "component_order", "components")
 _PLACEMENT_FIELDS = tuple(field.name for field in fields(Placement))
 _COMPONENT_FIELDS = ("node_groups", "hardware_ranks", "stride", "tensor_parallel_size", "model_parallel_size")
+_SHAPE_FIELDS = ("parallel", "together", "by_count")
 _TUPLES = frozenset({"node_groups", "hardware_ranks", "visible_accelerators", "local_hardware_ranks"})
 
 
@@ -54,6 +55,12 @@ class ComponentPlan:
     """How many consecutive ranks are one tensor-parallel group, if known."""
     model_parallel_size: int = 1
     """How many consecutive ranks hold one copy of the model, if known."""
+    parallel: tuple[tuple[str, int], ...] = ()
+    """How it is split, as another framework calls it: `("TP", 4), ("DP", 2)`, in the order of its ranks."""
+    together: int = 1
+    """How many consecutive ranks work as one, such as an engine: pictures draw them as one."""
+    by_count: bool = False
+    """Whether only the number of accelerators is asked for, and Ray chooses which."""
 
     def __post_init__(self) -> None:
         if not self.placements:
@@ -63,6 +70,14 @@ class ComponentPlan:
     def world_size(self) -> int:
         """How many workers the component has."""
         return len(self.placements)
+
+    @property
+    def shape(self) -> str:
+        """How it is split, in words: `TP 4 · 2 engines`."""
+        words = (
+            plural(size, name.removesuffix("s")) if name.islower() else f"{name} {size}" for name, size in self.parallel
+        )
+        return " · ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +264,15 @@ class PlannedStrategy(PlacementStrategy):
 
 def _write_component(component: ComponentPlan) -> dict[str, Any]:
     placements = [_write(placement, _PLACEMENT_FIELDS) for placement in component.placements]
-    return {"world_size": component.world_size, **_write(component, _COMPONENT_FIELDS), "placements": placements}
+    shape: dict[str, Any] = {}
+    if component.parallel or component.together > 1 or component.by_count:
+        shape = {"parallel": [list(pair) for pair in component.parallel], **_write(component, _SHAPE_FIELDS[1:])}
+    return {
+        "world_size": component.world_size,
+        **_write(component, _COMPONENT_FIELDS),
+        **shape,
+        "placements": placements,
+    }
 
 
 def _write(item: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -265,7 +288,16 @@ def _read_component(name: str, data: Mapping[str, Any]) -> ComponentPlan:
             Placement(**{**item, "accelerator_type": AcceleratorType(item["accelerator_type"])}) for item in placements
         ),
         **_read(data, _COMPONENT_FIELDS),
+        **_read_shape(data),
     )
+
+
+def _read_shape(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what only the roles of other frameworks have."""
+    if not any(name in data for name in _SHAPE_FIELDS):
+        return {}
+    parallel = tuple((str(name), int(size)) for name, size in data["parallel"])
+    return {"parallel": parallel, "together": int(data["together"]), "by_count": bool(data["by_count"])}
 
 
 def _read(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ class Block:
     component: int
     ranks: tuple[int, ...]
     cells: tuple[int, ...]
+    goes_on: tuple[bool, bool] = (False, False)
+    """Whether what is one, such as an engine, goes on at a node before this one, and at a node after it."""
 
     @property
     def ranks_text(self) -> str:
@@ -93,7 +95,7 @@ class Strip:
 
     def shape(self) -> object:
         """Return what two strips must have in common to look alike: everything but the ranks."""
-        lanes = tuple(tuple((b.component, b.cells, len(b.ranks)) for b in lane) for lane in self.lanes)
+        lanes = tuple(tuple((b.component, b.cells, len(b.ranks), b.goes_on) for b in lane) for lane in self.lanes)
         labels = tuple(label for label, _ in self.ranks)
         return self.kind, self.title, self.cells, self.others, self.taken, self.notes, labels, lanes
 
@@ -151,12 +153,13 @@ def make_grid(
     taken: Iterable[Piece] = (),
     notes: Sequence[Mapping[Piece, str]] = (),
     assumed: str = "",
+    remarks: Sequence[str] = (),
 ) -> Grid:
     """Make the picture of a plan, or of some of its components.
 
     `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now; each of `notes` is a
     line of words below the pieces of hardware that it names. `assumed` is hardware that nobody described, in shorthand:
-    the picture says so.
+    the picture says so, and `remarks` below it.
     """
     held = set(taken)
     shown = set((plan if only is None else plan.only(only)).names)
@@ -188,7 +191,10 @@ def make_grid(
         )
         for index, component in enumerate(plan.components)
     )
-    mark = f"! assumed hardware: {assumed}; the job may get other nodes" if assumed else ""
+    marks = [f"! assumed hardware: {assumed}; the job may get other nodes"] if assumed else []
+    if any(component.by_count for component in plan.components):
+        marks.append("by count: Ray chooses which GPUs; drawn as on an empty cluster")
+    mark = " · ".join([*marks, *remarks])
     return Grid(title=title, summary=" · ".join(parts), rows=tuple(rows), legend=legend, mark=mark)
 
 
@@ -249,6 +255,10 @@ def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
     found: dict[int, _NodeBlocks] = {}
     for index, component in enumerate(plan.components):
         together: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
+        if component.together > 1:
+            for node_rank, kind, block in _units(index, component):
+                found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
+            continue
         for placement in component.placements:
             cells = placement.local_hardware_ranks or (0,)
             kind = placement.hardware_type if placement.local_hardware_ranks else BARE_NODE
@@ -257,6 +267,23 @@ def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
             block = Block(component=index, ranks=tuple(ranks), cells=cells)
             found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
     return found
+
+
+def _units(index: int, component: ComponentPlan) -> Iterable[tuple[int, str, Block]]:
+    """Yield a block for each node of what works as one, such as an engine."""
+    for start in range(0, component.world_size, component.together):
+        members = component.placements[start : start + component.together]
+        nodes = list(dict.fromkeys(item.cluster_node_rank for item in members))
+        for node_rank in nodes:
+            own = [item for item in members if item.cluster_node_rank == node_rank]
+            cells = sorted({cell for item in own for cell in item.local_hardware_ranks})
+            block = Block(
+                component=index,
+                ranks=tuple(item.rank for item in own),
+                cells=tuple(cells) or (0,),
+                goes_on=(node_rank != nodes[0], node_rank != nodes[-1]),
+            )
+            yield node_rank, own[0].hardware_type if cells else BARE_NODE, block
 
 
 def _strips(
@@ -383,4 +410,5 @@ def _summary(component: ComponentPlan) -> str:
     where = f" of {', '.join(component.node_groups)}" if component.node_groups else ""
     word = "node" if sizes == [0] else "rank"
     unit = word if len(component.hardware_ranks) == 1 else f"{word}s"
-    return f"{workers}, {what}{stride}; {unit} {format_ranks(component.hardware_ranks)}{where}"
+    shape = f"; {component.shape}" if component.shape else ""
+    return f"{workers}, {what}{stride}; {unit} {format_ranks(component.hardware_ranks)}{where}{shape}"

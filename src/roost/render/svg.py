@@ -193,11 +193,12 @@ class _Drawing:
         self._out.append("".join(parts) + "</g>")
 
     def _label(self, block: Block, room: float) -> str:
-        label = f"{self._names[block.component]} {block.ranks_text}"
+        before, after = ("◀ " if block.goes_on[0] else "", " ▶" if block.goes_on[1] else "")
+        label = f"{before}{self._names[block.component]} {block.ranks_text}{after}"
         if _width(label) <= room:
             return label
         self._used_short.add(block.component)
-        return _clip(f"{self._short[block.component]} {block.ranks_text}", room)
+        return _clip(f"{before}{self._short[block.component]} {block.ranks_text}{after}", room)
 
     def _legend(self) -> None:
         self._y += 8

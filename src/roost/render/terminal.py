@@ -25,6 +25,7 @@ _NODE_CELL_WIDTH = 32
 _BASIC = ("blue", "yellow", "green", "magenta", "cyan", "red", "bright_yellow", "bright_black")
 _DARK_INK = frozenset({"yellow", "green", "cyan", "bright_yellow"})
 _ASCII = {"═": "=", "┄": "-", "·": "-", "■": "#", "…": "~", "│": "|", "┤": "|", "●": "*", "○": "o", "↑": "^", "↓": "v"}
+_ASCII |= {"◀": "<", "▶": ">"}
 _ASCII |= {"→": ">", "░": ".", "▒": ":", "▓": "+", "█": "#", **{chr(code): "*" for code in range(0x2801, 0x2900)}}
 """Replacements on a terminal that has only ASCII; the last are Braille patterns, which draw curves."""
 
@@ -176,7 +177,10 @@ class _Drawing:
                 text = self._block(block, stop - cell, width)
                 # A block that continues on another line has no bracket there.
                 before, after = cell - 1 in block.cells, stop in block.cells
-                text = ("═" if before else "[") + text + ("═" if after else "]")
+                first, last = cell == block.cells[0], stop - 1 == block.cells[-1]
+                # What is one on several nodes points to where it goes on.
+                opening = "◀" if block.goes_on[0] and first else "═" if before else "["
+                text = opening + text + ("▶" if block.goes_on[1] and last else "═" if after else "]")
                 line.append(text, style=self._style(block))
                 cell = stop
         return line
