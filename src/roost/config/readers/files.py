@@ -1,0 +1,66 @@
+"""Files beside a job: what it sources and includes, read from the project that it is in and from nowhere else."""
+
+from __future__ import annotations
+
+import os.path
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
+from roost.errors import ConfigError
+
+_ROOTS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+_MOST_FILES = 200
+
+
+@dataclass(slots=True)
+class Folder:
+    """The folder of a job's file, up to the root of its project."""
+
+    name: str
+    """The job's file, as the user names it."""
+    here: Path
+    root: Path
+    outside: list[str] = field(default_factory=list)
+    """What was asked for outside of the project, and not read."""
+    missing: list[str] = field(default_factory=list)
+    """What was asked for and is not there."""
+    opened: int = 0
+
+    @classmethod
+    def of(cls, path: str | Path) -> Folder:
+        """Return the folder of a file; its project is the nearest folder above it that looks like one."""
+        here = Path(os.path.realpath(path)).parent
+        root = next((item for item in (here, *here.parents) if any((item / sign).exists() for sign in _ROOTS)), here)
+        return cls(str(path), here, root)
+
+    def open(self, target: str, beside: str | None = None, suffixes: tuple[str, ...] = ("",)) -> tuple[str, str] | None:
+        """Read a file that a script or a config names; None if it is not in the project.
+
+        A relative name is looked for where `beside` is, then from the job's folder upwards, since nobody knows in which
+        folder the user starts it.
+        """
+        starts = [Path(os.path.realpath(beside)).parent] if beside else []
+        starts += [Path.cwd(), self.here, *(item for item in self.here.parents if item.is_relative_to(self.root))]
+        for start in starts:
+            for suffix in suffixes:
+                path = os.path.realpath(start / (target + suffix))
+                if not Path(path).is_relative_to(self.root):
+                    if os.path.isabs(target) or target.startswith(".."):
+                        self.outside.append(target)
+                    continue
+                if os.path.isfile(path):
+                    return self._load(path)
+        self.missing.append(target)
+        return None
+
+    def _load(self, path: str) -> tuple[str, str] | None:
+        self.opened += 1
+        if self.opened > _MOST_FILES:
+            raise ConfigError(f"{self.name}: it includes more than {_MOST_FILES} files")
+        shown = os.path.relpath(path)
+        try:
+            return shown, load_text(path, limit=JOB_FILE_LIMIT)
+        except ConfigError:
+            self.missing.append(shown)
+            return None
