@@ -52,3 +52,11 @@ Rules = Annotated[
     ),
 ]
 Shared = Annotated[bool, typer.Option("--no-isolate", help="Let every worker see all accelerators of its node.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FRAMEWORK", help="Whose job it is: verl, slime, …; by default it is found out."),
+]
+Assume = Annotated[
+    bool,
+    typer.Option("--assume", help="Take the framework's defaults for what a script takes from its environment."),
+]

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roost.cli.limits import TIMEOUT_SECONDS
-from roost.cli.options import Cluster, Inventory, Live, LiveTimeout, Rules, Shared
+from roost.cli.options import Assume, Cluster, From, Inventory, Live, LiveTimeout, Rules, Shared
 from roost.cli.out import tell
 from roost.config.flow import FlowConfig
 from roost.config.job import ClusterConfig
+from roost.config.readers.reading import ForeignJob, is_script, read_foreign
 from roost.config.run import RunDraft, read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
+from roost.placement.lint import Finding, lint
 from roost.placement.plan import Plan
 from roost.placement.planner import check_num_nodes, make_plan
 from roost.text import join_words
@@ -27,7 +29,7 @@ from roost.text import join_words
 if TYPE_CHECKING:
     from roost.runtime.status import LiveHardware
 
-_SUFFIXES = (".yaml", ".yml", ".json")
+_SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".toml")
 _VARIABLE = "ROOST_CLUSTER"
 
 
@@ -41,6 +43,8 @@ class Flags:
     timeout: LiveTimeout = None
     placement: Rules = "auto"
     no_isolate: Shared = False
+    framework: From = None
+    assume: Assume = False
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not self.live:
@@ -54,7 +58,12 @@ class Flags:
 
     def refuse(self, message: str) -> None:
         """Raise if any flag is given: a saved plan leaves nothing to decide."""
-        rules = {"--placement": self.placement != "auto", "--no-isolate": self.no_isolate}
+        rules = {
+            "--placement": self.placement != "auto",
+            "--no-isolate": self.no_isolate,
+            "--from": self.framework is not None,
+            "--assume": self.assume,
+        }
         given = [*self.hardware, *(name for name in rules if rules[name])]
         if given:
             raise ConfigError(message, hint=f"leave out {', '.join(given)}")
@@ -87,19 +96,34 @@ class Loaded:
     flow: FlowConfig | None = None
     assumed: str = ""
     """The hardware in shorthand, if nothing says which there is."""
+    foreign: ForeignJob | None = None
+    """The job of another framework that it is the plan of."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with the plan or worth knowing: what the framework refuses first."""
+        found = lint(self.plan)
+        if self.foreign is None:
+            return found
+        own = [
+            Finding(code=item.code, level=item.level, message=item.message, hint=item.hint, where=item.where)
+            for item in self.foreign.remarks
+        ]
+        order = ("error", "warning", "info")
+        return tuple(sorted((*own, *found), key=lambda item: order.index(item.level)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """The JOB that the user names: a job, or a saved plan."""
+    """The JOB that the user names: a job, a saved plan, or a job of another framework."""
 
     path: Path
-    found: RunDraft | Plan
+    found: RunDraft | Plan | ForeignJob
 
 
 def load_plan(path: Path, flags: Flags) -> Plan:
     """Plan a job, or read a saved plan."""
-    return plan_job(read_job(path), flags).plan
+    return plan_job(read_job(path, flags=flags), flags).plan
 
 
 def find_hardware(
@@ -139,7 +163,7 @@ def _first_nodes(topology: Topology, count: int | None) -> Topology:
 
 def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
     """Load two plans to compare. Unless flags say otherwise, a job is planned on the hardware of the saved plan."""
-    given = [read_job(before), read_job(after)]
+    given = [read_job(before, flags=flags), read_job(after, flags=flags)]
     saved = [item.found for item in given if isinstance(item.found, Plan)]
     if len(saved) == 2:
         flags.refuse("both are saved plans, which include their hardware")
@@ -155,10 +179,10 @@ def is_run(path: Path) -> bool:
     return not (str(path) == "-" or path.suffix in _SUFFIXES or (os.path.exists(path) and not os.path.isdir(path)))
 
 
-def read_job(path: Path, overrides: Sequence[str] = ()) -> Given:
+def read_job(path: Path, overrides: Sequence[str] = (), flags: Flags | None = None) -> Given:
     """Read a job or a saved plan: from standard input for `-`, the plan of a run for its id or folder, or a file.
 
-    A job, which has no version and no hash, is not a saved plan.
+    A job, which has no version and no hash, is not a saved plan. With `flags`, a job of another framework is read too.
     """
     if str(path) == "-":
         path = Path("/dev/stdin")
@@ -181,6 +205,13 @@ def read_job(path: Path, overrides: Sequence[str] = ()) -> Given:
     if is_plan:
         return Given(path=path, found=parse_plan(path, text))
     check_size(str(path), len(text), JOB_FILE_LIMIT)
+    if flags is not None:
+        foreign = read_foreign(str(path), text, overrides, chosen=flags.framework, assume=flags.assume)
+        if foreign is not None:
+            return Given(path=path, found=foreign)
+    elif is_script(str(path), text):
+        hint = f"roost plan {path} --format job writes it as a job of Roost"
+        raise ConfigError(f"{path} is a job of another framework", hint=hint)
     return Given(path=path, found=read_job_text(text, name=str(path), overrides=overrides))
 
 
@@ -199,6 +230,8 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
     if isinstance(draft, Plan):
         flags.refuse(f"{given.path} is a saved plan, which includes its hardware")
         return Loaded(plan=draft)
+    if isinstance(draft, ForeignJob):
+        return _plan_foreign(draft, flags)
     config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
@@ -216,3 +249,28 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
     plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
     check_num_nodes(draft.job, plan)
     return Loaded(plan=plan, live=live, flow=draft.flow, assumed=assumed)
+
+
+def _plan_foreign(job: ForeignJob, flags: Flags) -> Loaded:
+    """Plan a job of another framework on the hardware of the flags, or else on what it asks for."""
+    if len(flags.hardware) > 1 or flags.live:
+        given = join_words(flags.hardware)
+        raise ConfigError(f"{given} cannot describe the hardware here", hint="give --cluster or --inventory")
+    from roost.placement.from_roles import plan_roles  # only a job of another framework needs it
+
+    nodes, gpus = job.size
+    config = ClusterConfig(num_nodes=nodes, components=(), hardware=Topology.from_shorthand(f"{nodes}x{gpus}"))
+    named = not flags.hardware and os.environ.get(_VARIABLE)
+    if named:
+        config = replace(config, hardware=None)
+    hardware, _ = find_hardware(config, flags.cluster, flags.inventory, "")
+    roles = job.lay_out([len(node.accelerators) for node in hardware.nodes])
+    return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=job)
+
+
+def split_jobs(job: Path, overrides: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Split what follows a job into more jobs, which are files, and the settings for all of them."""
+    jobs, rest = [job], list(overrides)
+    while rest and "=" not in rest[0] and not rest[0].startswith("-") and os.path.isfile(rest[0]):
+        jobs.append(Path(rest.pop(0)))
+    return jobs, rest

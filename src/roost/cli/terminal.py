@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ from roost.text import at_most
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_GAP = 4
+_NARROWEST = 56
+"""Columns between two maps, and the fewest for one that stands beside another."""
 
 
 def print_answer(form: TextFormat, answer: object, to_text: Callable[[], Text]) -> None:
@@ -43,12 +48,29 @@ def print_text(text: Text, out: Path | None = None) -> None:
         write_text(text.plain + "\n", out)
 
 
-def draw_map(grid: Grid, out: Path | None = None, *, above: Text | None = None, below: str = "") -> None:
-    """Draw a map as wide as the terminal, or 120 columns wide into a file, and text above and below it."""
+def draw_map(*grids: Grid, out: Path | None = None, above: Text | None = None, below: str = "") -> None:
+    """Draw maps side by side, as wide as the terminal, or 120 columns wide into a file; text above and below them.
+
+    Where there is too little room they stand above each other.
+    """
     width = 120 if out is not None else shutil.get_terminal_size().columns
     has_16_colours = _is_coloured() and _console().color_system == "standard"
-    drawn = draw_terminal(grid, width=width, basic_colours=has_16_colours)
-    print_text(Text("\n").join([*([above, Text()] if above else []), drawn, *([Text(below)] if below else [])]), out)
+    own = (width - _GAP * (len(grids) - 1)) // len(grids)
+    beside = len(grids) > 1 and own >= _NARROWEST
+    drawn = [draw_terminal(grid, width=own if beside else width, basic_colours=has_16_colours) for grid in grids]
+    whole = _side_by_side(drawn, own) if beside else Text("\n\n").join(drawn)
+    print_text(Text("\n").join([*([above, Text()] if above else []), whole, *([Text(below)] if below else [])]), out)
+
+
+def _side_by_side(drawn: Sequence[Text], width: int) -> Text:
+    lines = []
+    for parts in zip_longest(*(item.split("\n") for item in drawn), fillvalue=Text()):
+        line = Text()
+        for index, part in enumerate(parts):
+            line.append(" " * (index * (width + _GAP) - line.cell_len)).append_text(part)
+        line.rstrip()
+        lines.append(line)
+    return Text("\n").join(lines)
 
 
 def _console() -> Console:

@@ -68,7 +68,7 @@ def bash(ask):
     [
         (["wh"], ["where"]),
         (["plan", "job.yaml", "--pl"], ["--placement"]),
-        (["plan", "job.yaml", "--format", ""], ["map", "table", "json", "svg", "html"]),
+        (["plan", "job.yaml", "--format", ""], ["map", "table", "json", "svg", "html", "job"]),
         (["plan", "job.yaml", "--component", ""], ["actor", "rollout", "env"]),
         # Nothing is offered where a file is meant, and the shell then offers files.
         (["plan", "jo"], []),
@@ -80,7 +80,7 @@ def bash(ask):
         (["where", "job.yaml", "env", ":", "1"], ["1"]),
         (["where", "job.yaml", "--cluster", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
         (["where", "job.yaml", "--cluster", "=", "2x8", ":", "H100", "act"], ["actor:0", "actor:1"]),
-        (["plan", "job.yaml", "--format", "="], ["map", "table", "json", "svg", "html"]),
+        (["plan", "job.yaml", "--format", "="], ["map", "table", "json", "svg", "html", "job"]),
         (["plan", "job.yaml", "--format", "=", "js"], ["json"]),
         # On hardware that does not fit: another flag may still correct it.
         (["where", "job.yaml", "--cluster", "1x1", "r"], ["rollout:0", "rollout:1", "rollout:2", "rollout:3"]),

@@ -42,4 +42,4 @@ def nodes(
     if form == "inventory":
         write_text(inventory_text(found.topology), out)
     else:
-        draw_map(make_grid(Plan(topology=found.topology, components=()), title="the live cluster"), out)
+        draw_map(make_grid(Plan(topology=found.topology, components=()), title="the live cluster"), out=out)

@@ -53,4 +53,4 @@ def show(
         print_text(told, out)
         return
     grid = make_grid(saved_plan(folder), title=title)
-    draw_map(grid, out, above=told)
+    draw_map(grid, out=out, above=told)

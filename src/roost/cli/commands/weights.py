@@ -49,6 +49,6 @@ def weights(
     elif form == "html":
         write_text(draw_html(plan, grid), out)
     else:
-        draw_map(grid, out)
+        draw_map(grid, out=out)
         if out is None:
             print_text(Text(f"\n{describe(found, most=0)}"))

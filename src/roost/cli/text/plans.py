@@ -50,9 +50,17 @@ def worker_names(workers: Sequence[WorkerId]) -> list[str]:
 
 
 def findings_text(found: Sequence[Finding]) -> list[Text]:
-    """Make a line for each finding."""
-    styles = {"warning": "bold yellow", "info": "bold cyan"}
-    return [Text.assemble((f"{item.level}: ", styles[item.level]), f"{item.message} [{item.code}]") for item in found]
+    """Make a line for each finding, and one for what to do where it says."""
+    styles = {"error": "bold red", "warning": "bold yellow", "info": "bold cyan"}
+    return [
+        Text.assemble(
+            f"{item.where}: " if item.where else "",
+            (f"{item.level}: ", styles[item.level]),
+            f"{item.message} [{item.code}]",
+            (f"\n  hint: {item.hint}" if item.hint else "", "cyan"),
+        )
+        for item in found
+    ]
 
 
 def start_text(plan: Plan, live: LiveHardware) -> Text:

@@ -1,0 +1,71 @@
+"""A plan as a job of Roost: the same processes on the same hardware, to plan, search and run from there."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from roost.cli.plans import Loaded
+from roost.config.ranks import format_ranks
+from roost.config.topology import Topology
+from roost.errors import ConfigError
+from roost.placement.fit import write_ranks
+from roost.placement.plan import ComponentPlan, Plan
+
+_CALLS = {
+    "rollout": "generate",
+    "reward": "score",
+    "teacher": "score",
+    "ref": "log_prob",
+    "critic": "train",
+    "actor": "train",
+}
+"""What a role does in a step, by the beginning of its name, in the order of a step."""
+
+
+def job_text(loaded: Loaded, name: str) -> str:
+    """Write the placement of a plan as the YAML of a job, with exact ranks."""
+    plan, foreign = loaded.plan, loaded.foreign
+    lines = [f"# From {name}" + (f", as {foreign.framework.name} places it on an empty cluster." if foreign else ".")]
+    lines += ["cluster:", f"  num_nodes: {plan.topology.num_nodes}", f"  hardware: {_shorthand(plan.topology)}"]
+    lines.append("  component_placement:")
+    for component in plan.components:
+        shape = f"  # {component.shape}" if component.shape else ""
+        lines.append(f"    {component.name}: {_placement(plan, component)}{shape}")
+    return "\n".join([*lines, *_flow(plan)]) + "\n"
+
+
+def _placement(plan: Plan, component: ComponentPlan) -> str:
+    space = plan.topology.space()
+    ranks = [
+        [space.rank_of(item.cluster_node_rank, local) for local in item.local_hardware_ranks]
+        for item in component.placements
+    ]
+    one_each = all(len(own) == 1 for own in ranks)
+    if one_each and [own[0] for own in ranks] == sorted({own[0] for own in ranks}):
+        return format_ranks([own[0] for own in ranks])
+    text = write_ranks(ranks)
+    if text is None:
+        hint = f"it is on {format_ranks(component.hardware_ranks)}: place it with a strategy in Python"
+        raise ConfigError(f"the order of {component.name} cannot be written in a job, whose ranks ascend", hint=hint)
+    return text
+
+
+def _shorthand(topology: Topology) -> str:
+    kinds = [
+        (len(node.accelerators), node.accelerators[0].model if node.accelerators else None) for node in topology.nodes
+    ]
+    runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
+    return ",".join(f"{nodes}x{count}" + (f":{model}" if model else "") for (count, model), nodes in runs)
+
+
+def _flow(plan: Plan) -> list[str]:
+    """Write the calls of a step, where the job has roles that make one."""
+    calls = [
+        f"{name}.{call}"
+        for role, call in _CALLS.items()
+        for name in plan.names
+        if name == role or name.startswith(f"{role}_")
+    ]
+    if "actor" not in plan.names or not calls[0].startswith("rollout"):
+        return []
+    return ["flow:", f"  step: {' -> '.join(calls)}", f"  weights: actor -> {calls[0].partition('.')[0]}"]

@@ -1,0 +1,352 @@
+"""What the readers share: a framework as a table, the settings of one job, and the GPUs that its roles get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from roost.errors import PlacementError, Problem, Where
+from roost.text import join_words, plural, shorten
+
+Default = int | str | bool | float | None
+Level = Literal["error", "warning", "info"]
+_MOST_LINKS = 20
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0", "", "null", "none", "~"})
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value as a job gives it; `names` are the variables that it depends on, and `why` it is not known."""
+
+    key: str
+    text: str | None
+    where: Where | None = None
+    names: tuple[str, ...] = ()
+    unknown: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether reading found the value."""
+        return not self.unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """The processes of one role, each with the ranks of its GPUs in the cluster, in the framework's order of ranks."""
+
+    name: str
+    processes: tuple[tuple[int, ...], ...]
+    parallel: tuple[tuple[str, int], ...] = ()
+    """How the role is split: `("tp", 4), ("dp", 2)`, in the order of the ranks."""
+    together: int = 1
+    """How many consecutive processes work as one: an engine, or a tensor-parallel group."""
+    by_count: bool = False
+    """Whether the framework asks Ray for a number of GPUs, and Ray chooses which."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What is wrong with a job, or worth knowing: a stable code, its level, and what to do."""
+
+    code: str
+    level: Level
+    message: str
+    hint: str = ""
+    where: Where | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """A framework as its table says: where it keeps its placement, and how it lays roles out."""
+
+    name: str
+    version: str
+    """The version that the table was read from."""
+    defaults: Mapping[str, Default]
+    """The keys that decide the placement. A default of `"=other.key"` is the value of that key."""
+    size: Callable[[Settings], tuple[int, int]]
+    """How many nodes of how many GPUs the job is for."""
+    lay_out: Callable[[Settings, Gpus], Iterable[Role]]
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Older names of keys."""
+    switches: frozenset[str] = frozenset()
+    """Flags that take no value."""
+    command: re.Pattern[str] = re.compile(r"(?!)")
+    """What the program is called in a launch script."""
+    marks: tuple[str, ...] = ()
+    """Beginnings of arguments, or keys of a config, that only this framework has."""
+    siblings: Mapping[str, str] = field(default_factory=dict)
+    """Other names in the sections that hold a placement, so that they are not taken for a slip."""
+    files: tuple[str, ...] = ()
+    """Keys that name a YAML file with more settings."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """The settings of one job, over the defaults of its framework."""
+
+    framework: Framework
+    given: dict[str, Setting]
+    assume: bool = False
+    missing: dict[str, Setting] = field(default_factory=dict)
+    """The keys whose value depends on something unknown."""
+    assumed: list[str] = field(default_factory=list)
+    literals: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """What a script compares its unknown variables with."""
+    only_checks: bool = False
+    """Whether what is read now decides no placement, so that nobody is asked for it."""
+    remarks: list[Remark] = field(default_factory=list)
+
+    def find(self, key: str) -> Setting | None:
+        """Return a setting as it is given, under this name or an older one."""
+        found = self.given.get(key)
+        if found is None:
+            older = (old for old, new in self.framework.older.items() if new == key and old in self.given)
+            found = next((self.given[old] for old in older), None)
+        return found
+
+    def has(self, key: str) -> bool:
+        """Tell whether the job gives a value that is not null."""
+        found = self.find(key)
+        return found is not None and (found.text is not None or not found.is_known)
+
+    def where(self, *keys: str) -> Where | None:
+        """Return the place of the first of these keys that the job gives."""
+        return next((found.where for key in keys if (found := self.find(key)) is not None), None)
+
+    def text(self, key: str) -> str | None:
+        """Return a value as text; None for null, and for a key without a default that is not given."""
+        return self._text(key, 0)
+
+    def whole(self, key: str) -> int:
+        """Return a whole number; 0 for null."""
+        return self.number(key) or 0
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number; None for null."""
+        text = self._text(key, 0)
+        if text is None:
+            return None
+        cleaned = text.strip().strip("'\"")
+        if re.fullmatch(r"[-+]?\d{1,12}(_\d+)*(\.0*)?", cleaned):
+            return int(float(cleaned.replace("_", "")))
+        if re.fullmatch(r"[-+]?\d{1,9}(\.\d*)?e[-+]?\d{1,2}", cleaned) and float(cleaned).is_integer():
+            return int(float(cleaned))
+        self.error("not-a-number", f"{key} must be a whole number, not {shorten(repr(text))}", "", key)
+        default = self.framework.defaults.get(key)
+        return default if isinstance(default, int) else None
+
+    def flag(self, key: str) -> bool:
+        """Return a boolean."""
+        text = (self._text(key, 0) or "").strip().strip("'\"").lower()
+        if text not in _TRUE and text not in _FALSE:
+            self.error("not-a-flag", f"{key} must be true or false, not {shorten(repr(text))}", "", key)
+        return text in _TRUE
+
+    def error(self, code: str, message: str, hint: str, *keys: str) -> None:
+        """Note what the framework itself would refuse."""
+        self._remark(code, "error", message, hint, keys)
+
+    def warn(self, code: str, message: str, hint: str, *keys: str) -> None:
+        """Note what is probably not meant."""
+        self._remark(code, "warning", message, hint, keys)
+
+    def inform(self, code: str, message: str, hint: str, *keys: str) -> None:
+        """Note what is worth knowing."""
+        self._remark(code, "info", message, hint, keys)
+
+    def divides(self, number: int, by: int, what: str, of: str, *keys: str) -> bool:
+        """Note that a number of GPUs is not a multiple of what one copy of the model needs."""
+        if not self.knows(*keys) or by < 1 or number % by == 0:
+            return True
+        below, above = number // by * by, (number // by + 1) * by
+        fits = f"{below} or {above}" if below else f"at least {by}"
+        of = f"{of} = {by}" if " x " in of else of
+        self.error("not-divisible", f"{what} is {number}, which {of} does not divide", f"take {fits}", *keys)
+        return False
+
+    def knows(self, *keys: str) -> bool:
+        """Tell whether reading found the values of all these keys."""
+        return all(found.is_known for key in keys if (found := self.find(key)) is not None)
+
+    def _remark(self, code: str, level: Level, message: str, hint: str, keys: Sequence[str]) -> None:
+        remark = Remark(code=code, level=level, message=message, hint=hint, where=self.where(*keys))
+        if remark not in self.remarks and self.knows(*keys):
+            self.remarks.append(remark)
+
+    def _text(self, key: str, links: int) -> str | None:
+        found = self.find(key)
+        default = self.framework.defaults.get(key)
+        if found is None:
+            if isinstance(default, str) and default.startswith("="):
+                return self._text(default[1:], links + 1) if links < _MOST_LINKS else None
+            return None if default is None else str(default)
+        if found.is_known and found.text is not None and "${" in found.text:
+            found = self._resolved(found, links)
+        if found.is_known:
+            text = found.text
+            return None if text is None or text in ("null", "~", "None") else text
+        if self.only_checks:
+            pass
+        elif self.assume:
+            shown = "null" if default is None else str(default)
+            said = f"{key}={shown}"
+            self.assumed += [said] if said not in self.assumed else []
+        else:
+            self.missing[key] = found
+        if isinstance(default, str) and default.startswith("="):
+            return self._text(default[1:], links + 1) if links < _MOST_LINKS else None
+        return None if default is None else str(default)
+
+    def _resolved(self, setting: Setting, links: int) -> Setting:
+        """Resolve references such as `${trainer.nnodes}` and `${oc.env:NAME,8}`."""
+        text = setting.text or ""
+        names: list[str] = []
+        for _ in range(_MOST_LINKS):
+            found = _REFERENCE.search(text)
+            if found is None or links > _MOST_LINKS:
+                break
+            value = self._reference(found[1], setting.key, links, names)
+            if value is None:
+                return Setting(key=setting.key, text=text, where=setting.where, names=tuple(names), unknown=text)
+            text = text[: found.start()] + value + text[found.end() :]
+        return Setting(key=setting.key, text=text, where=setting.where)
+
+    def _reference(self, inner: str, key: str, links: int, names: list[str]) -> str | None:
+        name, sign, rest = inner.partition(":")
+        parts = [part.strip() for part in rest.split(",")]
+        if sign and name in ("oc.env", "env"):
+            if len(parts) > 1:
+                return parts[1].strip("'\"")
+            names.append(parts[0])
+            return None
+        if sign and name == "oc.select":
+            found = self._text(parts[0], links + 1)
+            return found if found is not None else parts[1] if len(parts) > 1 else "null"
+        numbers = [int(part) for part in parts if re.fullmatch(r"-?\d{1,12}", part)]
+        if sign and name in ("mul", "multiply", "add", "div", "int_div", "sub") and len(numbers) == len(parts) == 2:
+            one, other = numbers
+            results = {"mul": one * other, "multiply": one * other, "add": one + other, "sub": one - other}
+            return str(results.get(name, one // other if other else 0))
+        if sign:
+            return None
+        if name.startswith("."):
+            name = ".".join([*key.split(".")[:-1], name[1:]])
+        if self.find(name) is None and name not in self.framework.defaults:
+            return None
+        found = self._text(name, links + 1)
+        return "null" if found is None else found
+
+
+class Gpus:
+    """The GPUs of an empty cluster, given out in the order in which Ray gives them out there."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        self._free = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+        self.sizes: tuple[int, ...] = tuple(sizes)
+
+    @property
+    def total(self) -> int:
+        """How many GPUs the cluster has."""
+        return sum(self.sizes)
+
+    @property
+    def free(self) -> int:
+        """How many are not given out yet."""
+        return sum(map(len, self._free))
+
+    def node_of(self, rank: int) -> int:
+        """Return the node of a GPU."""
+        node = 0
+        while rank >= self.sizes[node]:
+            rank -= self.sizes[node]
+            node += 1
+        return node
+
+    def on_one_node(self, count: int, what: str, where: Where | None = None) -> list[int]:
+        """Take GPUs of one node, as `STRICT_PACK` does: of the node with the most of them free."""
+        best = max(range(len(self._free)), key=lambda node: (len(self._free[node]), -node))
+        if len(self._free[best]) < count:
+            self._refuse(f"{what} takes {plural(count, 'GPU')} of one node", where, one_node=True)
+        taken, self._free[best] = self._free[best][:count], self._free[best][count:]
+        return taken
+
+    def pack(self, count: int, what: str, where: Where | None = None) -> list[int]:
+        """Take GPUs node by node, as `PACK` does."""
+        if self.free < count:
+            self._refuse(f"{what} takes {plural(count, 'GPU')}", where, one_node=False)
+        found: list[int] = []
+        for node in self._free:
+            left = count - len(found)
+            found += node[:left]
+            del node[:left]
+        return found
+
+    def nodes(self, count: int, per_node: int, what: str, where: Where | None = None) -> list[list[int]]:
+        """Take as many GPUs of each of several nodes, with a group of `STRICT_PACK` for each; in the order of nodes."""
+        asked = self.free, count * per_node
+        try:
+            found = [self.on_one_node(per_node, what) for _ in range(count)]
+        except PlacementError:
+            has = ", ".join(f"{self.sizes.count(size)} x {size}" for size in sorted(set(self.sizes), reverse=True))
+            message = f"{what} takes {count} x {per_node} GPUs, and of {has} {asked[0]} are free"
+            hint = f"the job asks for {asked[1]} GPUs here: plan on a larger cluster, or ask for fewer"
+            raise PlacementError(message, hint=hint, where=where) from None
+        return sorted(found)
+
+    def _refuse(self, message: str, where: Where | None, *, one_node: bool) -> None:
+        there = max(map(len, self._free), default=0) if one_node else self.free
+        most = "the most that a node has free" if one_node else f"free of {self.total}"
+        problem = f"{message}, and {there} {'is' if there == 1 else 'are'} {most}"
+        raise PlacementError(Problem(message=problem, hint="plan on a larger cluster, or ask for fewer", where=where))
+
+
+def fitted(groups: Iterable[int], node: int = 8) -> tuple[int, int]:
+    """Return the smallest cluster for groups of GPUs that each need one node; nodes have 8 unless a group is larger.
+
+    >>> fitted([7, 1]), fitted([8, 8, 4]), fitted([4, 4, 4])
+    ((1, 8), (3, 8), (2, 8))
+    """
+    asked = [size for size in groups if size > 0]
+    node = max([node, *asked])
+    free: list[int] = []
+    for size in asked:
+        place = next((index for index, left in enumerate(free) if left >= size), None)
+        if place is None:
+            free.append(node - size)
+        else:
+            free[place] -= size
+    return (1, node - free[0]) if len(free) == 1 else (max(1, len(free)), node)
+
+
+def each(ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Return one process for each GPU."""
+    return tuple((rank,) for rank in ranks)
+
+
+def in_chunks(ranks: Sequence[int], size: int) -> list[list[int]]:
+    """Return the GPUs in whole groups of a size; what is left over is in none."""
+    return [list(ranks[at : at + size]) for at in range(0, len(ranks) - size + 1, size)]
+
+
+def sizes(**given: int) -> tuple[tuple[str, int], ...]:
+    """Return the sizes of a split that are not 1."""
+    return tuple((name, size) for name, size in given.items() if size > 1)
+
+
+def product(text: Sequence[tuple[str, int]]) -> tuple[int, str]:
+    """Return the product of named sizes and how to write it: `(8, "TP 4 x PP 2")`."""
+    total = 1
+    for _, size in text:
+        total *= size
+    return total, " x ".join(f"{name} {size}" for name, size in text) or "1"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names in a sentence."""
+    return join_words([repr(name) for name in names])

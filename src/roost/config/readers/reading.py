@@ -1,0 +1,376 @@
+"""Find out which framework a file is for, and read the settings that decide its placement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+
+from roost.config.readers.compose import read_toml, read_yaml
+from roost.config.readers.files import Folder
+from roost.config.readers.framework import Framework, Gpus, Remark, Role, Setting, Settings
+from roost.config.readers.marks import Command, Script, ScriptFile, Token, has_mark
+from roost.config.readers.script import walk_script
+from roost.errors import ConfigError, Problem
+from roost.text import did_you_mean, join_words, shorten
+
+FRAMEWORKS: tuple[str, ...] = ("verl", "slime", "miles")
+_MODULES = {"nemo-rl": "nemo_rl", "prime-rl": "prime_rl", "miles": "slime"}
+_COMMAND_LINE = "command line"
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
+_DELETION = re.compile(r"~([A-Za-z_][\w.]*)")
+_SCRIPT = re.compile(r"#!.*\b(ba|z|k|da)?sh\b")
+
+
+class VariablesMissing(ConfigError):  # noqa: N818 - what happened
+    """The placement depends on what only the environment of the job knows."""
+
+
+def framework(name: str) -> Framework:
+    """Return the table of a framework."""
+    if name not in FRAMEWORKS:
+        close = did_you_mean(name, FRAMEWORKS)
+        hint = f"did you mean {close!r}?" if close else f"Roost reads {join_words(FRAMEWORKS)}"
+        raise ConfigError(f"there is no reader for {shorten(repr(name))}", hint=hint)
+    module = import_module(f"roost.config.readers.{_MODULES.get(name, name)}")
+    found: Framework = getattr(module, name.upper().replace("-", "_"))
+    return found
+
+
+@dataclass(frozen=True)
+class ForeignJob:
+    """A job of another framework: its settings, and the roles that they make."""
+
+    name: str
+    settings: Settings
+    launches: int = 1
+
+    @property
+    def framework(self) -> Framework:
+        """The framework that the job is for."""
+        return self.settings.framework
+
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """How many nodes of how many GPUs the job is for."""
+        found = self.framework.size(self.settings)
+        self._raise_missing()
+        nodes, gpus = found
+        if not (1 <= nodes <= 100_000 and 0 <= gpus <= 1024) or nodes * gpus > 2_000_000:
+            raise ConfigError(f"{self.name}: it asks for {nodes} nodes of {gpus} GPUs")
+        return found
+
+    def lay_out(self, sizes: Sequence[int]) -> tuple[Role, ...]:
+        """Place the roles on nodes with so many GPUs as the framework does on an empty cluster."""
+        roles = tuple(role for role in self.framework.lay_out(self.settings, Gpus(sizes)) if role.processes)
+        self._raise_missing()
+        if not roles:
+            raise ConfigError(f"{self.name}: it places nothing on GPUs")
+        return roles
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What is wrong with the job or worth knowing; complete once it is laid out."""
+        order = {"error": 0, "warning": 1, "info": 2}
+        return tuple(sorted(self.settings.remarks, key=lambda item: order[item.level]))
+
+    def _raise_missing(self) -> None:
+        """Ask for the variables that the placement depends on, each once."""
+        problems: dict[tuple[str, ...], Problem] = {}
+        for key, setting in self.settings.missing.items():
+            names = setting.names
+            if names in problems:
+                continue
+            default = self.framework.defaults.get(key)
+            otherwise = (
+                f", or add --assume to take {self.framework.name}'s default"
+                if default is not None
+                else ", or add --assume"
+            )
+            numbered = [name for name in names if not name.isdecimal() and name != "?"]
+            if numbered:
+                choices = self.settings.literals.get(numbered[0], ())
+                example = choices[0] if choices and not choices[0].isdecimal() else _example(key, default)
+                known = f" (the script knows {join_words(choices, last='or')})" if len(choices) > 1 else ""
+                message = f"{numbered[0]}=? : {key} depends on it{known}"
+                hint = f"give {numbered[0]}={example} on the command line{otherwise}"
+            elif names and names[0].isdecimal():
+                message = f"{key} depends on an argument of the script"
+                hint = f"give the arguments after --{otherwise}"
+            else:
+                message = f"{key} is {setting.unknown}, which only a run can tell"
+                hint = f"give {key}=… on the command line{otherwise}"
+            problems[names] = Problem(message=message, hint=hint, where=setting.where)
+        if problems:
+            raise VariablesMissing(problems.values())
+
+
+def _example(key: str, default: object) -> str:
+    return (
+        str(default)
+        if isinstance(default, int) and not isinstance(default, bool) and default > 0
+        else "4"
+        if "node" in key
+        else "…"
+    )
+
+
+def is_script(name: str, text: str) -> bool:
+    """Tell whether a file is a shell script."""
+    return name.endswith((".sh", ".bash", ".slurm", ".sbatch")) or bool(_SCRIPT.match(text[:100]))
+
+
+def read_foreign(
+    name: str, text: str, extra: Sequence[str] = (), *, chosen: str | None = None, assume: bool = False
+) -> ForeignJob | None:
+    """Read a job of another framework; None if the file is not one, or a job of Roost and RLinf.
+
+    `extra` is from the command line: `NAME=value` for the variables of a script, and arguments for it or settings for
+    the job. `chosen` is the framework to read it for.
+    """
+    wanted = [framework(chosen)] if chosen else None
+    if is_script(name, text):
+        return _read_script(name, text, extra, wanted, assume)
+    tables = wanted or [framework(item) for item in FRAMEWORKS]
+    if name.endswith(".toml"):
+        given = read_toml(name, text)
+    elif wanted or _may_be_foreign(text, tables):
+        given = read_yaml(Folder.of(name), name, text)
+    else:
+        return None
+    found = next((item for item in tables if _holds(item, given)), wanted[0] if wanted else None)
+    if found is None:
+        return None
+    settings = _overrides(
+        [Token(item, ScriptFile(_COMMAND_LINE, " ".join(extra)), 0, 0) for item in extra], Script(), found, given
+    )
+    return ForeignJob(name, Settings(found, settings, assume))
+
+
+def _may_be_foreign(text: str, tables: Sequence[Framework]) -> bool:
+    """Tell from the text alone whether a YAML file may be for one of these."""
+    if "component_placement" in text:
+        return False
+    return "defaults" in text or any(mark.split(".")[0] in text for table in tables for mark in table.marks)
+
+
+def _holds(table: Framework, given: Mapping[str, Setting]) -> bool:
+    return any(
+        key == mark or key.startswith(f"{mark}." if mark[-1:].isalnum() else mark)
+        for mark in table.marks
+        for key in given
+    )
+
+
+def _read_script(
+    name: str, text: str, extra: Sequence[str], wanted: list[Framework] | None, assume: bool
+) -> ForeignJob:
+    line = ScriptFile(_COMMAND_LINE, " ".join(extra))
+    variables = {found[1]: found[2] for item in extra if (found := _VARIABLE.fullmatch(item))}
+    arguments = [item for item in extra if not _VARIABLE.fullmatch(item)]
+    folder = Folder.of(name)
+    script = walk_script(text, folder, variables, arguments, argument_file=line)
+    # A name that no variable of the script has is a setting of the framework.
+    settings = [item for item in extra if (found := _VARIABLE.fullmatch(item)) and found[1] not in script.used]
+    if settings:
+        arguments = [item for item in extra if item in settings or item in arguments]
+        script = walk_script(
+            text, folder, {k: v for k, v in variables.items() if k in script.used}, arguments, argument_file=line
+        )
+    launches = list(_launches(script, wanted or [framework(item) for item in FRAMEWORKS]))
+    if not launches:
+        what = wanted[0].name if wanted else "a framework that Roost reads"
+        raise ConfigError(
+            f"{name}: it starts no program of {what}",
+            hint=f"Roost reads {join_words(FRAMEWORKS)}; --from NAME chooses one"
+            if not wanted
+            else "choose another --from",
+        )
+    table, command, at = next((item for item in launches if not item[1].maybe), launches[0])
+    # Of frameworks with the same flags, it is the one that the script speaks of.
+    alike = [item for item in wanted or map(framework, FRAMEWORKS) if item.marks == table.marks]
+    table = max(alike, key=lambda item: text.count(item.name))
+    tokens = list(command.words[at + 1 :])
+    if arguments and not script.passes_arguments:
+        tokens += [Token(item, line, 0, 0) for item in arguments]
+    given = _configs(folder, command, at)
+    if table.switches:
+        given |= _flags(tokens, script, table)
+    else:
+        given = _overrides(tokens, script, table, given)
+    if any(
+        re.search(r"(^|/)(torchrun|deepspeed|accelerate)$|^torch\.distributed\.", word.text)
+        for word in command.words[:at]
+    ):
+        before = _flags(command.words[:at], script, table)
+        given |= {key: before[key] for key in before if key in table.defaults}
+    for key in table.files:
+        given |= _file_of(given.get(key), script, folder, key, command)
+    given["program"] = Setting(key="program", text=command.words[at].text, where=command.words[at].where("program"))
+    job = Settings(table, given, assume, literals=script.literals)
+    _check_lines(script, command, table, job)
+    for key, value in script.ignored.items():
+        job.inform(
+            "given-in-vain", f"{key}={variables[key]} changes nothing: the script sets {key}={script.shown(value)}", ""
+        )
+    _check_unused(settings, table, name)
+    return ForeignJob(name, job, len(launches))
+
+
+def _check_unused(settings: Sequence[str], table: Framework, name: str) -> None:
+    """Refuse a name on the command line that is neither a variable of the script nor a setting."""
+    for item in settings:
+        key = item.partition("=")[0]
+        if key not in table.defaults and key not in table.siblings:
+            close = did_you_mean(key, table.defaults)
+            hint = (
+                f"did you mean {close!r}?"
+                if close
+                else "give a variable that the script reads, or a setting of the job"
+            )
+            raise ConfigError(f"{name} has no variable {shorten(key)}", hint=hint)
+
+
+def _check_lines(script: Script, command: Command, table: Framework, found: Settings) -> None:
+    """Note arguments that are a command of their own, for want of a backslash at the end of the line before."""
+    after = script.commands[script.commands.index(command) + 1 :]
+    for lost in after:
+        word = lost.words[0]
+        key = word.text.lstrip("+~").removeprefix("--").partition("=")[0]
+        if word.text.startswith("--") or (key in table.defaults and "=" in word.text):
+            found.remarks.append(
+                Remark(
+                    code="lost-line",
+                    level="error",
+                    message=f"the command ends before this line: {shorten(word.text, 40)} is not one of its arguments",
+                    hint="end the line before it with a backslash, and put no comment between the lines",
+                    where=lost.start.where(key),
+                )
+            )
+
+
+def _launches(script: Script, tables: Sequence[Framework]) -> list[tuple[Framework, Command, int]]:
+    """Return the commands that start a framework's program, and which of their words is that program."""
+    found = []
+    for command in script.commands:
+        for table in tables:
+            at = _program(command, table)
+            if at is not None:
+                found.append((table, command, at))
+                break
+    return found
+
+
+def _program(command: Command, table: Framework) -> int | None:
+    """Return which word is the framework's program; without one of its names, what stands before its arguments."""
+    words = [word.text for word in command.words]
+    marked = [index for index, word in enumerate(words) if word.lstrip("+~").startswith(table.marks)]
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        is_run = before in ("-m", "--module") or "python" in before or (bool(before) and word.endswith(".py"))
+        if table.command.search(word) and (marked or is_run):
+            return index
+    return max(0, marked[0] - 1) if marked else None
+
+
+def _configs(folder: Folder, command: Command, at: int) -> dict[str, Setting]:
+    """Read the YAML file that a command names, if it is in the project."""
+    words = [word.text for word in command.words]
+    options = {
+        "--config-path": "",
+        "--config-name": "",
+        "--config-dir": "",
+        "--config": "",
+        "--config_path": "",
+        "--config_name": "",
+    }
+    for index, word in enumerate(words[at:], at):
+        name, sign, value = word.partition("=")
+        if name in options:
+            options[name] = value if sign else words[index + 1] if index + 1 < len(words) else ""
+    path = options["--config-path"] or options["--config_path"] or options["--config-dir"]
+    name = options["--config-name"] or options["--config_name"] or options["--config"]
+    given = {"config": Setting(key="config", text=name)} if name else {}
+    if not name or has_mark(name):
+        return given
+    target = f"{path}/{name}" if path else name
+    target = re.sub("\ue000\\d+\ue001", "", target).lstrip("/") if has_mark(target) else target
+    opened = folder.open(target, None, ("", ".yaml", ".yml"))
+    return read_yaml(folder, *opened) | given if opened else given
+
+
+def _file_of(setting: Setting | None, script: Script, folder: Folder, key: str, command: Command) -> dict[str, Setting]:
+    """Read the YAML file that a setting names: written by the script itself, or beside it."""
+    words = [word.text for word in command.words]
+    flag = f"--{key}"
+    if setting is None or flag not in words[:-1]:
+        return {}
+    target = words[words.index(flag) + 1]
+    known = {key: Setting(key=key, text=script.shown(target), where=setting.where)}
+    if target in script.documents:
+        return read_yaml(folder, folder.name, script.documents[target]) | known
+    opened = None if has_mark(target) else folder.open(target)
+    return read_yaml(folder, *opened) | known if opened else known
+
+
+def _setting(token: Token, key: str, value: str, script: Script, before: Setting | None, table: Framework) -> Setting:
+    where = token.where(key) if token.file.text else None
+    names = script.names_in(value)
+    if has_mark(value):
+        whys = [item.why for item in script.unknowns_in(value)]
+        return Setting(key=key, text=None, where=where, names=names, unknown=whys[0])
+    if token.maybe:
+        default = table.defaults.get(key)
+        known = before.text if before is not None and before.is_known else None if default is None else str(default)
+        if before is None or before.is_known:
+            if known != value:
+                return Setting(key=key, text=None, where=where, names=token.maybe, unknown="what a condition decides")
+        else:
+            return before
+    return Setting(key=key, text=value, where=where)
+
+
+def _overrides(
+    tokens: Sequence[Token], script: Script, table: Framework, given: Mapping[str, Setting]
+) -> dict[str, Setting]:
+    """Read settings such as `trainer.nnodes=2`, over those that are given."""
+    found = dict(given)
+    for token in tokens:
+        if match := _OVERRIDE.fullmatch(token.text.removeprefix("--")):
+            key, value = match[2], match[3]
+            quoted = re.fullmatch(r"'([^']*)'|\"([^\"]*)\"", value)
+            value = (quoted[1] or quoted[2] or "") if quoted else value
+            for old in [old for old in found if old.startswith(f"{key}.")]:
+                del found[old]
+            found[key] = _setting(token, key, value, script, found.get(key), table)
+        elif match := _DELETION.fullmatch(token.text):
+            found.pop(match[1], None)
+    return found
+
+
+def _flags(tokens: Sequence[Token], script: Script, table: Framework) -> dict[str, Setting]:
+    """Read flags such as `--actor-num-nodes 2`."""
+    found: dict[str, Setting] = {}
+    index = 0
+    while index < len(tokens):
+        token = tokens[index]
+        index += 1
+        if not token.text.startswith("--"):
+            continue
+        key, sign, value = token.text[2:].partition("=")
+        if sign:
+            found[key] = _setting(token, key, value, script, found.get(key), table)
+        elif key in table.switches or index >= len(tokens) or tokens[index].text.startswith("--"):
+            found[key] = _setting(token, key, "true", script, found.get(key), table)
+        else:
+            following = tokens[index]
+            index += 1
+            maybe = token.maybe or following.maybe
+            spot = token._replace(
+                maybe=maybe, stop=max(token.stop, following.stop) if token.file is following.file else token.stop
+            )
+            found[key] = _setting(spot, key, following.text, script, found.get(key), table)
+    return found

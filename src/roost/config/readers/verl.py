@@ -1,0 +1,346 @@
+"""verl: pools of nodes x GPUs, in which actor, reference, critic and rollout share every GPU, and engines apart.
+
+A pool is one `STRICT_PACK` placement group for each node, and the groups are ordered by the address of their nodes; the
+ranks of a pool run through its nodes, and an engine is the next tensor x data x pipeline parallel ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from roost.config.readers.framework import (
+    Default,
+    Framework,
+    Gpus,
+    Role,
+    Settings,
+    each,
+    fitted,
+    in_chunks,
+    product,
+    sizes,
+)
+from roost.config.readers.torchrun import TORCHRUN, torchrun_role, torchrun_size
+
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_REWARD = "reward.reward_model"
+_MEGATRON: dict[str, Default] = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "expert_model_parallel_size": 1,
+    "expert_tensor_parallel_size": None,
+}
+_ENGINE: dict[str, Default] = {
+    "tensor_model_parallel_size": 2,
+    "data_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "expert_parallel_size": 1,
+}
+_DEFAULTS: dict[str, Default] = {
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.device": "cuda",
+    "model_engine": None,
+    f"actor@{_ACTOR}": None,
+    "algorithm.adv_estimator": "gae",
+    "algorithm.use_kl_in_reward": False,
+    "data.train_batch_size": 1024,
+    "actor_rollout_ref.hybrid_engine": True,
+    "actor_rollout_ref.model.lora_rank": 0,
+    "actor_rollout_ref.model.lora.rank": 0,
+    "actor_rollout_ref.model.lora_adapter_path": None,
+    f"{_ACTOR}.strategy": None,
+    f"{_ACTOR}.use_kl_loss": False,
+    f"{_ACTOR}.use_dynamic_bsz": False,
+    f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": None,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": f"={_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{_ACTOR}.veomni.ulysses_parallel_size": 1,
+    f"{_REF}.ulysses_sequence_parallel_size": f"={_ACTOR}.ulysses_sequence_parallel_size",
+    "critic.enable": None,
+    "critic.strategy": f"={_ACTOR}.strategy",
+    "critic.ulysses_sequence_parallel_size": 1,
+    f"{_ROLLOUT}.name": None,
+    f"{_ROLLOUT}.mode": "async",
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.nnodes": 0,
+    f"{_ROLLOUT}.n_gpus_per_node": "=trainer.n_gpus_per_node",
+    f"{_ROLLOUT}.disaggregation.enabled": False,
+    f"{_ROLLOUT}.disaggregation.prefill_replicas": 1,
+    f"{_ROLLOUT}.disaggregation.decode_replicas": 1,
+    f"{_ROLLOUT}.disaggregation.decode_tensor_model_parallel_size": None,
+    "rollout.nnodes": 1,
+    "rollout.n_gpus_per_node": 8,
+    f"{_REWARD}.enable": False,
+    f"{_REWARD}.enable_resource_pool": False,
+    f"{_REWARD}.nnodes": 0,
+    f"{_REWARD}.n_gpus_per_node": 8,
+    "distillation.enabled": False,
+    "distillation.nnodes": 0,
+    "distillation.n_gpus_per_node": 8,
+    "rollout.tensor_model_parallel_size": None,
+    **TORCHRUN,
+    **{f"{_ACTOR}.megatron.{name}": value for name, value in _MEGATRON.items()},
+    **{f"{_REF}.megatron.{name}": f"={_ACTOR}.megatron.{name}" for name in _MEGATRON},
+    **{f"critic.megatron.{name}": value for name, value in _MEGATRON.items()},
+    **{f"{_ROLLOUT}.{name}": value for name, value in _ENGINE.items()},
+    **{f"{_REWARD}.rollout.{name}": value for name, value in _ENGINE.items()},
+}
+_OLDER = {
+    "reward_model.enable": f"{_REWARD}.enable",
+    "reward_model.enable_resource_pool": f"{_REWARD}.enable_resource_pool",
+    "reward_model.nnodes": f"{_REWARD}.nnodes",
+    "reward_model.n_gpus_per_node": f"{_REWARD}.n_gpus_per_node",
+    "reward_model.rollout.tensor_model_parallel_size": f"{_REWARD}.rollout.tensor_model_parallel_size",
+    "reward_model.rollout.data_parallel_size": f"{_REWARD}.rollout.data_parallel_size",
+}
+_SEPARATE = ("one_step_off_policy", "fully_async_policy")
+"""Programs whose rollout has nodes of its own, under `rollout`."""
+
+
+_SUPERVISED = "sft_trainer"
+_GENERATION = "main_generation"
+
+
+def _program(settings: Settings) -> str:
+    return settings.text("program") or ""
+
+
+def _is_apart(settings: Settings) -> bool:
+    return any(name in _program(settings) for name in _SEPARATE)
+
+
+def _pools(settings: Settings) -> list[tuple[str, int, int, tuple[str, str]]]:
+    """Return the pools of GPUs that the job takes, in verl's order: nodes x GPUs, and the keys that say so."""
+
+    def pool(name: str, section: str) -> tuple[str, int, int, tuple[str, str]]:
+        keys = (f"{section}.n_gpus_per_node", f"{section}.nnodes")
+        return name, settings.whole(keys[1]), settings.whole(keys[0]), keys
+
+    found = [pool("trainer", "trainer")]
+    if settings.flag(f"{_REWARD}.enable_resource_pool"):
+        found.append(pool("reward", _REWARD))
+    if settings.flag("distillation.enabled"):
+        found.append(pool("teacher", "distillation"))
+    if _is_apart(settings):
+        found.append(pool("rollout", "rollout"))
+    elif settings.text("trainer.v1.trainer_mode") == "separate_async":
+        found.append(pool("rollout", _ROLLOUT))
+    return found
+
+
+def _size(settings: Settings) -> tuple[int, int]:
+    if _SUPERVISED in _program(settings):
+        return torchrun_size(settings)
+    pools = _pools(settings)
+    if len(pools) == 1:
+        return pools[0][1], pools[0][2]
+    return fitted(count for _, nodes, count, _ in pools for _ in range(min(nodes, 100_000)))
+
+
+def _trainer_split(settings: Settings, section: str, strategy: str) -> tuple[tuple[str, int], ...] | None:
+    """Return how a training role is split, in the order of its ranks; None for an engine that is not in the table."""
+    if strategy == "megatron":
+        at = f"{section}.megatron"
+        return sizes(
+            TP=settings.whole(f"{at}.tensor_model_parallel_size"),
+            CP=settings.whole(f"{at}.context_parallel_size"),
+            PP=settings.whole(f"{at}.pipeline_model_parallel_size"),
+        )
+    if strategy == "veomni":
+        return sizes(SP=settings.whole(f"{_ACTOR}.veomni.ulysses_parallel_size"))
+    if strategy in ("dp", "fsdp", "fsdp2"):
+        key = f"{section}.ulysses_sequence_parallel_size"
+        return sizes(SP=settings.whole(key if key in _DEFAULTS else f"{_ACTOR}.ulysses_sequence_parallel_size"))
+    return None
+
+
+def _strategy(settings: Settings) -> str:
+    """Return the engine of the training roles."""
+    for key in (f"{_ACTOR}.strategy", f"actor@{_ACTOR}", "model_engine"):
+        if given := settings.text(key):
+            return given.removesuffix("_actor")
+    return "megatron" if "megatron" in (settings.text("config") or "") else "dp"
+
+
+def _trained(settings: Settings, name: str, section: str, ranks: list[int]) -> Role:
+    split = _trainer_split(settings, section, _strategy(settings))
+    if split is None:
+        return Role(name=name, processes=each(ranks), by_count=True)
+    needed, text = product(split)
+    keys = ("trainer.n_gpus_per_node", "trainer.nnodes", *(key for key in _DEFAULTS if key.startswith(f"{section}.")))
+    given = [key for key in keys if settings.find(key)]
+    fits = settings.divides(len(ranks), needed, f"the number of GPUs of {name}", text, *given)
+    within = [(axis, size) for axis, size in split if axis != "PP"]
+    across = [(axis, size) for axis, size in split if axis == "PP"]
+    parallel = (*within, *sizes(DP=len(ranks) // needed if fits else 1), *across)
+    return Role(name=name, processes=each(ranks), parallel=parallel, together=product(within)[0], by_count=True)
+
+
+def _engine_split(settings: Settings, section: str) -> tuple[tuple[str, int], ...]:
+    return sizes(
+        TP=settings.whole(f"{section}.tensor_model_parallel_size"),
+        DP=settings.whole(f"{section}.data_parallel_size"),
+        PP=settings.whole(f"{section}.pipeline_model_parallel_size"),
+    )
+
+
+def _engines(settings: Settings, name: str, section: str, ranks: list[int], *keys: str) -> Role | None:
+    """Lay out engines over the ranks of a pool, one after the other."""
+    split = _engine_split(settings, section)
+    size, text = product(split)
+    if section == _ROLLOUT and settings.flag(f"{_ROLLOUT}.disaggregation.enabled"):
+        tp = settings.whole(f"{_ROLLOUT}.tensor_model_parallel_size")
+        decode = settings.whole(f"{_ROLLOUT}.disaggregation.decode_tensor_model_parallel_size") or tp
+        at = f"{_ROLLOUT}.disaggregation"
+        prefills, decodes = settings.whole(f"{at}.prefill_replicas"), settings.whole(f"{at}.decode_replicas")
+        size = size // max(1, tp) * (tp * prefills + decode * decodes)
+        text = f"{prefills} prefill x TP {tp} + {decodes} decode x TP {decode}"
+    keys = (*(f"{section}.{key}" for key in _ENGINE if settings.find(f"{section}.{key}")), *keys)
+    settings.divides(len(ranks), size, f"the number of GPUs of {name}", text, *keys)
+    engines = in_chunks(ranks, max(1, size))
+    if not engines:
+        return None
+    return Role(
+        name=name,
+        processes=each([rank for engine in engines for rank in engine]),
+        parallel=(*split, ("engines", len(engines))),
+        together=size,
+        by_count=True,
+    )
+
+
+def _standalone(
+    settings: Settings, gpus: Gpus, name: str, section: str, pool: tuple[int, int], keys: tuple[str, str]
+) -> Role | None:
+    """Lay out engines that each take GPUs of their own, as many on each of their nodes as a node has."""
+    nodes, count = pool
+    split = _engine_split(settings, section)
+    size, text = product(split)
+    own = (f"{section}.tensor_model_parallel_size", *keys)
+    settings.divides(
+        nodes * count, size, "the number of GPUs of rollout", text, *[key for key in own if settings.find(key)]
+    )
+    on_node = min(count, size)
+    if not on_node or size % on_node:
+        settings.error("engine-on-nodes", f"an engine of {size} GPUs does not fill nodes of {count}",
+                       f"take an engine of a multiple of {count} GPUs", *own)  # fmt: skip
+        return None
+    ranks = []
+    for _ in range(nodes * count // size):
+        for group in gpus.nodes(size // on_node, on_node, "an engine of rollout", settings.where(*keys)):
+            ranks += group
+    if not ranks:
+        return None
+    engines = len(ranks) // size
+    return Role(
+        name=name,
+        processes=each(ranks),
+        parallel=(*split, ("engines", engines)),
+        together=size,
+        by_count=True,
+    )
+
+
+def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
+    if _SUPERVISED in _program(settings):
+        yield torchrun_role(settings, gpus, "sft")
+        return
+    if _GENERATION in _program(settings):
+        section = "rollout" if settings.has("rollout.tensor_model_parallel_size") else _ROLLOUT
+        _, nodes, count, keys = _pools(settings)[0]
+        found = _standalone(settings, gpus, "rollout", section, (nodes, count), keys)
+        yield from (found,) if found else ()
+        return
+    apart = _is_apart(settings)
+    ranks: dict[str, list[int]] = {}
+    pools = {pool[0]: pool for pool in _pools(settings)}
+    for name, nodes, count, keys in pools.values():
+        if name != "rollout":
+            groups = gpus.nodes(nodes, count, f"the pool of the {name}", settings.where(*keys))
+            ranks[name] = [rank for group in groups for rank in group]
+    trainer = ranks["trainer"]
+    uses_reference = settings.flag(f"{_ACTOR}.use_kl_loss") or settings.flag("algorithm.use_kl_in_reward")
+    estimator = (settings.text("algorithm.adv_estimator") or "").strip("'\"")
+    has_critic = settings.flag("critic.enable") if settings.has("critic.enable") else estimator == "gae"
+    lora = settings.whole("actor_rollout_ref.model.lora_rank") or settings.whole("actor_rollout_ref.model.lora.rank")
+    actor = _trained(settings, "actor", _ACTOR, trainer)
+    yield actor
+    if uses_reference and lora <= 0 and not settings.has("actor_rollout_ref.model.lora_adapter_path"):
+        yield _trained(settings, "ref", _REF, trainer)
+    if has_critic:
+        yield _trained(settings, "critic", "critic", trainer)
+    if not apart:
+        found = _engines(settings, "rollout", _ROLLOUT, trainer, "trainer.n_gpus_per_node", "trainer.nnodes")
+        if found:
+            yield found
+    if "rollout" in pools:
+        _, nodes, count, keys = pools["rollout"]
+        name = "rollout" if apart else "rollout_standalone"
+        found = _standalone(settings, gpus, name, _ROLLOUT, (nodes, count), keys)
+        if found:
+            yield found
+    if "teacher" in ranks:
+        yield Role(name="teacher", processes=each(ranks["teacher"]), by_count=True)
+    if "reward" in ranks or settings.flag(f"{_REWARD}.enable"):
+        found = _engines(settings, "reward", f"{_REWARD}.rollout", ranks.get("reward", trainer))
+        if found:
+            yield found
+    settings.only_checks = True
+    _check_batches(settings, len(trainer), apart)
+
+
+def _check_batches(settings: Settings, world: int, apart: bool) -> None:
+    """Check the batch sizes as verl does before it starts."""
+    keys = ("data.train_batch_size", f"{_ROLLOUT}.n", "trainer.n_gpus_per_node", "trainer.nnodes")
+    if apart or settings.flag(f"{_ACTOR}.use_dynamic_bsz"):
+        return
+    batch, per_prompt = settings.whole(keys[0]), settings.whole(keys[1])
+    mini = settings.whole(f"{_ACTOR}.ppo_mini_batch_size")
+    least, text = world, f"the number of GPUs, {world},"
+    if _strategy(settings) == "megatron":
+        needed, _ = product(_trainer_split(settings, _ACTOR, "megatron") or ())
+        micro = settings.number(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
+        if micro is None or world % needed:
+            return
+        least = world // needed * micro
+        text = f"data parallel {world // needed} x micro batch {micro} = {least}"
+    if not settings.knows(*keys) or not least:
+        return
+    if batch * per_prompt % least:
+        settings.error(
+            "batch-not-divisible",
+            f"train_batch_size {batch} x rollout.n {per_prompt} = {batch * per_prompt}, which {text} does not divide",
+            "verl refuses this: change the batch size, or the number of GPUs",
+            *keys,
+        )
+    if batch < mini:
+        settings.error(
+            "batch-too-small",
+            f"train_batch_size is {batch}, and ppo_mini_batch_size is {mini}",
+            "verl refuses a mini batch that is larger than the batch",
+            f"{_ACTOR}.ppo_mini_batch_size",
+            keys[0],
+        )
+
+
+VERL = Framework(
+    name="verl",
+    version="0.9.1",
+    defaults=_DEFAULTS,
+    older=_OLDER,
+    size=_size,
+    lay_out=_lay_out,
+    command=re.compile(
+        r"verl\.(trainer|experimental)\.[\w.]*main\w*$|(^|/)(main_ppo\w*|main_dapo|\w*sft_trainer)\.py$|"
+        r"recipe\.[\w.]*main\w*$|verl\.trainer\.\w*sft_trainer\w*$"
+    ),
+    marks=("actor_rollout_ref.",),
+)

@@ -1,0 +1,1 @@
+MODEL_ARGS=(--num-layers 36 --hidden-size 2560)
