@@ -8,6 +8,8 @@ SILENT_SECONDS = 10.0
 """A worker that has written nothing for so long is silent."""
 SKEW_SECONDS = 0.5
 """Clocks that differ by less than this are not corrected."""
+CLOCK_SECONDS = 5.0
+"""From so many seconds of new lines a reader finds that its own clock is ahead of those of the run."""
 RATE_SECONDS = 10.0
 """The rates of channels and engines are those of so many last seconds."""
 RECORD_SECONDS = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from roost.errors import ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.runs.index import is_free, read_run
 from roost.runtime.runs.record import RunRecord, Status
-from roost.watch.limits import RECORD_SECONDS
+from roost.watch.limits import CLOCK_SECONDS, RECORD_SECONDS, SKEW_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import EventReader
 from roost.watch.views import RunView
@@ -55,6 +56,7 @@ class LiveRun:
         self.folder: Path = folder
         self.model = RunModel()
         self._reader = EventReader(folder)
+        self._clock = _Clock()
         self._next_look = Deadline.after(0)
         self._record: RunRecord | None = None
         self._is_gone = False
@@ -85,7 +87,7 @@ class LiveRun:
         if self._next_look.is_over:
             self._next_look = Deadline.after(RECORD_SECONDS)
             self._look()
-        return self.model.view(time.time(), self._notices(), has_ended=self._is_gone)
+        return self.model.view(self._clock.now(self.model.latest), self._notices(), has_ended=self._is_gone)
 
     def _look(self) -> None:
         try:
@@ -102,9 +104,50 @@ class LiveRun:
             out.append("the run folder is gone: this is what was read before")
         elif not self._reader.exists:
             out.append("this run has no events")
+        if abs(self._clock.skew) > SKEW_SECONDS:
+            out.append(
+                f"the clock here differs by about {self._clock.skew:+.0f} s from the run's, which is the one shown"
+            )
         if self._reader.trouble.skipped:
             out.append("a long run: calls and idle shares are those of its last part")
         return out
+
+
+class _Clock:
+    """The time of day where a run writes, which need not be that of the machine where it is read.
+
+    No line is of the future, so a reader whose clock is behind knows it at once. If its clock is ahead, all processes
+    look silent: it knows that from lines that come and have old times all the same.
+    """
+
+    def __init__(self) -> None:
+        self.skew = 0.0
+        """How far this machine's clock is ahead, as far as is known."""
+        here = time.monotonic()
+        self._ahead = time.time() - here
+        self._latest = 0.0
+        self._fresh: deque[tuple[float, float]] = deque()
+        """When a line was read that was newer than all before, and how far its time was ahead of that moment."""
+
+    def now(self, latest: float) -> float:
+        """Return the present time of the run, whose newest line has the time `latest`."""
+        here = time.monotonic()
+        if latest > self._latest:
+            # What is read first may be old.
+            if self._latest:
+                self._fresh.append((here, latest - here))
+            self._latest = latest
+        while self._fresh and self._fresh[0][0] < here - 2 * CLOCK_SECONDS:
+            self._fresh.popleft()
+        ahead = max(self._ahead, latest - here)
+        if self._fresh and self._fresh[0][0] < here - CLOCK_SECONDS:
+            newest = max(ahead for _, ahead in self._fresh)
+            # A process writes a moment after what it writes about.
+            if ahead > newest + CLOCK_SECONDS:
+                ahead = newest
+        self.skew += self._ahead - ahead
+        self._ahead = ahead
+        return here + ahead
 
 
 def read_whole(folder: Path) -> RunModel:

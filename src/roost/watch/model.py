@@ -350,6 +350,11 @@ class RunModel:
         return {address: self._workers[address].process for address in self.addresses}
 
     @property
+    def latest(self) -> float:
+        """The time of the newest line; 0 if there is none."""
+        return self._latest
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """The events in words, oldest first."""
         return tuple(sorted(self._events, key=lambda event: event.when))

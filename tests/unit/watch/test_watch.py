@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.cells import cell_len
@@ -16,6 +18,7 @@ from recordings import BEGAN, Recording
 from roost.runtime.events.format import header, line_of
 from roost.runtime.events.pending import Call, Pending
 from roost.runtime.events.stacks import answer_request, request_file
+from roost.runtime.runs.index import LOCK_FILE
 from roost.watch.charts import chart_facts
 from roost.watch.facts import page_facts
 from roost.watch.live import LiveRun, read_bound, read_whole
@@ -236,6 +239,30 @@ def test_a_clock_that_differs_is_corrected_and_said(recording, skew):
     assert abs(near.since - far.since) <= 1.0
     assert (near.state, far.state) == (State.BUSY, State.BUSY)
     assert any(notice.startswith("the clock of far differs by about") for notice in view.notices)
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 0.0, 3600.0])
+def test_a_reader_whose_clock_differs_sees_what_others_see(recording, monkeypatch, skew):
+    passed = 0.0
+    clock = SimpleNamespace(monotonic=lambda: 500.0 + passed, time=lambda: BEGAN + 1000 + skew + passed)
+    monkeypatch.setattr("roost.watch.live.time", clock)
+    recording.worker(0, line_of("call", "train", t=700.0, d=1.0))
+    with (recording.folder / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        live = LiveRun(recording.folder)
+        first = live.refresh().workers[0].state
+        assert first is (State.BUSY if skew < 0 else State.SILENT), "no line is of the future"
+        for _ in range(70):
+            passed += 0.1
+            recording.write("actor/0.jsonl", line_of("call", "train", t=998.5 + passed, d=0.1))
+            view = live.refresh()
+        assert abs(view.now - (BEGAN + 1000 + passed)) <= 1.0
+        assert view.workers[0].state is State.BUSY
+        said = [notice for notice in view.notices if notice.startswith("the clock here differs by about")]
+        assert [notice.split()[6] for notice in said] == [f"{skew:+.0f}"] * bool(skew)
+        # Nothing comes any more.
+        passed += 60
+        assert live.refresh().workers[0].state is State.SILENT
 
 
 def test_of_a_long_file_the_end_is_read_first(recording, monkeypatch):
