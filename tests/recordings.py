@@ -33,6 +33,12 @@ class Recording:
         )
         self.write(f"{group}/{rank}.jsonl", first, *lines)
 
+    def metrics(self, rank: int, *lines: str, group: str = "actor") -> None:
+        first = header(
+            f"{group}:{rank}", run="abc", pid=100 + rank, host="head", wall=BEGAN + 1, node=0, devices=(rank % 2,)
+        )
+        self.write(f"{group}/{rank}.metrics.jsonl", first, *lines)
+
     def busy(self, workers: int = 8) -> None:
         """Record workers that do different things, for a minute."""
         self.write("driver.jsonl", line_of("launched", "actor", t=2.0, text=f"{workers} workers"))

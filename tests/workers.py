@@ -210,6 +210,7 @@ class Performer(Worker):
             pass
 
     def say(self, text: str) -> None:
+        self.log_metric("said", 1)
         print(text)
 
     def say_binary(self) -> None:

@@ -155,6 +155,8 @@ def test_logs_of_a_node_that_keeps_its_own_are_fetched(tmp_path, monkeypatch):
         wait_until(lambda: "from there" in _text(log_of(cluster, 1)), "the log is fetched")
         events = Path(cluster.run_dir) / "events"
         wait_until(lambda: '"call":"say"' in _text(events / "actor" / "1.jsonl"), "its events are fetched")
+        metrics = events / "actor" / "1.metrics.jsonl"
+        wait_until(lambda: '"metric":"said"' in _text(metrics), "its metrics are fetched")
         wait_until(lambda: '{"node":' in _text(events / "node-1.jsonl"), "the samples of its node are fetched")
         assert "from here" in log_of(cluster, 0).read_text()
         monkeypatch.setattr("roost.runtime.nodes.log_forwarder.LOGS_READER_SECONDS", 0.0)

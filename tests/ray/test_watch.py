@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roost import Channel, Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker
+from roost import Channel, Cluster, NodePlacementStrategy, PackedPlacementStrategy, Worker, WorkerDied
 from roost.watch.live import LiveRun
 from roost.weights.link import WeightLink
 from waiting import wait_until
@@ -48,7 +48,9 @@ def test_a_job_writes_what_its_workers_do_and_who_dies(small_cluster):
     pids = group.play(3).wait()
     with pytest.raises(ValueError, match="no"):
         group.on(0).fail().wait()
-    wait_until(lambda: '"metric":"reward"' in text_of(folder, "player/1.jsonl"), "the metric of rank 1")
+    wait_until(lambda: '"metric":"reward"' in text_of(folder, "player/1.metrics.jsonl"), "the metric of rank 1")
+    small_cluster.log_metric("score", 1, step=2)
+    wait_until(lambda: '"metric":"score"' in text_of(folder, "driver.metrics.jsonl"), "the metric of the driver")
     wait_until(lambda: '"call":"fail"' in text_of(folder, "player/0.jsonl"), "the failed call of rank 0")
     wait_until(lambda: '"launched":"player"' in text_of(folder, "driver.jsonl"), "the launch")
     wait_until(lambda: '"node":' in text_of(folder, "node-0.jsonl"), "a sample of node 0")
@@ -60,6 +62,23 @@ def test_a_job_writes_what_its_workers_do_and_who_dies(small_cluster):
     wait_until(lambda: text_of(folder, "player/1.jsonl").count('"process"') == 2, "the new process of rank 1")
     group.close()
     wait_until(lambda: '"closed":"player"' in text_of(folder, "driver.jsonl"), "the end of the group")
+
+
+@pytest.mark.usefixtures("small_local_cluster")
+def test_a_job_that_ends_because_a_worker_was_killed_says_who_died():
+    with pytest.raises(WorkerDied), Cluster(num_nodes=1, quiet=True) as cluster:  # noqa: PT012 - the job
+        folder = Path(cluster.run_dir)
+        group = Player.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="player")
+        pids = group.play(1).wait()
+        # Nothing looks in the meantime whether it is alive.
+        cluster.context.watch.stop()
+        hung = group.hang(600)
+        os.kill(pids[1], signal.SIGKILL)
+        hung.wait(60)
+    events = [(event.who, event.what) for event in LiveRun(folder).refresh().events]
+    assert ("player:1", "died") in events
+    states = {worker.address: str(worker.state) for worker in LiveRun(folder).refresh().workers}
+    assert states == {"player:0": "ended", "player:1": "dead", "player:2": "ended"}
 
 
 def test_the_stack_of_a_worker_that_hangs_is_shown_and_top_shows_the_call(small_cluster, roost, monkeypatch):

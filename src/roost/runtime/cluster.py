@@ -426,6 +426,11 @@ class Cluster:
         """
         return reserve_plan(self._context, plan, shares or {}, timeout=timeout)
 
+    def log_metric(self, name: str, value: float, step: float | None = None) -> None:
+        """Add a value to a metric of the run, as `Worker.log_metric` does in a worker."""
+        self._context.check_open()
+        emitter.metric(str(name), float(value), None if step is None else float(step))
+
     def on_stop(self, callback: Callable[[], object], *, seconds: float = 30.0) -> None:
         """Call a function when SIGTERM or Ctrl-C ends this driver, while all workers still run: for a checkpoint.
 

@@ -173,6 +173,8 @@ EVENTS_RETRY_SECONDS = 5.0
 """How long after a write that failed, as on a full disk, the next one comes."""
 EVENTS_FILE_SECONDS = 5.0
 """How often a process looks whether its file of events is still the one in the folder."""
+METRICS_SAVED_SECONDS = 60.0
+"""A process that logs little saves up the metrics of so much time, to write them at once."""
 SAMPLES_EVERY_SECONDS = 1.0
 """How often a node is sampled."""
 RECORD_WRITE_SECONDS = 1.0

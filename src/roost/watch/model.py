@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from roost.runtime.events.format import DRIVER
+from roost.runtime.events.metrics import RATES
+from roost.text import join_words
 from roost.watch.limits import RECENT_SECONDS, SILENT_SECONDS, SKEW_SECONDS, WINDOW_SECONDS
 from roost.watch.reading import WORDS, Line, Process, finite
 from roost.watch.traffic import KINDS, Traffic
@@ -56,6 +58,44 @@ class _BusySeconds:
         return whole - found.get(first, 0.0) * (start - first)
 
 
+_ODD = "odd"
+_WHY = {
+    "buffer": "{count} events were left out: they came faster than a thread could write them",
+    "disk": "{count} events were left out: the disk was full, or the run folder could not be written",
+    _ODD: "{count} lines of events were left out: they say what cannot be",
+    "": "{count} events were dropped because a buffer or the disk was full",
+}
+"""The reasons in `dropped` lines; a version before them gave none."""
+_RATE = "rate "
+_RATES = {f"{_RATE}{rate}" for _, rate in RATES}
+
+
+class _Points:
+    """The values of a metric over a whole run, evenly spread: of too many every second one goes."""
+
+    __slots__ = ("_count", "_every", "_kept", "_last")
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float | None, float, float]] = []
+        self._last: tuple[float | None, float, float] | None = None
+        self._every = 1
+        self._count = 0
+
+    def add(self, point: tuple[float | None, float, float]) -> None:
+        self._last = point
+        # Workers that log alike keep the same steps.
+        if self._count % self._every == 0:
+            self._kept.append(point)
+            if len(self._kept) > _MOST_POINTS:
+                del self._kept[1::2]
+                self._every *= 2
+        self._count += 1
+
+    def all(self) -> tuple[tuple[float | None, float, float], ...]:
+        newest = [] if self._last is None or self._kept[-1:] == [self._last] else [self._last]
+        return (*self._kept, *newest)
+
+
 class _UnderWay(NamedTuple):
     """A call or a wait that has not ended."""
 
@@ -95,13 +135,14 @@ class RunModel:
         self._workers: dict[str, _Worker] = {}
         self._nodes: dict[int, NodeView] = {}
         self._events: deque[Event] = deque(maxlen=None if keeps_all else _MOST_EVENTS)
-        self._curves: dict[tuple[str, str], deque[tuple[float | None, float, float]]] = {}
+        self._curves: dict[tuple[str, str], _Points] = {}
         self._driver: Process | None = None
         self._driver_lane = _Lane(spans=deque(maxlen=None if keeps_all else _MOST_SPANS))
         self._is_over = False
         """Whether the driver wrote that it stopped, or is known to be gone."""
         self._has_stopped = False
-        self._dropped = 0
+        self._dropped: dict[str, dict[str, int]] = {}
+        """By reason and process: how many events are missing."""
         self._hidden = 0
         """Values of metrics for which there is no room here."""
         self._latest = 0.0
@@ -130,7 +171,11 @@ class RunModel:
                 else:
                     self._take_worker(line)
             except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-                self._dropped += 1
+                self._drop(_ODD, process.who, 1)
+
+    def _drop(self, why: str, who: str, count: int) -> None:
+        table = self._dropped.setdefault(why if why in _WHY or why in _RATES else "", {})
+        table[who] = table.get(who, 0) + count
 
     def _take_driver(self, line: Line) -> None:
         self._latest = max(self._latest, line.when)
@@ -142,7 +187,9 @@ class RunModel:
         elif line.kind == "stopped":
             self._has_stopped = True
         elif line.kind == "dropped":
-            self._dropped += int(line.name)
+            self._drop(str(line.values.get("why", "")), DRIVER, int(line.name))
+        elif line.kind in ("metric", "metrics"):
+            self._take_metric(DRIVER, line, line.when)
         elif line.kind in WORDS:
             who, text = str(line.name), str(line.values.get("text", ""))
             self._events.append(Event(when=line.when, what=line.kind, who=who, text=text))
@@ -216,12 +263,12 @@ class RunModel:
             self._take_wait(worker, line, when)
         elif line.kind in KINDS:
             self._traffic.take(line, when)
-        elif line.kind == "metric":
+        elif line.kind in ("metric", "metrics"):
             self._take_metric(address, line, when)
         elif line.kind == "usage":
             worker.cpu, worker.memory = finite(line.name), _whole(line.values.get("memory"))
         elif line.kind == "dropped":
-            self._dropped += int(line.name)
+            self._drop(str(line.values.get("why", "")), address, int(line.name))
         elif line.kind == "stopped":
             worker.stopped = True
         elif line.kind in WORDS:
@@ -277,18 +324,25 @@ class RunModel:
         lane.waiting = _without(lane.waiting, span)
 
     def _take_metric(self, address: str, line: Line, when: float) -> None:
-        name, value = str(line.name)[:100], float(line.values["value"])
-        step = line.values.get("step")
-        if step is not None and math.isfinite(float(step)):
-            self._steps[float(step)] = min(when, self._steps.get(float(step), when))
-            if len(self._steps) > _MOST_STEPS:
-                del self._steps[next(iter(self._steps))]
+        values, name = line.values, str(line.name)[:100]
+        if line.kind == "metric":
+            found = [(values.get("step"), values["value"], when)]
+        else:
+            count = len(values["value"])
+            times = [when + finite(after) for after in values["after"]]
+            found = [*zip(values.get("step", [None] * count), values["value"], times, strict=True)]
         key = (address, name)
         if key not in self._curves and len(self._curves) >= _MOST_CURVES:
-            self._hidden += 1
+            self._hidden += len(found)
             return
-        points = self._curves.setdefault(key, deque(maxlen=_MOST_POINTS))
-        points.append((None if step is None else float(step), value, when))
+        points = self._curves.setdefault(key, _Points())
+        for step, value, at in found:
+            step = None if step is None else float(step)
+            if step is not None and math.isfinite(step) and not line.is_sample:
+                self._steps[step] = min(at, self._steps.get(step, at))
+                if len(self._steps) > _MOST_STEPS:
+                    del self._steps[next(iter(self._steps))]
+            points.add((step, float(value), at))
 
     def _note_clock(self, process: Process) -> None:
         """Work out how far the clock of a host is from the driver's, if its workers begin at an impossible time."""
@@ -371,7 +425,7 @@ class RunModel:
             f"the clock of {host} differs by about {skew:+.1f} s; its times are corrected"
             for host, skew in self._skews.items()
         ]
-        lost = [f"{self._dropped} events were dropped because a buffer or the disk was full"] if self._dropped else []
+        lost = [_lost_words(why, table) for why, table in self._dropped.items()]
         if self._hidden:
             lost.append(f"{self._hidden} values of metrics are not shown: there is room for {_MOST_CURVES} curves")
         return RunView(
@@ -382,14 +436,15 @@ class RunModel:
             nodes=tuple(self._nodes[rank] for rank in sorted(self._nodes)),
             events=tuple(reversed(self.events)),
             curves=tuple(
-                Curve(worker=worker, name=name, points=tuple(points)) for (worker, name), points in self._curves.items()
+                Curve(worker=worker, name=name, points=points.all()) for (worker, name), points in self._curves.items()
             ),
             steps=_step_seconds(self._steps),
             channels=self._traffic.channels(at),
             links=self._traffic.links(),
             engines=self._traffic.engines(at),
-            dropped=self._dropped,
-            notices=(*notices, *skewed, *lost),
+            dropped=sum(sum(table.values()) for table in self._dropped.values()),
+            lost=tuple(lost),
+            notices=(*lost, *notices, *skewed),
         )
 
     def _view_worker(self, address: str, now: float) -> WorkerView:
@@ -454,6 +509,18 @@ def _idle_share(worker: _Worker, now: float, began: float) -> float:
     busy -= sum(max(0.0, now - max(item.since, start)) for item in waits[-1:])
     share = 1 - (busy + worker.busy.between(start, now)) / (now - start)
     return min(1.0, max(0.0, share)) if math.isfinite(share) else 0.0
+
+
+def _lost_words(why: str, by_process: Mapping[str, int]) -> str:
+    """Say what is missing, and why."""
+    count, who = sum(by_process.values()), join_words(list(by_process), most=3)
+    if not why.startswith(_RATE):
+        return _WHY[why].format(count=count)
+    rate = why.removeprefix(_RATE)
+    reason = f"{who} logged more than {rate} a second"
+    if rate != str(RATES[0][1]):
+        reason += f", which is what a file of metrics takes after {RATES[0][0]:,} values"
+    return f"{count} values of metrics were left out: {reason}"
 
 
 def _without(items: list[_UnderWay], ended: Span) -> list[_UnderWay]:

@@ -8,18 +8,22 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from roost.machine.folders import open_regular
-from roost.runtime.events.format import EVENTS_FOLDER, EVENTS_VERSION
+from roost.runtime.events.format import DRIVER_FILE, EVENTS_FOLDER, EVENTS_VERSION, METRICS_SUFFIX, metrics_file
 
-_CHUNK = 4 * 2**20
+_CHUNK = 2**20
 _LONGEST_LINE = 2**20
 _FIRST_BYTES = 4 * 2**20
-"""How much of all files together is read at first: enough for a view in a second or two."""
+"""How much of all files together is read at first, and of those of metrics: enough for a view in a second or two."""
+_METRIC_PIECES = 32
+"""Of a larger file of metrics so many pieces are read, spread over all of it."""
+_HEADER_WITHIN = 2**21
+"""Before any place in a file of metrics there is a line that names the process within so many bytes."""
 WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
 """Kinds of lines about a run as a whole, which matter however long ago they were written."""
-_LASTING = re.compile(rb'\n\{"(?:process|%s)":[^\n]*' % "|".join(WORDS).encode())
+_LASTING = re.compile(rb'^\{"(?:process|dropped|%s)":.*$' % "|".join(WORDS).encode(), re.M)
 _decode = json.JSONDecoder().decode
 """Without what `json.loads` does first for each line."""
 
@@ -47,6 +51,8 @@ class Line(NamedTuple):
     t: float
     """Seconds since the process began to write."""
     values: dict[str, Any]
+    is_sample: bool = False
+    """Whether lines around it were left out."""
 
     @property
     def when(self) -> float:
@@ -118,19 +124,21 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._has_metrics = path.name.endswith(METRICS_SUFFIX)
         self._inode = 0
         self._offset = 0
         self._rest = b""
         self._parser = _Parser()
 
     def lines(self, trouble: Trouble, most: int | None) -> Iterator[Line]:
-        """Yield the lines that were added; the first time only those in the last `most` bytes."""
+        """Yield the lines that were added, read in pieces; the first time only those in the last `most` bytes."""
         with open(self._path, "rb", opener=open_regular) as file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or found.st_size < self._offset:
                 self._inode, self._offset, self._rest, self._parser = found.st_ino, 0, b"", _Parser()
                 if most is not None and found.st_size > 2 * most:
-                    yield from self._skip(file, found.st_size - most, trouble)
+                    skip = self._sample if self._has_metrics else self._skip
+                    yield from skip(file, found.st_size - most, trouble)
             if found.st_size == self._offset:
                 return
             file.seek(self._offset)
@@ -141,18 +149,50 @@ class _Tail:
                     self._rest = b""
                     trouble.broken += 1
                 for line in lines:
-                    if (made := self._parser.line(line, trouble)) is not None:
-                        yield made
+                    yield from self._parsed(line, trouble)
 
-    def _skip(self, file: Any, start: int, trouble: Trouble) -> Iterator[Line]:
-        """Go to the line that `start` is in; yield only those before it that matter however old they are."""
-        before = file.read(start)
-        self._offset = before.rfind(b"\n") + 1
-        first, lasting = before[: max(0, before.find(b"\n"))], _LASTING.finditer(before, 0, max(0, self._offset - 1))
-        for line in (first, *(found.group()[1:] for found in lasting)):
-            if (made := self._parser.line(line, trouble)) is not None:
-                yield made
+    def _parsed(self, text: bytes, trouble: Trouble) -> Iterator[Line]:
+        made = self._parser.line(text, trouble)
+        # The file of metrics is not that of the process: what began there has begun before.
+        if made is not None and not (self._has_metrics and made.kind == "process"):
+            yield made
+
+    def _skip(self, file: IO[bytes], start: int, trouble: Trouble) -> Iterator[Line]:
+        """Go to the first line after `start`; yield only those before it that matter however old they are."""
+        rest, end = b"", 0
+        while end < start and (data := file.read(min(_CHUNK, start - end))):
+            end += len(data)
+            whole, _, rest = (rest + data).rpartition(b"\n")
+            rest = b"" if len(rest) > _LONGEST_LINE else rest
+            for found in _LASTING.finditer(whole):
+                yield from self._parsed(found.group(), trouble)
+        # The line that `start` is in is read from its beginning.
+        self._offset = end - len(rest)
         trouble.skipped += self._offset
+
+    def _sample(self, file: IO[bytes], start: int, trouble: Trouble) -> Iterator[Line]:
+        """Go to a line about `start`; yield the lines in pieces of what comes before it, evenly spread."""
+        size = os.fstat(file.fileno()).st_size
+        length = max(1024, (size - start) // _METRIC_PIECES)
+        for place in [start * piece // _METRIC_PIECES for piece in range(_METRIC_PIECES)]:
+            self._name_process(file, place, trouble)
+            for line in _whole_lines(file.read(length), is_first=place == 0):
+                yield from (made._replace(is_sample=True) for made in self._parsed(line, trouble))
+        self._name_process(file, start, trouble)
+        self._offset = start + file.read(_LONGEST_LINE).find(b"\n") + 1
+
+    def _name_process(self, file: IO[bytes], place: int, trouble: Trouble) -> None:
+        """Find out which process wrote what is at a place, and go there."""
+        file.seek(max(0, place - _HEADER_WITHIN))
+        before = file.read(place - file.tell())
+        last = before.rfind(b'\n{"process":') + 1
+        if before.startswith(b'{"process":', last):
+            self._parser.line(before[last:].partition(b"\n")[0], trouble)
+
+
+def _whole_lines(data: bytes, *, is_first: bool) -> list[bytes]:
+    lines = data.split(b"\n")
+    return lines[0 if is_first else 1 : -1]
 
 
 def _process(who: object, data: dict[str, Any]) -> Process:
@@ -196,22 +236,22 @@ class EventReader:
         """Whether the run has events."""
         return self._folder.is_dir() and not self._folder.is_symlink()
 
-    def read(self) -> list[Line]:
-        """Return the lines added since the last call, file by file: the driver's first."""
+    def read(self) -> Iterator[Line]:
+        """Yield the lines added since the last call, file by file: the driver's first."""
         paths = self._paths() if self.exists else []
         for path in paths:
             self._tails.setdefault(path, _Tail(path))
-        most = None if self._whole else max(1024, _FIRST_BYTES // max(1, len(paths)))
-        out: list[Line] = []
+        metrics = [path for path in paths if path.name.endswith(METRICS_SUFFIX)]
         self.trouble.unreadable.clear()
         for path in paths:
             try:
-                out += self._tails[path].lines(self.trouble, most)
+                alike = metrics if path in metrics else paths
+                most = None if self._whole else max(1024, _FIRST_BYTES // len(alike))
+                yield from self._tails[path].lines(self.trouble, most)
             except FileNotFoundError:
                 continue
             except OSError as error:
                 self.trouble.unreadable[str(path.relative_to(self._folder))] = error.strerror or str(error)
-        return out
 
     def _paths(self) -> list[Path]:
         found: list[Path] = []
@@ -219,4 +259,6 @@ class EventReader:
         for folder, folders, names in os.walk(self._folder, followlinks=False):
             folders.sort()
             found += [Path(folder, name) for name in names if name.endswith(".jsonl")]
-        return sorted(found, key=lambda path: (len(path.parts), path.name != "driver.jsonl", path))
+        # Before its metrics come the events of a process, which say that it began.
+        first = (DRIVER_FILE, metrics_file(Path(DRIVER_FILE)).name)
+        return sorted(found, key=lambda path: (len(path.parts), path.name not in first, path))

@@ -34,13 +34,14 @@ _MARKS = {
 _EVENT_STYLES = {"died": "bold red", "lost": "bold red", "failed": "red", "restarted": "yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_WIDTH = 40
+_MOST_NOTICES = 3
 
 
 def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, height: int = 24) -> Text:
     """Return the run as styled text: at most `height` lines, none wider than `width`."""
     width = max(_LEAST_WIDTH, width)
     head = _head(view, title, status)
-    body_lines = max(4, height - len(head) - len(view.notices[:2]))
+    body_lines = max(4, height - len(head) - len(view.notices[:_MOST_NOTICES]))
     rows = _map(view, width)
     # The map has half of the screen at most; what remains is shared by the other parts.
     rows = _cut_lines(rows, max(2, body_lines // 2), "more nodes")
@@ -50,7 +51,7 @@ def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, heig
     left -= len(workers) + len(queues)
     metrics = _metrics(view.curves, max(0, min(6, left // 2)), width)
     events = [_event(event) for event in view.events[: max(0, left - len(metrics))]]
-    notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:2]]
+    notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:_MOST_NOTICES]]
     lines = [*head, *rows, *workers, *queues, *metrics, *events, *notices][:height]
     return Text("\n").join(_fit(line, width) for line in lines)
 

@@ -171,5 +171,7 @@ class RunView:
     links: tuple[LinkView, ...]
     engines: tuple[EngineView, ...]
     dropped: int
+    lost: tuple[str, ...]
+    """What is missing, and why; among the notices too."""
     notices: tuple[str, ...]
     """Remarks on the figures, such as a clock that differs."""

@@ -7,6 +7,8 @@ import json
 import os
 import pwd
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +23,8 @@ from roost.runtime.events import emitter as emitter_module
 from roost.runtime.events import file as file_module
 from roost.runtime.events.emitter import Emitter
 from roost.runtime.events.file import EventFile
-from roost.runtime.events.format import line_of, node_file, number, worker_file
+from roost.runtime.events.format import line_of, metrics_file, node_file, number, worker_file
+from roost.runtime.events.metrics import MetricLines, Value
 from roost.runtime.events.pending import BYTES_PER_SECOND, SAVED_BYTES, Call, Pending, Running
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_file, answer_request, request_file
@@ -163,13 +166,95 @@ def test_merged_calls_say_how_many_they_were_and_how_long_they_took():
     ]
 
 
-def test_a_flood_of_metrics_keeps_the_last_of_each_name_and_counts_the_others():
-    pending = Pending(0.0)
-    pending.for_calls.left = 0.0
-    values = [("reward", float(i), i, 0.1) for i in range(50)]
-    assert pending.lines(0.1, [], metrics=values) == []
-    assert pending.thinned == 49
-    assert parsed(pending.lines(9.0, [])) == [{"metric": "reward", "t": 0.1, "value": 49.0, "step": 49}]
+def log(metrics, seconds, per_second, names=1, began=0.0, tick=0.2):
+    """The lines of a process that logs so many values a second, and how many those are."""
+    lines, made = [], 0
+    for turn in range(1, round(seconds / tick) + 1):
+        due = round(turn * tick * per_second) - made
+        at = began + turn * tick
+        lines += metrics.lines(at, [Value(f"metric_{(made + i) % names}", 0.5, made + i, at - 0.1) for i in range(due)])
+        made += due
+    return lines, made
+
+
+def count_of(lines):
+    return sum(len(item["value"]) if "metrics" in item else 1 for item in parsed(lines))
+
+
+@pytest.mark.parametrize(("per_second", "seconds", "names"), [(12, 75, 1), (1000, 20, 1), (1000, 20, 300)])
+def test_every_value_of_a_metric_is_kept_up_to_a_thousand_a_second(per_second, seconds, names):
+    metrics = MetricLines(0.0)
+    lines, made = log(metrics, seconds, per_second, names)
+    assert count_of([*lines, *metrics.rest()]) == made == per_second * seconds
+    assert not metrics.left_out
+    steps = sorted(step for item in parsed(lines) for step in (item["step"] if "metrics" in item else [item["step"]]))
+    assert steps == list(range(made))
+
+
+def test_of_a_flood_of_metrics_a_thousand_a_second_are_kept_and_the_others_counted():
+    metrics = MetricLines(0.0)
+    lines, made = log(metrics, 90, 4000, names=3)
+    kept = count_of([*lines, *metrics.rest()])
+    assert 140_000 < kept <= 90_000 + 60_000
+    assert metrics.left_out == {1000: made - kept}
+    # A quiet metric loses nothing meanwhile.
+    assert json.loads(metrics.lines(91.0, [Value("eval", 1.0, None, 90.9)])[-1])["metric"] == "eval"
+
+
+def test_a_file_of_metrics_has_a_bound():
+    """A day at the full rate, then another one, then a year: what one hour of it adds at each time."""
+    metrics, size = MetricLines(0.0), []
+    for began, written in ((0.0, 0), (86_400.0, 86_400_000), (172_800.0, 95_040_000), (3e7, 10**9)):
+        # All that was written before is not written again here.
+        metrics.written = written
+        metrics.lines(began, [])
+        lines, _ = log(metrics, 200, 1000, names=10, began=began, tick=1.0)
+        size.append(sum(len(line) + 1 for line in lines) / 200)
+    full, tenth, hundredth, later = size
+    assert 86_400 * full < 4e9
+    assert tenth < full / 4
+    # What is saved up for a burst is in these minutes too.
+    assert 86_400 * hundredth < 0.2e9
+    assert later == pytest.approx(hundredth, rel=0.2)
+    assert set(metrics.left_out) == {100, 10}
+
+
+def test_a_thousand_metrics_a_second_reach_the_file_of_a_process(tmp_path, made):
+    began = time.perf_counter()
+    for step in range(3000):
+        made.metric("loss", 1 / (step + 1), step)
+    made.metric("\n" + "x" * 500, float("nan"))
+    made.stop()
+    assert time.perf_counter() - began < 60
+    values, last = read(tmp_path, METRICS)[1:-1], read(tmp_path, METRICS)[-1]
+    found = [pair for item in values for pair in zip(item["step"], item["value"], strict=True)]
+    assert found == [(step, 1 / (step + 1)) for step in range(3000)]
+    assert (last["metric"], last["value"]) == ("\n" + "x" * 99, "nan")
+    assert not any("dropped" in item for item in read(tmp_path, NAME))
+
+
+def test_a_process_that_may_start_no_thread_goes_on_and_its_events_come_later(tmp_path):
+    code = f"""
+import resource, threading
+from pathlib import Path
+from roost.runtime.events.emitter import emitter
+from roost.runtime.process.timers import measured_call
+threading.stack_size(64 << 20)
+size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (size + (32 << 20), hard))
+emitter.start(Path({str(tmp_path)!r}), Path("events/actor/0.jsonl"), "actor:0", run="abc", node=0)
+assert emitter._thread is None
+with measured_call("early"):
+    pass
+resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+emitter._next_start = 0.0
+with measured_call("late"):
+    pass
+emitter.stop()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert [item["call"] for item in read(tmp_path, NAME) if "call" in item] == ["early", "late"]
 
 
 @pytest.fixture
@@ -182,6 +267,7 @@ def made(tmp_path):
 
 
 NAME = worker_file("actor:0")
+METRICS = metrics_file(NAME)
 FIRST = '{"process":"actor:0"}'
 
 
@@ -195,9 +281,10 @@ def test_an_emitter_writes_what_happens(tmp_path, made):
     assert first["process"] == "actor:0"
     assert (first["v"], first["run"], first["pid"], first["devices"]) == (1, "abc", os.getpid(), [1])
     kinds = [next(iter(item)) for item in rest]
-    assert {"usage", "call", "metric", "died"} <= set(kinds)
+    assert {"usage", "call", "died"} <= set(kinds)
     assert kinds[-1] == "stopped"
-    assert next(item for item in rest if "metric" in item)["value"] == 0.7
+    first, metric = read(tmp_path, METRICS)
+    assert (first["process"], metric["metric"], metric["value"], metric["step"]) == ("actor:0", "reward", 0.7, 3)
 
 
 def test_an_emitter_that_sleeps_is_woken_by_a_call(tmp_path, made):
@@ -214,7 +301,7 @@ def test_before_start_and_after_stop_nothing_is_taken(tmp_path, made):
     size = (tmp_path / NAME).stat().st_size
     made.metric("reward", 1.0)
     made.note("died", "x")
-    assert not made._metrics
+    assert not made._values
     assert not made._notes
     assert (tmp_path / NAME).stat().st_size == size
     never = Emitter()
@@ -389,7 +476,7 @@ def test_flush_writes_what_waits_before_it_returns(tmp_path, made):
     for number_ in range(20):
         made.metric("reward", 0.5, number_)
         made.flush(30)
-        assert (tmp_path / NAME).read_text().count('"metric"') == number_ + 1
+        assert (tmp_path / METRICS).read_text().count('"metric"') == number_ + 1
     Emitter().flush(30)
 
 

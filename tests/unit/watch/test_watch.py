@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
+import math
+import os
 import random
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +36,7 @@ from roost.watch.stack import stack_of
 from roost.watch.trace import to_trace
 from roost.watch.views import State
 
+LARGE = 128 * 2**20
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
@@ -158,7 +164,7 @@ def test_lines_that_are_added_are_read_once_and_half_a_line_waits(recording):
     model.take(reader.read())
     assert reader.trouble.broken == 0
     assert model.view().workers[0].calls == 2
-    assert reader.read() == []
+    assert [*reader.read()] == []
 
 
 @pytest.mark.parametrize(
@@ -212,7 +218,7 @@ def test_odd_figures_of_a_node_and_a_link_in_place_of_the_folder_spoil_nothing(r
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (recording.folder / "events").rename(elsewhere / "events")
     (recording.folder / "events").symlink_to(elsewhere / "events")
-    assert EventReader(recording.folder).read() == []
+    assert [*EventReader(recording.folder).read()] == []
 
 
 def test_lines_of_a_newer_roost_are_left_out_and_said(recording):
@@ -276,6 +282,76 @@ def test_of_a_long_file_the_end_is_read_first(recording, monkeypatch):
     assert model.spans("actor:0")[-1].start == BEGAN + 1 + 4999
     assert reader.trouble.broken == 0
     assert reader.trouble.skipped > 100_000
+
+
+@pytest.mark.parametrize("words", [("top", "--once"), ("show", "--trace"), ("stack", "nobody:0")])
+def test_files_that_are_larger_than_the_memory_are_read_in_pieces(recording, words):
+    recording.worker(0, line_of("call", "train", t=3.0, d=0.5), line_of("dropped", 7, t=3.0, why="disk"))
+    recording.metrics(0, line_of("metric", "loss", t=1.0, value=1.0, step=1))
+    for path in [*(recording.folder / "events").rglob("0*.jsonl")]:
+        # A hole takes no room on the disk, and as much memory as any other line that does not end.
+        os.truncate(path, path.stat().st_size + LARGE)
+    recording.worker(0, "", line_of("call", "train", t=70.0, d=0.5))
+    recording.metrics(0, line_of("metric", "loss", t=2.0, value=0.5, step=2))
+    code = f"""
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_AS, ({LARGE}, {LARGE}))
+runpy.run_module("roost", run_name="__main__")
+"""
+    command = [sys.executable, "-c", code, words[0], f"{recording.folder}/", *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "MemoryError" not in done.stderr
+    expected = {"top": "7 events were left out: the disk was full", "show": '"train"', "stack": "it has actor:0"}
+    assert expected[words[0]] in done.stdout + done.stderr
+
+
+def test_of_a_long_file_of_metrics_values_of_the_whole_run_are_shown(recording, monkeypatch):
+    monkeypatch.setattr("roost.watch.reading._FIRST_BYTES", 64 * 1024)
+    recording.worker(0)
+    values = [line_of("metric", "loss", t=float(i), value=1 / (i + 1), step=i) for i in range(50_000)]
+    recording.metrics(0, *values)
+    (recording.folder / "events/actor/1.jsonl").write_text("")
+    view = recording.view()
+    (curve,) = view.curves
+    steps = [step for step, _, _ in curve.points]
+    assert (steps[0], steps[-1]) == (0, 49_999)
+    assert max(after - before for before, after in itertools.pairwise(steps)) < 2500
+    assert {seconds for _, seconds in view.steps} == {1.0}, "time between samples is not that of a step"
+
+
+def test_values_of_several_names_and_of_the_driver_are_curves(recording):
+    recording.worker(0)
+    recording.metrics(0, line_of("metrics", "loss", t=3.0, after=[0, 0.5, 1], value=[3, 2, "nan"], step=[1, 2, 3]))
+    recording.metrics(0, line_of("metrics", "lr", t=3.0, after=[0, 1], value=[3, 2]))
+    recording.write("driver.metrics.jsonl", header("driver", run="abc", pid=1, host="head", wall=BEGAN))
+    recording.write("driver.metrics.jsonl", line_of("metric", "score", t=9.0, value=9, step=3))
+    # A line that does not fit is left out, with its reason.
+    recording.metrics(0, line_of("metrics", "odd", t=3.0, after=[0], value=[3, 2]))
+    view = recording.view()
+    curves = {(curve.worker, curve.name): [point[:2] for point in curve.points] for curve in view.curves}
+    assert curves["actor:0", "loss"][:2] == [(1, 3), (2, 2)]
+    assert math.isnan(curves["actor:0", "loss"][2][1])
+    assert curves["actor:0", "lr"] == [(None, 3), (None, 2)]
+    assert curves["driver", "score"] == [(3, 9)]
+    assert view.steps == ((2, 0.5), (3, 0.5))
+    assert view.lost == ("1 lines of events were left out: they say what cannot be",)
+
+
+def test_what_is_missing_is_said_with_its_reason(recording):
+    recording.worker(0, line_of("dropped", 5, t=1.0, why="rate 1000"), line_of("dropped", 2, t=1.0))
+    recording.worker(1, line_of("dropped", 6, t=1.0, why="rate 1000"), line_of("dropped", 3, t=1.0, why="\x1b[2J"))
+    recording.write("driver.jsonl", line_of("dropped", 1, t=1.0, why="buffer"))
+    recording.write("driver.jsonl", line_of("dropped", 4, t=1.0, why="rate 100"))
+    view = recording.view()
+    assert view.dropped == 21
+    assert view.lost == (
+        "1 events were left out: they came faster than a thread could write them",
+        "4 values of metrics were left out: driver logged more than 100 a second, "
+        "which is what a file of metrics takes after 86,400,000 values",
+        "11 values of metrics were left out: actor:0 and actor:1 logged more than 1000 a second",
+        "5 events were dropped because a buffer or the disk was full",
+    )
+    assert set(view.lost) <= set(view.notices)
 
 
 def test_metrics_become_curves_and_what_is_not_a_number_is_empty_on_the_page(recording):
@@ -507,7 +583,7 @@ def test_a_recording_is_played_at_its_speed_and_ends_as_the_run_did(recording, m
     recording.write("driver.jsonl", line_of("stopped", "", t=60.0))
     now = 100.0
     monkeypatch.setattr("roost.watch.playback.time.monotonic", lambda: now)
-    run = PlayedRun(EventReader(recording.folder, whole=True).read())
+    run = PlayedRun([*EventReader(recording.folder, whole=True).read()])
     assert run.refresh().workers == ()
     now += 45
     view = run.refresh()

@@ -17,7 +17,7 @@ from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.runtime.runs.index import find_run, list_runs, read_run
 from roost.text import printable
-from roost.watch.live import read_whole
+from roost.watch.live import LiveRun, read_whole
 from roost.watch.trace import to_trace
 
 
@@ -48,9 +48,17 @@ def show(
         write_text(as_json({"folder": str(folder), **record.to_dict()}), out)
         return
     id_here = next((item.id for item in list_runs() if item.folder == folder), None)
-    told = run_text(record, folder, id_here)
+    told = run_text(record, folder, id_here, _remarks(folder))
     if record.plan is None:
         print_text(told, out)
         return
     grid = make_grid(saved_plan(folder), title=title)
     draw_map(grid, out=out, above=told)
+
+
+def _remarks(folder: Path) -> tuple[str, ...]:
+    """Say what is missing in the events of a run, and why."""
+    try:
+        return LiveRun(folder).refresh().lost
+    except ConfigError:
+        return ()

@@ -39,8 +39,11 @@ def runs_table(found: Sequence[tuple[str, RunRecord | ConfigError]], most: int, 
     return text
 
 
-def run_text(record: RunRecord, folder: Path, run_id: str | None) -> Text:
-    """Describe a run, apart from its map; `run_id` is None if only the folder leads to it."""
+def run_text(record: RunRecord, folder: Path, run_id: str | None, remarks: Sequence[str] = ()) -> Text:
+    """Describe a run, apart from its map; `run_id` is None if only the folder leads to it.
+
+    `remarks` say what its events lack.
+    """
     job, outcome = record.job, record.outcome
     lines = [
         ("run", record.id),
@@ -65,6 +68,7 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None) -> Text:
         *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
         *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_LINES),
         *titled("environment", variables),
+        *titled("events", remarks),
         ("run folder", str(folder)),
         ("logs", f"roost logs {shlex.quote(run_id or str(folder))}"),
     ]

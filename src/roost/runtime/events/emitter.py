@@ -1,24 +1,26 @@
 """The emitter: takes what happens in this process, and lets a thread write it into the run folder.
 
 Taking costs a call less than a microsecond. It never blocks and never raises: what finds the buffer full is counted
-and dropped. The thread sleeps while nothing happens.
+and dropped, and a thread that the system does not start now is started later. It sleeps while nothing happens.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from roost.runtime.events.file import EventFile
-from roost.runtime.events.format import header, line_of, mebibytes
+from roost.runtime.events.format import header, line_of, mebibytes, metrics_file
+from roost.runtime.events.metrics import MetricLines, Value
 from roost.runtime.events.pending import Call, Pending, Running
 from roost.runtime.limits import (
     EVENTS_ASLEEP_SECONDS,
@@ -26,12 +28,17 @@ from roost.runtime.limits import (
     EVENTS_CLOSE_SECONDS,
     EVENTS_EVERY_SECONDS,
     EVENTS_GAUGE_SECONDS,
+    EVENTS_RETRY_SECONDS,
     EVENTS_USAGE_SECONDS,
     LEAST_WAIT_SECONDS,
 )
 
 MOST_WAITING = 10_000
 """How many calls, and how many other events, wait at most to be written."""
+_MOST_VALUES = 60_000
+"""How many values of metrics: those of a minute of a busy process, as a file server may take to come back."""
+_LONGEST_NAME = 100
+_HEADER_EVERY = 2**20
 _QUIET_TICKS = 5
 _GAUGES_PER_SECOND = 4
 
@@ -49,22 +56,27 @@ class Emitter:
         self._calls: deque[Call] = deque()
         self._running: dict[int, tuple[str | Callable[[], str], float, bool]] = {}
         """By key: the method that is called, or what says for whom a thread waits; since when; whether aside."""
-        self._metrics: deque[tuple[str, float, float | None, float]] = deque()
+        self._values: deque[Value] = deque()
         self._notes: deque[tuple[str, str, dict[str, Any], float]] = deque()
         self._gauges: list[weakref.WeakMethod[Callable[[], Iterable[Gauge]]]] = []
         self._gauged: dict[tuple[str, str], dict[str, Any]] = {}
         """What was written last of each."""
         self._dropped = 0
-        self._missing = 0
-        """What was dropped or could not be written, and is not mentioned in the file yet."""
+        self._missing: Counter[str] = Counter()
+        """What was dropped or could not be written, by reason, and is not mentioned in the file yet."""
         self._is_asleep = False
         self._wake = threading.Event()
         self._stopped = False
         self._flushed = threading.Event()
         self._flushed.set()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._next_start = math.inf
+        """When the thread may be started again, if the system did not start it."""
         self._file: EventFile | None = None
+        self._metrics_file: EventFile | None = None
         self._pending: Pending | None = None
+        self._metrics: MetricLines | None = None
         self._epoch = 0.0
         self._on_tick: Callable[[], None] | None = None
 
@@ -87,13 +99,26 @@ class Emitter:
             who, run=run, pid=os.getpid(), host=socket.gethostname(), wall=time.time(), node=node, devices=devices
         )
         self._file = EventFile(base, name, first)
-        self._pending = Pending(self._epoch)
+        self._metrics_file = EventFile(base, metrics_file(name), first, _HEADER_EVERY)
+        self._pending, self._metrics = Pending(self._epoch), MetricLines(self._epoch)
         self._on_tick = on_tick
         self.has_calls = node is not None
         self._stopped = False
         self.is_on = True
-        self._thread = threading.Thread(target=self._run, name="roost-events", daemon=True)
-        self._thread.start()
+        self._start_thread()
+
+    def _start_thread(self) -> None:
+        with self._starting:
+            if self._thread is not None:
+                return
+            thread = threading.Thread(target=self._run, name="roost-events", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system allows no more threads now. Recording must not end what it records.
+                self._next_start = time.perf_counter() + EVENTS_RETRY_SECONDS
+            else:
+                self._thread, self._next_start = thread, math.inf
 
     def stop(self) -> None:
         """Write what waits, and nothing after that. Waits a second at most, as for a file server that hangs."""
@@ -116,6 +141,8 @@ class Emitter:
         self._running[key] = (method, started, False)
         if self._is_asleep:
             self._wake.set()
+        elif started > self._next_start:
+            self._start_thread()
 
     def call_ended(self, key: int, method: str, started: float, is_ok: bool) -> None:
         """Take note of the end of a call."""
@@ -147,8 +174,11 @@ class Emitter:
 
     def metric(self, name: str, value: float, step: float | None = None) -> None:
         """Take a value of a metric."""
-        if self.is_on and self._has_room(len(self._metrics)):
-            self._metrics.append((name, value, step, time.perf_counter()))
+        if self.is_on and self._has_room(len(self._values), _MOST_VALUES):
+            now = time.perf_counter()
+            self._values.append(Value(name[:_LONGEST_NAME], value, step, now))
+            if now > self._next_start:
+                self._start_thread()
 
     def note(self, what: str, who: str, text: str = "", **values: Any) -> None:
         """Take an event in words: `note("died", "actor:3", "killed by signal 9")`."""
@@ -157,10 +187,10 @@ class Emitter:
             # These are rare, and people want to see them at once.
             self._wake.set()
 
-    def _has_room(self, waiting: int) -> bool:
+    def _has_room(self, waiting: int, most: int = MOST_WAITING) -> bool:
         if self._is_asleep:
             self._wake.set()
-        if waiting < MOST_WAITING:
+        if waiting < most:
             return True
         self._dropped += 1
         return False
@@ -207,7 +237,7 @@ class Emitter:
                 continue
             self._wake.clear()
             self._is_asleep = True
-            has_news = self._calls or self._metrics or self._notes or not self._flushed.is_set()
+            has_news = self._calls or self._values or self._notes or not self._flushed.is_set()
             if not has_news and not self._stopped:
                 self._wake.wait(EVENTS_ASLEEP_SECONDS)
             self._is_asleep = False
@@ -228,8 +258,8 @@ class Emitter:
 
     def _write(self, now: float, notes: list[str], *, takes_all: bool, is_last: bool) -> bool:
         """Write what waits; return whether there was nothing, and no call is under way that is not known yet."""
-        pending, file = self._pending, self._file
-        if pending is None or file is None:
+        pending, file, metrics = self._pending, self._file, self._metrics
+        if pending is None or file is None or metrics is None:
             return True
         running = [
             Running(what, started) if isinstance(what, str) else Running(_words(what), started, True, is_aside)
@@ -237,25 +267,35 @@ class Emitter:
         ]
         # Taken one by one, because other threads append.
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
-        metrics = [self._metrics.popleft() for _ in range(len(self._metrics))]
+        values = [self._values.popleft() for _ in range(len(self._values))]
         words = [self._notes.popleft() for _ in range(len(self._notes))]
-        notes += [line_of(what, who, t=round(when - self._epoch, 4), **values) for what, who, values, when in words]
+        self._write_metrics(metrics, now, values, takes_all=takes_all)
+        notes += [line_of(what, who, t=round(when - self._epoch, 4), **more) for what, who, more, when in words]
         dropped, self._dropped = self._dropped, 0
-        self._missing += dropped + pending.thinned
-        pending.thinned = 0
-        if self._missing:
-            notes.append(line_of("dropped", self._missing, t=round(now - self._epoch, 4)))
-        lines = pending.lines(now, calls, running=running, metrics=metrics, notes=notes, age=EVENTS_EVERY_SECONDS / 2)
+        self._missing += Counter({"buffer": dropped})
+        self._missing += Counter({f"rate {rate}": count for rate, count in metrics.left_out.items()})
+        metrics.left_out.clear()
+        missing, self._missing = self._missing, Counter()
+        said = [line_of("dropped", count, t=round(now - self._epoch, 4), why=why) for why, count in missing.items()]
+        lines = pending.lines(now, calls, running=running, notes=notes, age=EVENTS_EVERY_SECONDS / 2)
         if takes_all:
             lines += pending.rest()
         if is_last:
             lines.append(line_of("stopped", "", t=round(now - self._epoch, 4)))
-        if lines:
-            # The line about what is missing is no loss of its own.
-            self._missing = 0 if file.write(lines) else self._missing + len(lines) - bool(self._missing)
+        if (said or lines) and not file.write([*said, *lines]):
+            # The lines about what is missing are no loss of their own.
+            self._missing += missing + Counter({"disk": len(lines)})
         if is_last:
             file.close()
-        return not (calls or metrics or words) and pending.is_empty
+        return not (calls or values or words) and pending.is_empty and metrics.is_empty
+
+    def _write_metrics(self, metrics: MetricLines, now: float, values: list[Value], *, takes_all: bool) -> None:
+        before, file = metrics.written, self._metrics_file
+        lines = metrics.lines(now, values) + (metrics.rest() if takes_all else [])
+        if file is not None and lines and not file.write(lines):
+            self._missing["disk"] += metrics.written - before
+        if file is not None and self._stopped:
+            file.close()
 
 
 def _words(whom: Callable[[], str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -22,11 +23,16 @@ def is_ours(start: bytes) -> bool:
 class EventFile:
     """A file that takes lines for as long as it can."""
 
-    def __init__(self, base: Path, name: Path, first: str) -> None:
-        """Take the folder that must exist, the file below it, and the line that a new file begins with."""
+    def __init__(self, base: Path, name: Path, first: str, again: float = math.inf) -> None:
+        """Take the folder that must exist, the file below it, and the line that a new file begins with.
+
+        After `again` bytes the line comes again, for readers that begin at the end of a large file.
+        """
         self._base = base
         self._path = base / name
         self._first = first
+        self._again = again
+        self._since_first = 0
         self._file: int | None = None
         self._is_torn = False
         self._try_again = 0.0
@@ -40,6 +46,8 @@ class EventFile:
             if self._file is None and now < self._try_again:
                 return False
             file = self._open() if self._file is None else self._file
+            if self._since_first > self._again:
+                self._put_first(file)
             self._put(file, "".join(f"{line}\n" for line in lines))
         except (OSError, ValueError):
             # A full disk, a folder that was removed or cannot be written, a file server that is gone.
@@ -75,11 +83,16 @@ class EventFile:
             raise FileExistsError(errno.EEXIST, "a file that Roost did not write is in the way", str(self._path))
         # A process that was killed, or a full disk, may have left half a line.
         self._is_torn = bool(size) and os.pread(file, 1, size - 1) != b"\n"
-        self._put(file, f"{self._first}\n")
+        self._put_first(file)
         return file
+
+    def _put_first(self, file: int) -> None:
+        self._put(file, f"{self._first}\n")
+        self._since_first = 0
 
     def _put(self, file: int, text: str) -> None:
         data = (f"\n{text}" if self._is_torn else text).encode()
+        self._since_first += len(data)
         self._is_torn = True
         while data:
             data = data[os.write(file, data) :]

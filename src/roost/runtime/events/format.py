@@ -17,12 +17,18 @@ EVENTS_VERSION = 1
 EVENTS_FOLDER = "events"
 DRIVER_FILE = "driver.jsonl"
 DRIVER = "driver"
+METRICS_SUFFIX = ".metrics.jsonl"
 
 
 def worker_file(address: str) -> Path:
     """Return the path of a worker's events in the run folder: `events/actor/3.jsonl` for `actor:3`."""
     *folders, name = address.split(":")
     return Path(EVENTS_FOLDER, *folders, f"{name}.jsonl")
+
+
+def metrics_file(path: Path) -> Path:
+    """Return the path of the metrics of a process, next to its events: `events/actor/3.metrics.jsonl`."""
+    return path.with_suffix(METRICS_SUFFIX)
 
 
 def node_file(rank: int) -> Path:

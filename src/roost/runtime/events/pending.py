@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from roost.runtime.events.format import line_of, number
+from roost.runtime.events.format import line_of
 
 BYTES_PER_SECOND = 310.0
 """64 workers write at most 71 MB in an hour, and what they may have saved up."""
@@ -88,16 +88,13 @@ class Pending:
         self.for_announcements = Allowance(1 - _PART_OF_CALLS, now)
         self._merged: dict[tuple[str, str, bool], _Merged] = {}
         """By kind of line, name, and whether outside any call."""
-        self._metrics: dict[str, str] = {}
         self._announced: dict[tuple[bool, float], Running] = {}
         """The calls and waits that were announced and go on, by kind and start."""
-        self.thinned = 0
-        """Values of metrics that gave way to a later one of the same name."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._merged or self._metrics)
+        return not self._merged
 
     def lines(
         self,
@@ -105,14 +102,13 @@ class Pending:
         calls: Iterable[Call],
         *,
         running: Sequence[Running] = (),
-        metrics: Iterable[tuple[str, float, float | None, float]] = (),
         notes: Iterable[str] = (),
         age: float = 0.0,
     ) -> list[str]:
         """Return what to write now.
 
-        Of the calls and waits under way those older than `age` are announced once; `metrics` has name, value, step and
-        time; `notes` are lines that are always written.
+        Of the calls and waits under way those older than `age` are announced once; `notes` are lines that are always
+        written.
         """
         self.for_calls.earn(now)
         self.for_announcements.earn(now)
@@ -135,16 +131,13 @@ class Pending:
                 else:
                     ends.append(self._single(call))
             ends += self._flush()
-            out += self.for_calls.spend([*ends, *(self._metric(*metric) for metric in metrics)])
+            out += self.for_calls.spend(ends)
         else:
             for call in others:
                 self._merge(call)
-            for metric in metrics:
-                self.thinned += metric[0] in self._metrics
-                self._metrics[metric[0]] = self._metric(*metric)
             out += self.for_announcements.spend(ends)
             # Lines of calls have about 60 characters.
-            if self.for_calls.left > 60 * len(self._merged) + 80 * len(self._metrics):
+            if self.for_calls.left > 60 * len(self._merged):
                 out += self.for_calls.spend(self._flush())
         return out
 
@@ -175,9 +168,6 @@ class Pending:
         seconds = round(self._t(call.ended) - start, 6)
         return line_of(_kind(call), call.method, t=start, d=seconds, failed=failed, aside=call.is_aside or None)
 
-    def _metric(self, name: str, value: float, step: float | None, when: float) -> str:
-        return line_of("metric", name, t=self._t(when), value=number(value), step=step)
-
     def _merge(self, call: Call) -> None:
         found = self._merged.setdefault((_kind(call), call.method, call.is_aside), _Merged(call.started, call.ended))
         found.started = min(found.started, call.started)
@@ -200,9 +190,7 @@ class Pending:
             )
             for (kind, method, aside), item in self._merged.items()
         ]
-        out += self._metrics.values()
         self._merged.clear()
-        self._metrics.clear()
         return out
 
 

@@ -31,15 +31,17 @@ class Sampler:
         """Begin to sample unless another process does. Called every few seconds; never raises."""
         if self._thread is not None:
             return
-        with contextlib.suppress(OSError):
+        # RuntimeError: the system allows no more threads.
+        with contextlib.suppress(OSError, RuntimeError):
             if self._lock is None:
                 folder = self._base / EVENTS_FOLDER
                 make_folders(self._base, folder)
                 self._lock = open_regular(folder / f".node-{self._node}.lock", os.O_WRONLY | os.O_CREAT)
             # The kernel releases it when this process ends, however it ends.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._thread = threading.Thread(target=self._sample, name="roost-sampler", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._sample, name="roost-sampler", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def _sample(self) -> None:
         began = time.perf_counter()

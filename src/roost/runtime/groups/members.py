@@ -20,7 +20,7 @@ from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, Wor
 from roost.runtime.connect.calls import end_actors
 from roost.runtime.connect.head import within
 from roost.runtime.events.emitter import emitter
-from roost.runtime.failures.failure import Failure
+from roost.runtime.failures.failure import Failure, FailureKind
 from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
 from roost.runtime.groups.result import CallResult, sources_of
 from roost.runtime.launch.launch import GroupPort, Launch
@@ -465,14 +465,27 @@ class OwnMembers(Members):
     def _has_node(self, rank: int) -> bool:
         return self._specs[rank].node_rank not in self.context.watch.dead_nodes
 
+    def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[PassedCall] = ()) -> Failure:
+        """Do the same, and write an event about a death: a job that it ends does not wait for the watch to look."""
+        found = super().describe(error, rank, method, sources)
+        handle = self._handles.get(found.rank)
+        is_own = any(found.address == spec.address for spec in self._specs)
+        if found.kind is FailureKind.DEATH and is_own and handle is not None and is_known_dead(handle):
+            self._note_death(found.address, found.what)
+        return found
+
+    def _note_death(self, address: str, text: str = "") -> None:
+        if address not in self._noted_deaths:
+            self._noted_deaths.add(address)
+            emitter.note("died", address, shorten(text, 300))
+
     def _note_deaths(self, dead: set[str]) -> None:
         """Write an event for each worker that died since the last time, and restart the ranks that have restarts left.
 
         In a thread, because the watch must go on: it calls this every time it finds dead workers.
         """
-        for address in sorted(dead - self._noted_deaths):
-            self._noted_deaths.add(address)
-            emitter.note("died", address)
+        for address in sorted(dead):
+            self._note_death(address)
         is_reviving = self._reviver is not None and self._reviver.is_alive()
         if self._plan.options.restarts and not is_reviving and not self._stopped.is_set():
             name = f"roost-{self.name}"

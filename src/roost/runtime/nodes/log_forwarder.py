@@ -21,7 +21,7 @@ from roost.deadline import NEVER, Deadline
 from roost.machine.folders import make_folders, open_regular
 from roost.machine.processes import die_with_parent
 from roost.runtime.connect.calls import on_node
-from roost.runtime.events.format import node_file, worker_file
+from roost.runtime.events.format import metrics_file, node_file, worker_file
 from roost.runtime.limits import (
     LOGS_ALL_SECONDS,
     LOGS_CATCH_UP_SECONDS,
@@ -166,7 +166,8 @@ class LogForwarder:
                 source = self._sources[log.ray_id] = replace(before, reader=handle, call=None)
             base, own = folder_of_run(self._run_dir, log.path), Path(self._run_dir.path)
             source.files[log.path] = log_file(self._run_dir.logs, log.address)
-            for events in (worker_file(log.address), node_file(log.node_rank)):
+            own_events = worker_file(log.address)
+            for events in (own_events, metrics_file(own_events), node_file(log.node_rank)):
                 source.files[str(base / events)] = own / events
             for path in source.files:
                 source.offsets.setdefault(path, 0)
@@ -181,7 +182,7 @@ class LogForwarder:
             self.catch_up()
             own = Path(self._run_dir.path)
             wanted = {log_file(self._run_dir.logs, address) for address in addresses}
-            wanted |= {own / worker_file(address) for address in addresses}
+            wanted |= {own / name for each in map(worker_file, addresses) for name in (each, metrics_file(each))}
             for ray_id, source in list(self._sources.items()):
                 ended = [path for path, local in source.files.items() if local in wanted]
                 # The pending answer is for files that are forgotten now.
