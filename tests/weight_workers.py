@@ -131,6 +131,9 @@ class _Part(WeightWorker):
         elif how == "short":
             # As an optimizer does that packs: the same object, and less of it.
             self.arrays[name] = one[: len(one) // 2].copy()
+        elif how == "long":
+            # All that is needed is there, and more.
+            self.arrays[name] = np.concatenate([one, one])
         elif how == "flat":
             self.arrays[name] = one.reshape(-1)
         elif how == "reshaped in place":

@@ -21,6 +21,8 @@ import ray
 from rl_workers import Holder, PlainHolder, TellingEngine, hold_and_die
 from roost import CallTimedOut, Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerGroup
 from roost.rl import RolloutManager, RouterOptions, create_placement_groups
+from roost.watch.live import LiveRun
+from roost.watch.measures import prometheus_text
 from waiting import is_gone, press_ctrl_c, stop, stopped, wait_until
 
 REQUEST = {"observations": [[1.0] * 4]}
@@ -262,6 +264,13 @@ def test_requests_leave_an_engine_that_hangs_and_it_is_restarted_in_time(manager
         manager.update_weights(WEIGHTS, version=4)
     manager.update_weights(WEIGHTS, version=6)
     assert manager.engine_versions() == [6, 6]
+
+
+def test_weights_that_a_call_brings_are_shown_as_those_of_a_link_are(manager):
+    manager.update_weights(WEIGHTS, version=7)
+    live = LiveRun(Path(Cluster().run_dir))
+    wait_until(lambda: 'roost_weights_version{link="driver -> rollout"} 7' in prometheus_text(live.refresh()), "it is")
+    assert 'roost_weights_update_seconds{link="driver -> rollout"}' in prometheus_text(live.refresh())
 
 
 def test_the_death_of_an_engine_s_worker_takes_it_out_of_the_router_at_once(manager):

@@ -139,9 +139,10 @@ def test_a_source_whose_arrays_change_is_compared_with_the_plan_before_a_byte_mo
         link.update(1)
         version = 1
         for how, message in {
-            "short": r"down of a:1 has shape \[16, 256\]: \[32, 256\] is needed",
-            "flat": r"down of a:1 has shape \[8192\]: \[32, 256\] is needed",
-            "reshaped in place": r"down of a:1 has shape \[256, 32\]: \[32, 256\] is needed",
+            "short": r"down of a:1 has shape \[16, 256\]\n  hint: it had \[32, 256\]",
+            "long": r"down of a:1 has shape \[64, 256\]\n  hint: it had \[32, 256\]",
+            "flat": r"down of a:1 has shape \[8192\]\n  hint: it had \[32, 256\]",
+            "reshaped in place": r"down of a:1 has shape \[256, 32\]\n  hint: it had \[32, 256\]",
             "float64": "down of a:1 is float64, not float32",
             "int32": "down of a:1 is int32, not float32",
         }.items():

@@ -33,8 +33,10 @@ from roost.rl.rollout_engines import RolloutEngines, create_rollout_engines
 from roost.rl.router import RouterOptions
 from roost.rl.sampling import Dialect, Sampler, ask_router
 from roost.runtime.cluster import Cluster
+from roost.runtime.events.emitter import emitter
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
+from roost.runtime.process.identity import current_identity
 from roost.text import plural
 from roost.weights.link import WeightLink
 
@@ -261,7 +263,10 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                 if isinstance(weights, WeightLink):
                     weights.update(version, _left(deadline))
                 elif self.engines.num_engines:
+                    began, own = time.monotonic(), current_identity()
                     self.engines.update_weights(weights, version).wait(_left(deadline))
+                    ways = f"{own.address if own is not None else 'driver'} -> {self.engines.group.name}"
+                    emitter.note("weights", ways, version=version, d=round(time.monotonic() - began, 4))
             except Exception:
                 with contextlib.suppress(RoostError):
                     self._call(ManagerWorker.doubt, self.engines.ill_urls())

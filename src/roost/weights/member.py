@@ -253,13 +253,17 @@ class MemberLink:
             self._main = plan.digest
         for digest in [known for known in self.transfers if known != self._main][:-_MOST_PLANS]:
             self.transfers.pop(digest).let_go()
+        transfer = self.transfers[plan.digest]
         wrong = []
         if own in plan.target.workers:
             types = {piece.source_dtype for piece in plan.pieces(target=own)}
             wrong += [f"{own} gets {dtype}, which takes torch there" for dtype in sorted(types) if not can_wrap(dtype)]
         for role, layout in ((method, plan.source), ("accept", plan.target)):
             if own in layout.workers:
-                wrong += misfits(layout, own, as_weights(getattr(self._worker, role)(), role).tensors())
+                tensors = as_weights(getattr(self._worker, role)(), role).tensors()
+                wrong += misfits(layout, own, tensors)
+                if layout is plan.source:
+                    transfer.check_source(tensors)
         return wrong
 
     def _offer(self, transfer: Transfer, known: int) -> Any:
@@ -269,6 +273,7 @@ class MemberLink:
         if known and known == number and seen is not None and seen.is_same(tensors):
             finish(seen.devices)
             return None
+        transfer.check_source(tensors)
         may_share = self._may_share and transfer.method == "offer"
         groups = can_group(self._worker._roost_messages.endpoint)
         offer = make_offer(tensors, self._worker.node_rank, may_share=may_share, can_group=groups)

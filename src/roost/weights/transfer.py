@@ -108,6 +108,8 @@ class Transfer:
         """Pieces that are read, and where to."""
         self._forms: list[tuple[Any, ...]] | None = None
         """The shapes and types of this target's memory when that was last found to fit the plan."""
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        """By storage: its shape in this source when it learned the plan."""
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
@@ -118,6 +120,20 @@ class Transfer:
     def source_arrays(self) -> Mapping[str, Any]:
         """Return the arrays that this worker has as a source."""
         return as_weights(getattr(self._worker, self.method)(), self.method).tensors()
+
+    def check_source(self, tensors: Mapping[str, Any]) -> None:
+        """Raise ConfigError if an array of this source has another shape than it had when the link was made.
+
+        Also if it is larger, and has all that is needed: what lies where the plan looks is something else then.
+        """
+        names = dict.fromkeys(one.storage for one in self.plan.source.held_by(self._own))
+        now = {name: tuple(tensors[name].shape) for name in names if name in tensors}
+        self._shapes = self._shapes or now
+        changed = [(name, shape) for name, shape in now.items() if shape != self._shapes[name]]
+        if changed:
+            words = [f"{name} of {self._own} has shape {list(shape)}" for name, shape in changed]
+            hints = [f"it had {list(self._shapes[name])} when the link was made: make a new one" for name, _ in changed]
+            raise ConfigError([Problem(message=what, hint=hint) for what, hint in zip(words, hints, strict=True)])
 
     def check_target(self) -> None:
         """Raise ConfigError if the memory of this target has changed, and does not fit the plan any more."""
