@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -71,11 +72,13 @@ class ManagerWorker(ChannelWorker):
             # Nothing is ever sent under this tag: it fails when the worker has died.
             watch: Handle[Any] = self.recv(group, rank, async_op=True, tag=_DEATH)
             self._watches.setdefault(urls[spec.engine_rank], []).append(watch)
-            watch.on_done(partial(self._bury, urls[spec.engine_rank], watch))
+            # A strong reference would keep a watch that is dropped.
+            watch.on_done(partial(self._bury, urls[spec.engine_rank], weakref.ref(watch)))
 
-    def _bury(self, url: str, watch: Handle[Any]) -> None:
-        if isinstance(watch.error, WorkerDied):
-            self._running_router().bury(url, str(watch.error).partition("\n")[0])
+    def _bury(self, url: str, watch: weakref.ref[Handle[Any]]) -> None:
+        ended = watch()
+        if ended is not None and isinstance(ended.error, WorkerDied):
+            self._running_router().bury(url, str(ended.error).partition("\n")[0])
 
     def leave(self, url: str) -> None:
         """Let the router send an engine no more requests."""

@@ -20,8 +20,8 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
@@ -59,6 +59,7 @@ _MOST_EVENT = 1024**2
 """The longest event of a stream that is held until all of it is there."""
 _IN_DOUBT = "its engine does not have the weights of an update that failed"
 Value = TypeVar("Value")
+Params = ParamSpec("Params")
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -130,6 +131,21 @@ def check_engine_url(url: object) -> str:
     raise ConfigError(f"the url of an engine is {shorten(repr(url))}", hint=hint)
 
 
+def _on_its_loop(method: Callable[Concatenate[Router, Params], Value]) -> Callable[Concatenate[Router, Params], Value]:
+    """Let a method of a router run on the loop of its server while that runs, whichever thread calls it."""
+
+    @wraps(method)
+    def run(router: Router, /, *args: Params.args, **kwargs: Params.kwargs) -> Value:
+        if router._server is not None and router._server.is_own_thread:
+            return method(router, *args, **kwargs)
+        with router._lock:
+            if router._server is None:
+                return method(router, *args, **kwargs)
+            return router._server.call(lambda: method(router, *args, **kwargs))
+
+    return run
+
+
 class Router:
     """Forwards requests to the engines that have joined, over HTTP.
 
@@ -158,7 +174,7 @@ class Router:
             method, _, target = path.partition(" ")
             routes[method, target] = Route(handler=self._forward, is_open=is_open)
             if path == f"GET {_MODELS}":
-                routes[method, f"{target}/*"] = Route(handler=self._poisonedmodel, is_open=is_open)
+                routes[method, f"{target}/*"] = Route(handler=self._answer_model, is_open=is_open)
         self._serve = partial(
             HttpServer, host, port, routes, secret=self.secret, name="roost router", limits=self._options.limits
         )
@@ -192,6 +208,7 @@ class Router:
             self._server.call(self._pool.wake)
             self._server.close(seconds, self._break_off)
 
+    @_on_its_loop
     def join(self, url: str, secret: str) -> None:
         """Add an engine: the router checks its health immediately, and sends requests once it is healthy.
 
@@ -199,32 +216,48 @@ class Router:
         """
         check_engine_url(url)
         if not (isinstance(secret, str) and secret):
-            raise ConfigError(f"the engine {url} has no secret", hint="it is the `secret` of its EngineSpec")
-        self._do(lambda: self._join(url, secret))
+            raise ConfigError(f"the engine {url} has no secret of its own", hint="it is the `secret` of its EngineSpec")
+        self._doubted.discard(url)
+        self._client.trust(url, secret)
+        self._pool.join(url)
+        self._start_checks(url)
 
-    def bury(self, url: str, why: str) -> None:
-        """Believe nothing at this address any more, and ask it nothing: its process has ended."""
-        self._do(lambda: self._bury(url, why))
-
+    @_on_its_loop
     def leave(self, url: str) -> bool:
         """Send an engine no more requests, and let it finish the ones that it has. False if it is unknown."""
-        return self._do(lambda: self._leave(url))
+        self._stop_checks(url)
+        return self._pool.leave(url)
 
+    @_on_its_loop
+    def bury(self, url: str, why: str) -> None:
+        """Believe nothing at this address any more, and ask it nothing: its process has ended."""
+        self._stop_checks(url)
+        self._client.distrust(url, why)
+        self._pool.bury(url, why)
+        for attempt in [*self._attempts]:
+            if attempt.url == url:
+                attempt.give_up(why)
+
+    @_on_its_loop
     def doubt(self, urls: Collection[str]) -> None:
         """Send these engines no requests, whatever their servers say of their health, and those doubted before again.
 
         An engine that joins is trusted.
         """
-        self._do(lambda: self._doubt(urls))
+        self._doubted = set(urls)
+        for url in urls:
+            self._pool.mark(url, False, _IN_DOUBT)
 
     @property
+    @_on_its_loop
     def doubted(self) -> list[str]:
         """The engines that are doubted."""
-        return self._do(lambda: sorted(self._doubted))
+        return sorted(self._doubted)
 
+    @_on_its_loop
     def states(self) -> list[EngineState]:
         """Return what the router knows about each engine, in the order in which they joined."""
-        return self._do(self._pool.states)
+        return self._pool.states()
 
     def _gauge(self) -> list[Gauge]:
         """Return the requests at each engine, as events have them; called by the thread that writes events."""
@@ -241,10 +274,6 @@ class Router:
             )
             for state in self._pool.states()
         ]
-
-    def _do(self, act: Callable[[], Value]) -> Value:
-        with self._lock:
-            return act() if self._server is None else self._server.call(act)
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncIterator[None]:
@@ -265,32 +294,9 @@ class Router:
             task.cancel()
         await self._client.close()
 
-    def _doubt(self, urls: Collection[str]) -> None:
-        self._doubted = set(urls)
-        for url in urls:
-            self._pool.mark(url, False, _IN_DOUBT)
-
-    def _join(self, url: str, secret: str) -> None:
-        self._doubted.discard(url)
-        self._client.trust(url, secret)
-        self._pool.join(url)
-        self._start_checks(url)
-
     def _start_checks(self, url: str) -> None:
         if self._is_running and url not in self._checks:
             self._checks[url] = asyncio.create_task(self._keep_checking(url))
-
-    def _leave(self, url: str) -> bool:
-        self._stop_checks(url)
-        return self._pool.leave(url)
-
-    def _bury(self, url: str, why: str) -> None:
-        self._stop_checks(url)
-        self._client.distrust(url, why)
-        self._pool.bury(url, why)
-        for attempt in [*self._attempts]:
-            if attempt.url == url:
-                attempt.give_up(why)
 
     def _stop_checks(self, url: str) -> None:
         if (task := self._checks.pop(url, None)) is not None:
@@ -306,7 +312,7 @@ class Router:
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._send_to_engine(request, await _read_request(request))
 
-    async def _poisonedmodel(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer_model(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer for one model from what an engine says of all: not every server knows the path."""
         name, sent = request.path.removeprefix(f"{_MODELS}/"), await _read_request(request)
         answer = await self._send_to_engine(request, replace(sent, target=_MODELS, takes_stream=False))
@@ -316,11 +322,9 @@ class Router:
             models = [one for one in json.loads(answer.body)["data"] if one["id"] == name]
         except (ValueError, KeyError, TypeError):
             return error_response(502, f"an engine answered to GET {_MODELS} what is no list of models")
-        return (
-            web.json_response(models[0])
-            if models
-            else error_response(404, f"the model {shorten(repr(name))} does not exist", "model_not_found")
-        )
+        if not models:
+            return error_response(404, f"the model {shorten(repr(name))} does not exist", "model_not_found")
+        return web.json_response(models[0])
 
     async def _send_to_engine(self, request: web.BaseRequest, sent: EngineRequest) -> web.StreamResponse:
         seconds = _read_timeout(request.headers.get(TIMEOUT_HEADER), self._options.request_timeout)
@@ -496,14 +500,11 @@ class Router:
         asked = await read_json(request)
         if not (isinstance(asked, dict) and "url" in asked):
             raise ConfigError('the body is {"url": "http://host:port"}')
-        url, secret = check_engine_url(asked["url"]), asked.get("secret")
-        if request.method == "DELETE":
-            if not self._leave(url):
-                return error_response(404, f"engine {url} is not known")
-        elif isinstance(secret, str) and secret:
-            self._join(url, secret)
-        else:
-            raise ConfigError('an engine joins with its own secret: {"url": "http://host:port", "secret": "..."}')
+        url = check_engine_url(asked["url"])
+        if request.method == "POST":
+            self.join(url, asked.get("secret", ""))
+        elif not self.leave(url):
+            return error_response(404, f"engine {url} is not known")
         return web.json_response({"url": url})
 
 

@@ -175,6 +175,11 @@ class HttpServer:
         self._thread.start()
         self._started.result(SERVER_SECONDS)
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the caller is on the server's loop."""
+        return threading.get_ident() == self._thread.ident
+
     def call(self, act: Callable[[], Value]) -> Value:
         """Call a function on the server's loop, from another thread; directly once the loop has ended."""
         done: Future[Value] = Future()

@@ -826,7 +826,7 @@ def test_what_is_not_an_engine_can_neither_join_nor_leave(router, method):
         assert "http://host:port" in answer["error"]["message"]
     if method == "POST":
         status, answer = ask(behind.url, method, "/engines", {"url": "http://10.0.0.7:20300"})
-        assert (status, "with its own secret" in said(answer)) == (400, True)
+        assert (status, "has no secret of its own" in said(answer)) == (400, True)
     for body in (b"", b"{", b"[]", b"{}", b'"http://10.0.0.7:20300"'):
         status, answer = ask(behind.url, method, "/engines", body)
         assert status == 400
