@@ -75,6 +75,7 @@ def main() -> None:
             holder = Holder.create_group(model).launch(cluster, NodePlacementStrategy([0]), name="actor")
             link = WeightLink.between(holder, manager.engines.group)
             urls, path = manager.engines.urls, f"{model}/model.safetensors"
+            own = [spec.secret for spec in manager.engines.specs]
             linked, direct, loads, answers = [], [], [], []
             for number in range(ROUNDS):
                 began = time.perf_counter()
@@ -85,7 +86,7 @@ def main() -> None:
                 answers.append(time.perf_counter() - began)
                 began = time.perf_counter()
                 with ThreadPoolExecutor(2) as pool:
-                    loads += pool.map(update_directly, urls, [manager.secret] * 2, [path] * 2, [2 * number + 2] * 2)
+                    loads += pool.map(update_directly, urls, own, [path] * 2, [2 * number + 2] * 2)
                 direct.append(time.perf_counter() - began)
             ours, theirs = statistics.median(linked[1:]), statistics.median(direct[1:])
             print(f"update through a link: {1e3 * ours:.1f} ms (first {1e3 * linked[0]:.0f} ms)")

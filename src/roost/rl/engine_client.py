@@ -255,9 +255,7 @@ async def _ask_for_proof(transport: asyncio.Transport, host: str, secret: str) -
         secret, nonce, status, await reader.readexactly(min(length, roost_proof.MOST_BYTES))
     )
     if version != "http/1.1" or headers.get("connection") == "close" or reader.at_eof():
-        raise ValueError(
-            "it closes connections after the proof that it is the job's: it has to keep them, as HTTP/1.1 does"
-        )
+        raise ValueError(roost_proof.CLOSES)
     transport.set_protocol(owner)
     return shown
 

@@ -44,6 +44,8 @@ def ask(
                 shown = roost_proof.check_proof(secret, nonce, answer.status, content)
             except ValueError as error:
                 raise ClusterError(f"{who} is not who listens at {url}: {error}", hint=hint) from None
+            if connection.sock is None:
+                raise ClusterError(f"{who} cannot be asked: {roost_proof.CLOSES}")
             sent = {"Authorization": shown, "Content-Type": "application/json", **(headers or {})}
             method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
             answer, content = _exchange(connection, deadline, method, path, data, sent)

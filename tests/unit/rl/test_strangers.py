@@ -163,6 +163,8 @@ def test_an_engine_whose_server_keeps_no_connection_is_told_so(engine, router, v
     odd = engine(OddEngine(on_proof=close))
     behind = router(odd, is_waiting=False)
     wait_until(lambda: "has to keep them, as HTTP/1.1 does" in state(behind, odd.url).why, "it is said")
+    with pytest.raises(ClusterError, match=r"the engine cannot be asked: .* has to keep them"):
+        ask(odd.url, "/generate", PROMPT, secret=ENGINE_SECRET, timeout=LONG, who="the engine")
 
 
 def test_the_secret_of_an_engine_of_roost_is_on_no_connection(engine, router):

@@ -21,6 +21,8 @@ NONCE = "X-Roost-Nonce"
 SECRET = "ROOST_ENGINE_SECRET"  # noqa: S105 - the name of the variable
 MOST_BYTES = 4096
 """The longest answer that can be a proof."""
+CLOSES = "it closes connections after the proof that it is the job's: it has to keep them, as HTTP/1.1 does"
+"""Why a server cannot be asked that proves itself and then ends the connection."""
 
 _NONCE = re.compile("[0-9a-f]{32,128}")
 
