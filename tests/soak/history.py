@@ -9,6 +9,12 @@ An event is a dict, as the processes of a round write it, with `t`, the time, an
 - `put`, `get`: samples that were put in (with the operation) and taken out
 - `update`, `served`: a version of the weights that was set, and one that answered a request
 - `proved`: after its work a driver could launch and call a new group, or not (`ok`)
+- `leak`: a thief at the address of an engine heard something (`what`) that is not for strangers
+- `raised`: a worker is about to raise an exception with a `name`; `hidden`: a driver that has not asked for it waits
+  for something else, in the operation
+- `feeding`, `fed`, `taken`: items that were to go into a pipeline, that were acknowledged, and that came out;
+  `dying`: a worker between its channels ends; `emptied`: nothing is in it any more
+- `page`: for a while a reader with another clock saw a run differently (`text`)
 - `resources`: what a driver had open at a moment, `when` it had just begun and when it had closed everything
 """
 
@@ -16,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +36,8 @@ CLOSE_TO_SECONDS = 2.0
 """How long after the death of a consumer a sample may still be on its way to it."""
 RECOVER_SECONDS = 15.0
 """How long after the end of a fault a job may need until all works again."""
+LOG_SECONDS = 2.0
+"""A worker that is killed sooner after it raised an exception need not have written it down."""
 MOST_DESCRIPTORS = 40
 """How many more descriptors a driver may have open at its end: Ray keeps sockets to the nodes that it talks to."""
 
@@ -41,6 +49,7 @@ _WHO = re.compile(
     | \bengine\ \d+
     | local-\d+           # a node by its name
     | \bgroup\ '\w+'
+    | \bchannel\ '[\w-]+'
     | \bjob\ '[\w-]+'
     | \block\b
     | \brun\ folder\ /
@@ -89,6 +98,8 @@ class History:
     drivers: Sequence[DriverEnd] = ()
     left: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """What was there some seconds after the end: by kind."""
+    kept: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Where the name of an exception is in the run folders: in a `log`, in `events`."""
 
     def of(self, *kinds: str) -> list[Event]:
         """Return the events of some kinds."""
@@ -255,13 +266,80 @@ def check_leftovers(history: History) -> Iterator[str]:
             yield f"{who} had leased {ports[0]} ports, and {ports[1]} after it closed its groups"
 
 
+def check_strangers(history: History) -> Iterator[str]:
+    """Who takes the port of an engine that died is not believed, and hears no secret and no request."""
+    for event in history.of("leak"):
+        yield f"a thief at {event['where']} heard of {event['what']}"
+
+
+def check_exceptions(history: History) -> Iterator[str]:
+    """What a worker raises is in its log and in the events of its run, and a driver that then fails is told of it."""
+    faults, ends = history.faults, history.ends()
+    raised = {event["name"]: event for event in history.of("raised")}
+    has_full_disk = any(fault.name == "fill-disk" for fault in faults)
+
+    def may_end_workers(fault: InjectedFault, when: float) -> bool:
+        """Whether a fault may have ended workers of others at a time, or just after it."""
+        is_wide = FAULTS[fault.name].target in ("driver", "raylet", "head raylet", "gcs", "node", "head")
+        return is_wide and fault.began - LOG_SECONDS < when < fault.ended + RECOVER_SECONDS
+
+    for name, event in raised.items():
+        when = event["t"]
+        own = any(fault.pid == event["pid"] and 0 <= fault.began - when < LOG_SECONDS for fault in faults)
+        if not (has_full_disk or own or any(may_end_workers(fault, when) for fault in faults)):
+            for where in sorted({"log", "events"} - set(history.kept.get(name, ()))):
+                yield f"{event['address']} raised {name}, which is not in the {where}"
+    for event in history.of("hidden"):
+        end, first = ends.get(event["op"]), raised.get(event["name"])
+        if end is None or end.get("error") is None or first is None:
+            continue
+        began, ended = first["t"], end["t"]
+        # What ends the wait in another way, or disturbs the way from the worker to the driver.
+        disturbed = any(fault.began < ended and fault.ended > began - CLOSE_TO_SECONDS for fault in faults)
+        disturbed = disturbed or any(may_end_workers(fault, began) for fault in faults)
+        if not disturbed and event["name"] not in end["error"]["text"]:
+            yield f"{event['op']} failed and did not say that {first['address']} had raised {event['name']}"
+
+
+def check_pipelines(history: History) -> Iterator[str]:
+    """What was put into a pipeline comes out; twice only what a worker had that died."""
+    taken = Counter((event["pipeline"], item) for event in history.of("taken") for item in event["ids"])
+    begun = {(event["pipeline"], item) for event in history.of("feeding") for item in event["ids"]}
+    emptied = {event["pipeline"] for event in history.of("emptied")}
+    deaths = Counter(event["pipeline"] for event in history.of("dying"))
+    # Any of these workers may be killed, and a node that is cut off may lose them.
+    killed = sum(fault.name in ("kill-worker", "kill-raylet", "stop-raylet", "cut-node") for fault in history.faults)
+    for pipeline, item in taken.keys() - begun:
+        yield f"{item} came out of {pipeline} and never went in"
+    again = Counter({pipeline: 0 for pipeline, _ in taken})
+    for (pipeline, _), count in taken.items():
+        again[pipeline] += count - 1
+    for pipeline, count in again.items():
+        if count > deaths[pipeline] + killed:
+            yield f"{count} items came out of {pipeline} again, and {deaths[pipeline]} workers had died with one"
+    for event in history.of("fed"):
+        for item in event["ids"]:
+            if event["pipeline"] in emptied and (event["pipeline"], item) not in taken:
+                yield f"{item} was acknowledged by {event['pipeline']} and never came out"
+
+
+def check_pages(history: History) -> Iterator[str]:
+    """Whatever the clock of its reader, the page shows the same."""
+    for event in history.of("page"):
+        yield event["text"]
+
+
 INVARIANTS: Mapping[str, Callable[[History], Iterator[str]]] = {
     "no accelerator and no lock twice": check_exclusive,
     "right values": check_values,
     "no sample lost or doubled": check_samples,
+    "no item of a pipeline lost or doubled": check_pipelines,
     "weights never go back": check_versions,
     "every wait in time": check_deadlines,
     "every error names who": check_errors,
+    "no exception vanishes": check_exceptions,
+    "no stranger gets in": check_strangers,
+    "every page is right": check_pages,
     "drivers live": check_drivers,
     "jobs recover": check_recovery,
     "nothing left": check_leftovers,

@@ -1,8 +1,8 @@
 """Carries out faults, on what belongs to the round and on nothing else.
 
 Only processes that descend from the keeper of the round's own cluster, or drivers that the round itself started, are
-ever signalled. Only their connections are reset, only addresses of that cluster are cut off, and only the round's own
-disk is filled.
+ever signalled or starved. Only their connections are reset, only their ports are robbed, only addresses of that cluster
+are cut off, and only the round's own disk is filled.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import shutil
 import signal
 import socket
+import socketserver
 import struct
 import subprocess
 import threading
@@ -39,7 +41,9 @@ _TITLES = {
 }
 # Those that talk to each other through Roost's own connections, and accept no other ones at the address of their node.
 _TALKERS = ("worker", "channel")
+_STOLEN = b'{"healthy": true, "proof": "00", "actions": ["stolen"], "version": 1000000000, "engine": -1}'
 _RETRY_SECONDS = 0.3
+_DIE_SECONDS = 5.0
 _RESET_AGAIN_SECONDS = 1.0
 _PIDFD_GETFD = 438
 """The number of the system call, for which the standard library has no function."""
@@ -113,6 +117,53 @@ def accepted_from_peers(process: psutil.Process) -> Iterator[socket.socket]:
                 yield borrowed
 
 
+class Thief(socketserver.ThreadingTCPServer):
+    """Answers 200 to everything at an address that was another process's, and notes what it should not have heard."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, _ThiefTalk)
+        self.heard: list[str] = []
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+
+    def hear(self, data: bytes) -> None:
+        """Note secrets, prompts and weights."""
+        self.heard += [word for word in ("Authorization", "observations", "weights") if word.encode() in data]
+
+    def server_close(self) -> None:
+        self.shutdown()
+        super().server_close()
+        self._thread.join(_DIE_SECONDS)
+
+
+class _ThiefTalk(socketserver.BaseRequestHandler):
+    server: Thief
+
+    def handle(self) -> None:
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(_STOLEN)}\r\n\r\n"
+        with contextlib.suppress(OSError):
+            while data := self.request.recv(2**16):
+                self.server.hear(data)
+                self.request.sendall(head.encode() + _STOLEN)
+
+
+@contextlib.contextmanager
+def starved(process: psutil.Process) -> Iterator[None]:
+    """Let a process open nothing more; what it closes it can open again."""
+    soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+    opened = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+    first_free = next(number for number in itertools.count() if number not in opened)
+    process.rlimit(psutil.RLIMIT_NOFILE, (first_free, hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.Error):
+            process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+
+
 class Injector:
     """Injects the faults of a round from a thread of its own, and undoes those that last."""
 
@@ -133,6 +184,8 @@ class Injector:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
         self.injected: list[InjectedFault] = []
+        self.heard: list[dict[str, object]] = []
+        """Events: what thieves heard."""
         self.missed: list[str] = []
 
     def start(self) -> None:
@@ -166,6 +219,8 @@ class Injector:
                 "fill": self._fill,
                 "step": self._step,
                 "reset": self._reset,
+                "rob": self._rob,
+                "starve": self._starve,
             }
             acted = acts.get(kind.act, self._signal)(fault)
             if acted:
@@ -221,6 +276,51 @@ class Injector:
             return None
         target = f"{count} connections of {name}"
         return InjectedFault(name=fault.name, target=target, began=began, ended=time.time(), pid=process.pid)
+
+    def _rob(self, fault: PlannedFault) -> InjectedFault | None:
+        """Kill an engine, and answer in its place wherever it listened."""
+        found = self._targets("engine")
+        if not found:
+            return None
+        name, process = found[int(fault.pick * len(found))]
+        began, thieves = time.time(), []
+        with contextlib.suppress(psutil.Error), contextlib.ExitStack() as stack:
+            if not self._is_ours(process):
+                return None
+            # Ray listens at every address.
+            listening = {
+                tuple(one.laddr)
+                for one in process.net_connections("inet4")
+                if one.status == psutil.CONN_LISTEN and one.laddr.ip != "0.0.0.0"  # noqa: S104 - compared, not bound
+            }
+            if not listening:
+                # It does not serve yet.
+                return None
+            process.kill()
+            psutil.wait_procs([process], timeout=_DIE_SECONDS)
+            for address in sorted(listening):
+                # The engine may have been restarted there already.
+                with contextlib.suppress(OSError):
+                    thieves.append(stack.enter_context(Thief(address)))
+            self._over.wait(fault.seconds)
+        for thief in thieves:
+            where = f"{thief.server_address[0]}:{thief.server_address[1]}"
+            self.heard += [{"e": "leak", "t": time.time(), "what": word, "where": where} for word in thief.heard]
+        target = f"{name} at {', '.join(str(thief.server_address[1]) for thief in thieves)}"
+        return InjectedFault(name=fault.name, target=target, began=began, ended=time.time(), pid=process.pid)
+
+    def _starve(self, fault: PlannedFault) -> InjectedFault | None:
+        found = [item for target in _TALKERS for item in self._targets(target)]
+        if not found:
+            return None
+        name, process = found[int(fault.pick * len(found))]
+        began = time.time()
+        with contextlib.suppress(psutil.Error, OSError):
+            if not self._is_ours(process):
+                return None
+            with starved(process):
+                self._over.wait(fault.seconds)
+        return InjectedFault(name=fault.name, target=name, began=began, ended=time.time(), pid=process.pid)
 
     def _targets(self, target: str) -> list[tuple[str, psutil.Process]]:
         """Return the processes that a fault can hit, oldest first, each with its name."""

@@ -9,7 +9,8 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ import psutil
 from roost import (
     CallTimedOut,
     Channel,
+    ChannelClosed,
     Cluster,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
     PlacementStrategy,
+    RoostError,
     WorkerGroup,
     make_plan,
 )
@@ -35,6 +38,7 @@ LAUNCH_SECONDS = 20.0
 CALL_SECONDS = 10.0
 END_SECONDS = 15.0
 CLOSE_SECONDS = 30.0
+CHANNEL_SECONDS = LAUNCH_SECONDS + CLOSE_SECONDS
 PROVE_SECONDS = 20.0
 STATS_SECONDS = 60.0
 """What a manager has to answer a call that takes no timeout."""
@@ -132,6 +136,9 @@ class Soaked:
             (3, self.channel),
             (3, self.message),
             (3, self.update),
+            (2, self.race),
+            (2, self.reward),
+            (2, self.pipeline),
             (2, self.fail),
             (1, self.die),
             (3, self.restart),
@@ -200,23 +207,37 @@ class Soaked:
             op.expect(got, {rank: [(rank, item) for item in range(number)] for rank in group.ranks})
 
     def channel(self) -> None:
-        """Let all ranks put values into a new channel, and take them all out again."""
+        """Let all ranks put values into a new channel, and take them all out again, here or in one of them."""
         group, number = self.pick(), self.choose.randint(1, 20)
         if group is None:
             return
-        self.launched += 1
-        node = self.choose.randrange(self.cluster.num_nodes)
-        limit = LAUNCH_SECONDS + 3 * CALL_SECONDS + CLOSE_SECONDS
-        with (
-            self.recorder.op("channel", limit) as op,
-            Channel.create(f"c{self.launched}", node_rank=node, timeout=LAUNCH_SECONDS) as channel,
-        ):
+        in_worker = self.choose.random() < 0.5
+        limit = 3 * CALL_SECONDS + CHANNEL_SECONDS
+        with self.recorder.op("channel", limit) as op, self.new_channels(1) as (channel,):
             group.pour(channel, list(range(number)), CALL_SECONDS).wait(CALL_SECONDS)
+            if in_worker:
+                taken = group[0].take(channel, number * len(group), CALL_SECONDS).wait(CALL_SECONDS)[0]
+            else:
+                taken = channel.get_many(number * len(group), timeout=CALL_SECONDS)
             got: dict[int, list[Any]] = {}
-            for rank, value in channel.get_many(number * len(group), timeout=CALL_SECONDS):
+            for rank, value in taken:
                 got.setdefault(rank, []).append(value)
+            # What a receive that was given up had got comes back, perhaps behind the next item.
+            got = {rank: sorted(values) for rank, values in got.items()} if in_worker else got
             op.expect(got, {rank: list(range(number)) for rank in group.ranks})
             op.expect(channel.qsize(timeout=CALL_SECONDS), 0)
+
+    @contextlib.contextmanager
+    def new_channels(self, count: int) -> Iterator[list[Channel]]:
+        """Make channels, each on any node, and close them after a block."""
+        self.launched += 1
+        made = []
+        with contextlib.ExitStack() as stack:
+            for number in range(count):
+                node = self.choose.randrange(self.cluster.num_nodes)
+                new = Channel.create(f"c{self.launched}-{number}", node_rank=node, timeout=LAUNCH_SECONDS)
+                made.append(stack.enter_context(new))
+            yield made
 
     def message(self) -> None:
         """Let each rank send a value to the next one."""
@@ -248,6 +269,80 @@ class Soaked:
         with self.recorder.op("call", CALL_SECONDS) as op:
             for said, values in target.served().wait(CALL_SECONDS):
                 op.expect(values, [float(said)] if said >= 0 else values)
+
+    def race(self) -> None:
+        """Let two trainers update one group at the same time: it ends on the newer version, wholly."""
+        target = self.pick()
+        if target is None:
+            return
+        self.launched += 2
+        versions = (self.launched - 1, self.launched)
+        in_place, node = self.choose.random() < 0.5, self.choose.randrange(self.cluster.num_nodes)
+        limit = 2 * (LAUNCH_SECONDS + END_SECONDS) + 6 * CALL_SECONDS
+        with self.recorder.op("race", limit) as op, contextlib.ExitStack() as stack:
+            links = []
+            for version in versions:
+                draft, strategy = SoakWorker.create_group(str(self.folder), self.who), NodePlacementStrategy([node])
+                trainer = stack.enter_context(
+                    draft.launch(self.cluster, strategy, name=f"t{version}", timeout=LAUNCH_SECONDS)
+                )
+                trainer.train(version).wait(CALL_SECONDS)
+                link = WeightLink.between(trainer, target, in_place=in_place, timeout=CALL_SECONDS)
+                links.append(stack.enter_context(link))
+            with ThreadPoolExecutor(2) as pool:
+                older, newer = (
+                    pool.submit(link.update, version, timeout=CALL_SECONDS)
+                    for link, version in zip(links, versions, strict=True)
+                )
+            newer.result()
+            # The older one may be refused, or come first.
+            op.expect(older.exception() is None or isinstance(older.exception(), RoostError), True)
+            op.expect(target.served().wait(CALL_SECONDS), [(versions[1], [float(versions[1])])] * len(target))
+
+    def reward(self) -> None:
+        """Let a call fail that nobody waits for, while the driver waits for something else: its error says so."""
+        group = self.pick()
+        if group is None:
+            return
+        is_dropped = self.choose.random() < 0.5
+        limit = 2 * CALL_SECONDS + CHANNEL_SECONDS
+        with self.recorder.op("reward", limit) as op, self.new_channels(1) as (channel,):
+            name = f"oops-{self.who}-{self.launched}"
+            failed = group[0].score(name)
+            deadline = time.monotonic() + CALL_SECONDS
+            while not failed.done() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if is_dropped:
+                del failed
+            op.note("hidden", name=name)
+            channel.get(timeout=0.5)
+
+    def pipeline(self) -> None:
+        """Let items go through two channels and the workers between them, one of which may die with one."""
+        group, number = self.pick(), self.choose.randint(5, 40)
+        if group is None or len(group) < 2:
+            return
+        dies_at = self.choose.choice([None, None, 1, -1, 3])
+        limit = 10 * CALL_SECONDS + 2 * CHANNEL_SECONDS
+        with self.recorder.op("pipeline", limit) as op, self.new_channels(2) as (source, sink):
+            name = f"{self.who}-{self.launched}"
+            feeding = group[0].feed(source, name, [f"{name}-{item}" for item in range(number)], CALL_SECONDS)
+            for turn in range(4):
+                if not (judges := [rank for rank in group.alive if rank > 0]):
+                    return
+                judging = group.on(*judges).judge(source, sink, name, None if turn else dies_at, CALL_SECONDS)
+                feeding.wait(CALL_SECONDS)
+                source.close(timeout=CALL_SECONDS)
+                # What one had that died is passed on by the others in the next turn.
+                if all(outcome.is_ok for outcome in judging.outcomes(CALL_SECONDS)):
+                    break
+            else:
+                return
+            sink.close(timeout=CALL_SECONDS)
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    op.note("taken", pipeline=name, ids=sink.get_many(64, wait=1, timeout=CALL_SECONDS))
+            op.note("emptied", pipeline=name)
 
     def fail(self) -> None:
         group = self.pick()
@@ -388,7 +483,7 @@ class Load:
     def generate(self, _choose: random.Random) -> None:
         with self.recorder.op("generate", CALL_SECONDS) as op:
             answer = self.manager.generate({"observations": [[1.0] * 4]}, timeout=CALL_SECONDS)
-            op.expect(len(answer["actions"]), 1)
+            op.expect((len(answer["actions"]), answer["engine"] in (0, 1)), (1, True))
             op.note("served", version=answer["version"])
 
     def update(self, choose: random.Random) -> None:

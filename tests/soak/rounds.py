@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
     local = local_cluster([LocalNode(accelerators=count, env=environment) for count in planned.accelerators])
     seen: set[psutil.Process] = set()
     drivers: dict[str, subprocess.Popen[bytes]] = {}
-    with small_disk(folder / "disk", has_disk):
+    with small_disk(folder / "disk", has_disk), _page_readers(folder):
         local.start()
         try:
             injector = Injector(local, drivers, folder / "disk", clock, planned.faults)
@@ -119,6 +119,7 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
             injector.stop()
             faults = [*injector.injected]
             left = _find_left(planned, local, folder, drivers)
+            kept = _find_exceptions(folder)
         finally:
             with contextlib.suppress(psutil.Error):
                 seen.update(psutil.Process(local.keeper_pid).children(recursive=True))
@@ -129,7 +130,7 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
                 item.wait(30)
             local.stop()
     left["process of the cluster"] = _still_running(seen)
-    left["shared memory"] = sorted(_shared_memory() - shm_before)
+    left["shared memory"] = _wait_for_shared_memory(shm_before)
     left["folder of the cluster"] = [str(local.folder)] if local.folder.exists() else []
     killed = {fault.target for fault in faults if fault.name == "kill-driver"}
     ended = [
@@ -144,7 +145,38 @@ def _carry_out(planned: Round, folder: Path) -> tuple[History, list[str]]:
         )
         for who, (code, when) in ends.items()
     ]
-    return History(events=read_events(folder), faults=faults, drivers=ended, left=left), injector.missed
+    events = [*read_events(folder), *injector.heard]
+    return History(events=events, faults=faults, drivers=ended, left=left, kept=kept), injector.missed
+
+
+@contextlib.contextmanager
+def _page_readers(folder: Path) -> Iterator[None]:
+    """Let a process read the runs of the round with clocks that differ."""
+    command = [sys.executable, str(TESTS / "soak" / "page.py"), str(folder / "disk"), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    with (folder / "page.out").open("wb") as out:
+        reading = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            yield
+        finally:
+            reading.communicate(timeout=GO_SECONDS)
+    if reading.returncode:
+        raise AssertionError(f"the readers of pages failed:\n{(folder / 'page.out').read_text()}")
+
+
+def _find_exceptions(folder: Path) -> dict[str, set[str]]:
+    """Return where the exceptions are that workers raised, by their names."""
+    names = [event["name"] for event in read_events(folder) if event["e"] == "raised"]
+    kept: dict[str, set[str]] = {name: set() for name in names}
+    for path in (folder / "disk").rglob("*") if names else ():
+        if (where := {".log": "log", ".jsonl": "events"}.get(path.suffix)) and path.is_file():
+            text = path.read_text(errors="replace")
+            for name in names:
+                if name in text:
+                    kept[name].add(where)
+    return kept
 
 
 def _environment(clock: Path) -> dict[str, str]:
@@ -260,6 +292,16 @@ def _still_running(seen: set[psutil.Process]) -> list[str]:
             if process.status() != psutil.STATUS_ZOMBIE:
                 left.append(f"{process.name()} (pid {process.pid})")
     return left
+
+
+def _wait_for_shared_memory(before: set[str]) -> list[str]:
+    """Return what is in shared memory that was not there before, and stays; other programs have theirs for moments."""
+    left = _shared_memory() - before
+    deadline = time.monotonic() + GO_SECONDS
+    while left and time.monotonic() < deadline:
+        time.sleep(0.5)
+        left &= _shared_memory()
+    return sorted(left)
 
 
 def _shared_memory() -> set[str]:

@@ -13,7 +13,10 @@ class FaultKind:
 
     target: str
     act: str
-    """`kill` and `stop` are signals; a target that was stopped goes on after a while."""
+    """`kill` and `stop` are signals; a target that was stopped goes on after a while.
+
+    A target that is robbed is killed, and a thief answers in its place; one that starves can open no more files.
+    """
     at_head: bool = False
     """Whether it concerns the whole cluster; such a fault has a round of its own."""
     ends_cluster: bool = False
@@ -27,6 +30,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "stop-channel": FaultKind(target="channel", act="stop"),
     "kill-engine": FaultKind(target="engine", act="kill"),
     "stop-engine": FaultKind(target="engine", act="stop"),
+    "rob-engine": FaultKind(target="engine", act="rob"),
     "kill-rollout-manager": FaultKind(target="rollout manager", act="kill"),
     "stop-rollout-manager": FaultKind(target="rollout manager", act="stop"),
     "kill-node-manager": FaultKind(target="node manager", act="kill"),
@@ -39,6 +43,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "kill-driver": FaultKind(target="driver", act="kill"),
     "stop-driver": FaultKind(target="driver", act="stop"),
     "reset": FaultKind(target="peer", act="reset"),
+    "starve": FaultKind(target="peer", act="starve"),
     "cut-node": FaultKind(target="node", act="cut"),
     "blip-node": FaultKind(target="node", act="blip"),
     "fill-disk": FaultKind(target="disk", act="fill"),
@@ -63,7 +68,7 @@ class PlannedFault:
     pick: float
     """Which of the possible targets: 0 is the first, just below 1 the last."""
     seconds: float
-    """How long a target is stopped, cut off or full, or its connections are reset again and again."""
+    """How long a target is stopped, cut off, full, robbed or starves, or its connections are reset again and again."""
 
     def __str__(self) -> str:
         lasts = "" if FAULTS[self.name].act == "kill" else f" for {self.seconds:g} s"

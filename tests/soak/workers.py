@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import itertools
 import os
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost import Channel
+from roost import CallTimedOut, Channel, ChannelClosed
 from roost.weights.worker import WeightWorker
 from soak.claims import claim
 from soak.record import Recorder
@@ -60,16 +64,55 @@ class SoakWorker(WeightWorker):
         for value in values:
             channel.put((self.rank, value), timeout=timeout)
 
+    def take(self, channel: Channel, number: int, timeout: float) -> list[tuple[int, int]]:
+        """Take so many items out of a channel, and give up receives in between."""
+        taken = []
+        while len(taken) < number:
+            taken += give_up(channel.get(async_op=True)) or [channel.get(timeout=timeout)]
+        return taken
+
     def pass_on(self, value: int, tag: int, timeout: float) -> Any:
-        """Send a value to the next rank, and return the one that comes from the last.
+        """Send a value to the next rank, and return the one that comes from the last; give up receives before that.
 
         What an earlier round sent that failed may still wait for its receiver, under another tag.
         """
         ranks = self.world_size
-        sent = self.send(value, self.group_name, (self.rank + 1) % ranks, async_op=True, tag=tag)
-        got = self.recv(self.group_name, (self.rank - 1) % ranks, tag=tag, timeout=timeout)
+        source = (self.group_name, (self.rank - 1) % ranks)
+        early = give_up(self.recv(*source, tag=tag, async_op=True))
+        # Each array takes a descriptor on the same node.
+        thing = [value, *(np.full(20_000, value) for _ in range(4))]
+        sent = self.send(thing, self.group_name, (self.rank + 1) % ranks, async_op=True, tag=tag)
+        early = early or give_up(self.recv(*source, tag=tag, async_op=True))
+        got, *arrays = early[0] if early else self.recv(*source, tag=tag, timeout=timeout)
         sent.wait(timeout)
-        return got
+        return got if all((array == got).all() and len(array) == 20_000 for array in arrays) else (got, arrays)
+
+    def score(self, name: str) -> None:
+        """Raise, and write down before what: an exception with a name that is there once."""
+        self._recorder.note("raised", name=name, address=self.address)
+        raise Oops(name)
+
+    def feed(self, channel: Channel, pipeline: str, ids: list[str], timeout: float) -> None:
+        """Put items into a pipeline, and write down which of them were acknowledged."""
+        for item in ids:
+            self._recorder.note("feeding", pipeline=pipeline, ids=[item])
+            channel.put(item, timeout=timeout)
+            self._recorder.note("fed", pipeline=pipeline, ids=[item])
+
+    def judge(self, source: Channel, sink: Channel, pipeline: str, dies_at: int | None, timeout: float) -> None:
+        """Pass the items of a pipeline on until it is closed, or die with one: before it is passed on, or after."""
+        with contextlib.suppress(ChannelClosed):
+            for number in itertools.count(1):
+                with source.lease(timeout=timeout) as item:
+                    if number == -(dies_at or 0):
+                        self._end(pipeline)
+                    sink.put(item, timeout=timeout)
+                    if number == dies_at:
+                        self._end(pipeline)
+
+    def _end(self, pipeline: str) -> None:
+        self._recorder.note("dying", pipeline=pipeline)
+        os._exit(3)
 
     def offer(self) -> dict[str, np.ndarray]:
         return self._trained
@@ -103,6 +146,26 @@ class SoakWorker(WeightWorker):
         with self._recorder.op("lock", 2 * timeout) as op:
             inside(manager, timeout, self._folder, self.address, op)
         return op.ok
+
+
+def give_up(handle: Any) -> list[Any]:
+    """Give up a receive in one of the ways there are; returns what came before that, if anything did."""
+    way = random.choice(["drop", "cancel", "time out"])  # noqa: S311 - what happens depends on the moment anyway
+
+    async def cancel() -> list[Any]:
+        waiting = asyncio.ensure_future(handle.async_wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            return [await waiting]
+        return []
+
+    if way == "cancel":
+        return asyncio.run(cancel())
+    if way == "time out":
+        with contextlib.suppress(CallTimedOut):
+            return [handle.wait(0.0)]
+    return []
 
 
 def inside(manager: RolloutManager, timeout: float, folder: Path, who: str, op: Any) -> None:

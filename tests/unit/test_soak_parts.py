@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from roost.runtime.events.format import header
+from roost.runtime.runs.index import LOCK_FILE
 from soak import claims
 from soak.history import GRACE_SECONDS, INVARIANTS, DriverEnd, History, InjectedFault, check
-from soak.inject import accepted_from_peers, impossible_here, reset
+from soak.inject import Thief, accepted_from_peers, impossible_here, reset, starved
+from soak.page import Readers
 from soak.record import Recorder, read_events
 from soak.schedule import FAULTS, choose_faults, make_round
 
@@ -42,6 +47,24 @@ def get(op: str, t: float, *ids: str) -> list[dict]:
     return [begin(op, t, what="get", count=len(ids)), note("get", t + 0.1, op=op, ids=list(ids)), end(op, t + 0.1)]
 
 
+def raised(t: float, name: str = "oops-1") -> dict:
+    return note("raised", t, name=name, address="g1:0")
+
+
+def hidden(t: float, text: str) -> list[dict]:
+    """A driver that fails in an operation, while a call that it does not ask for has failed."""
+    error = end("h1", t + 1, "CallTimedOut", "RoostError", text=f"g1:0 {text}")
+    return [begin("h1", t), raised(t), note("hidden", t, op="h1", name="oops-1"), error]
+
+
+def piped(*taken: str, kinds: str = "emptied") -> list[dict]:
+    """A pipeline into which `a` and `b` went."""
+    known = {"pipeline": "l1"}
+    into = [note(kind, 20.0, ids=["a", "b"], **known) for kind in ("feeding", "fed")]
+    return [*into, note("taken", 21.0, ids=[*taken], **known), *(note(kind, 22.0, **known) for kind in kinds.split())]
+
+
+KEPT = {"oops-1": ["log", "events"]}
 DRAINED = note("resources", 99.0, when="drained", drained=True, descriptors=50, threads=[])
 OPENED = note("resources", 1.0, when="opened", descriptors=50, threads=[], ports=3)
 CLOSED = note("resources", 98.0, when="groups closed", descriptors=50, threads=[], ports=3)
@@ -123,6 +146,24 @@ def test_a_history_as_it_should_be_breaks_nothing():
         ),
         broken("every error names who", begin("c3", 20.0), end("c3", 21.0, "GetTimeoutError", text="node 1")),
         broken("every error names who", begin("c3", 20.0), end("c3", 21.0, "ClusterError", "RoostError", text="no")),
+        broken("no exception vanishes", raised(20.0)),
+        broken("no exception vanishes", raised(20.0), kept={"oops-1": ["events"]}),
+        broken("no exception vanishes", *hidden(20.0, "is late"), kept=KEPT),
+        # One that was killed long after it, and another one.
+        broken(
+            "no exception vanishes",
+            raised(20.0),
+            faults=[
+                InjectedFault(name="kill-worker", target="x", began=29.0, ended=29.0, pid=7),
+                InjectedFault(name="kill-worker", target="x", began=20.5, ended=20.5, pid=8),
+            ],
+        ),
+        broken("no stranger gets in", note("leak", 9.0, what="Authorization", where="127.0.0.1:9")),
+        broken("every page is right", note("page", 9.0, text="with a clock +1 h off, all look silent")),
+        broken("no item of a pipeline lost or doubled", *piped("a")),
+        broken("no item of a pipeline lost or doubled", *piped("a", "b", "a")),
+        broken("no item of a pipeline lost or doubled", *piped("a", "b", "a", "b", kinds="emptied dying")),
+        broken("no item of a pipeline lost or doubled", *piped("a", "b", "c")),
         broken("drivers live", drivers=[DriverEnd(who="d0", code=1, ended=60.0, was_killed=False)]),
         broken("drivers live", drivers=[DriverEnd(who="d0", code=None, ended=60.0, was_killed=False)]),
         broken("jobs recover", note("proved", 97.0, ok=False)),
@@ -144,6 +185,20 @@ def test_every_invariant_is_broken_by_some_history():
 @pytest.mark.parametrize(
     "history",
     [
+        # A worker died with an item, and nobody knows what is still in there.
+        History(events=piped("a", "b", "a", kinds="emptied dying")),
+        History(events=piped("a", kinds="")),
+        # It is in all places, and the driver says so; or it cannot, since the network, the disk or the worker was gone.
+        History(events=hidden(20.0, "is late; meanwhile failed: g1:0 in score: Oops: oops-1"), kept=KEPT),
+        History(
+            events=hidden(20.0, "is late"),
+            kept=KEPT,
+            faults=[InjectedFault(name="stop-driver", target="d0", began=20.5, ended=21.0, pid=9)],
+        ),
+        *(
+            History(events=[raised(20.0)], faults=[InjectedFault(name=name, target="x", began=20.5, ended=20.5, pid=7)])
+            for name in ("fill-disk", "kill-worker", "kill-raylet", "kill-driver", "cut-node")
+        ),
         # The sample was in the hands of a consumer when that was killed.
         History(
             events=[begin("g3", 20.0, what="get", count=1, in_worker=True), *put("p2", 29.0, "c"), DRAINED],
@@ -215,6 +270,59 @@ def test_only_faults_that_are_allowed_are_chosen():
         assert make_round(seed, []).faults == ()
     with pytest.raises(ValueError, match="there is no fault kill-everything"):
         choose_faults("kill-everything")
+
+
+def test_a_thief_answers_in_place_of_the_dead_and_notes_what_is_not_for_it():
+    with Thief(("127.0.0.1", 0)) as thief:
+        for request in (b"GET /roost/proof HTTP/1.1\r\n\r\n", b"GET /x HTTP/1.1\r\nAuthorization: Bearer 1\r\n\r\n"):
+            with socket.create_connection(thief.server_address) as client:
+                client.sendall(request)
+                assert client.recv(15) == b"HTTP/1.1 200 OK"
+    assert thief.heard == ["Authorization"]
+
+
+HUNGRY = """
+import os, sys
+kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(9)]
+os.close(kept[3])
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        with open("/dev/null"), open("/dev/null"):
+            print("opened", flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+def test_a_process_that_starves_can_open_nothing_more_until_it_is_over():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HUNGRY], bufsize=1, **pipes) as hungry:
+
+        def ask() -> str:
+            hungry.stdin.write("\n")
+            return hungry.stdout.readline().strip()
+
+        assert hungry.stdout.readline() == "ready\n"
+        with starved(psutil.Process(hungry.pid)):
+            assert ask() == "Too many open files"
+        assert ask() == "opened"
+
+
+def test_readers_of_a_page_whose_clocks_are_wrong_are_compared_with_one_whose_clock_is_right(tmp_path, monkeypatch):
+    monkeypatch.setattr("soak.page.ALIVE_SECONDS", 1e6)
+    monkeypatch.setattr("soak.page.MOST_SECONDS", 1e6)
+    (tmp_path / "events").mkdir()
+    first = header("driver", run="abc", pid=1, host="head", wall=time.time() - 1.0)
+    (tmp_path / "events" / "driver.jsonl").write_text(f"{first}\n")
+    with (tmp_path / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        readers = Readers(tmp_path)
+        assert readers.look() == [], "they have some time to find out"
+        monkeypatch.setattr("soak.page.MOST_SECONDS", 0.0)
+        (ahead,) = readers.look()
+        assert ahead.startswith(f"with a clock +1 h off, the page of {tmp_path.name} has a present time that is +36")
+    assert Readers(tmp_path).look() == [], "the run is over"
 
 
 def test_a_claim_is_shared_by_one_owner_and_refused_to_another_until_the_process_ends(tmp_path):
