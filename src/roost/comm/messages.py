@@ -18,7 +18,7 @@ from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
 from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, PeerInfo, SharedBuffer, view
 from roost.comm.wire.endpoint import ENDED, Endpoint
-from roost.comm.wire.loop import Handle, all_of
+from roost.comm.wire.loop import Handle, all_of, check_timeout, is_from_handler
 from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
 from roost.runtime.process.addresses import WorkerAddress
@@ -54,7 +54,7 @@ class _Tensor:
 
 
 class _Received(Handle[Any]):
-    """A receive. If its caller gives it up or drops it, the next receive gets its message."""
+    """A receive. If its caller gives it up, the next receive gets its message."""
 
     __slots__ = ("__weakref__", "_messages", "receive")
 
@@ -79,18 +79,45 @@ class _Received(Handle[Any]):
 
     def give_up(self) -> None:
         """Let the next receive have the message, unless the caller has got it, or an error."""
-        if not self._is_taken() and not self._messages.withdraw(self.receive):
+        if not self._is_taken():
+            self._loop.do(self._give_up)
+
+    def _give_up(self) -> None:
+        # Once: it is not done again when the handle is dropped.
+        self._open = None
+        if not self._messages.withdraw(self.receive):
             # The thread that has read the message may be about to hand it over.
             self.on_done(lambda: self._messages.put_back(self._value))
 
-    def __del__(self) -> None:
-        if not self._is_taken():
-            # This may run in the middle of anything, and so the communication thread does it.
-            messages, receive, message = self._messages, self.receive, self._value
-            self._loop.call(lambda: messages.put_back(message) if message is not None else messages.withdraw(receive))
+    def open(self) -> Any:
+        """Return what arrived to the caller of this receive, or raise its error; interrupted, it can be given up."""
+        if self._error is not None:
+            raise self._error
+        receive = self.receive
+        try:
+            value = _open(receive.source, receive.target, self._value)
+        except RoostError as error:
+            self._error = error
+            raise
+        # From here to the end of `recv` nothing is called, and so nothing is interrupted.
+        self._open = None
+        return value
 
     def _is_taken(self) -> bool:
         return self.is_done and (self._open is None or self._error is not None)
+
+
+class _Later(_Received):
+    """A receive whose caller has the handle: dropping it gives it up."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        # The caller may have been interrupted before it was made.
+        if getattr(self, "receive", None) is not None and not self._is_taken():
+            # This may run in the middle of anything, and so the communication thread does it.
+            messages, receive, message = self._messages, self.receive, self._value
+            self._loop.call(lambda: messages.put_back(message) if message is not None else messages.withdraw(receive))
 
 
 class _Sender(Handle[None]):
@@ -208,7 +235,9 @@ class Messages:
         sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         peer = sender.peer = self.endpoint.peer(to)
         peer.fail_at_end(sender)
-        peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender.fail)
+        self.endpoint.loop.do(
+            lambda: peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender.fail)
+        )
         return self._confirmed(sender, receipt)
 
     def _send_chunks(self, peer: Peer, source: Buffer, number: int, envelope: bytes, sender: _Sender) -> None:
@@ -249,23 +278,22 @@ class Messages:
 
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
-        handle = self._received(source, tag, into)
-        self._post(handle)
+        handle = _Later(self, source, tag, _target(into))
+        self.endpoint.loop.do(lambda: self._post(handle))
         return handle
 
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
         """Receive the next message of a source, and wait for it: what has not arrived by then is for the next."""
-        handle = self._received(source, tag, into)
+        seconds = check_timeout(timeout)
+        handle, loop = _Received(self, source, tag, _target(into)), self.endpoint.loop
         try:
-            self._post(handle)
-            return handle.wait(timeout)
+            may_read = loop.do(lambda: self._post(handle))
+            if not handle.is_done and not loop.wait_for(handle, seconds, may_read):
+                raise handle.timed_out(timeout)
+            return handle.open()
         except BaseException:
             handle.give_up()
             raise
-
-    def _received(self, source: str, tag: Hashable, into: Any) -> _Received:
-        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-        return _Received(self, source, tag, target)
 
     def _post(self, handle: _Received) -> None:
         """Let a receive wait for its message, or have it if all of it is here."""
@@ -376,8 +404,11 @@ class Messages:
         try:
             found = pickle.loads(envelope[9:])  # noqa: S301 - likewise
             hash(found[0])
-        except Exception as error:
-            problem = f"{self.endpoint.own.address} cannot read the tag of a message from {peer.address}: {error}"
+        except BaseException as error:
+            if is_from_handler(error):
+                raise
+            what = str(error) if isinstance(error, Exception) else f"{type(error).__name__}: {error}"
+            problem = f"{self.endpoint.own.address} cannot read the tag of a message from {peer.address}: {what}"
         there = self.endpoint.peers.get(peer.address)
         if there is not None:
             there.send(Kind.REPLY, int.from_bytes(envelope[1:9], "little"), problem.encode())
@@ -468,6 +499,10 @@ class Messages:
         _fail(receives, ClusterError(ENDED))
 
 
+def _target(into: Any) -> Buffer | None:
+    return None if into is None else as_buffer(into, "recv_tensor", is_target=True)
+
+
 def _fail(receives: Sequence[Receive], error: Exception) -> None:
     for receive in receives:
         handle = receive.handle()
@@ -483,9 +518,10 @@ def _open(source: str, target: Buffer | None, message: Message) -> Any:
     """Turn a message into what the caller of a receive gets, in the caller's thread."""
     try:
         value = _make_value(source, target, message)
-    except Exception:
-        # Whatever could not be unpickled is not fetched again; after Ctrl-C it is.
-        _settle(message)
+    except Exception as error:
+        # Whatever could not be unpickled is not fetched again; after an interrupt it is.
+        if not is_from_handler(error):
+            _settle(message)
         raise
     _settle(message)
     return value
@@ -520,6 +556,8 @@ def _make_value(source: str, target: Buffer | None, message: Message) -> Any:
         except RoostError:
             raise
         except Exception as error:
+            if is_from_handler(error):
+                raise
             raise WorkerFailed(
                 f"a message from {message.source} cannot be unpickled: {type(error).__name__}: {error}",
                 hint="both workers need the modules and classes of what is sent",

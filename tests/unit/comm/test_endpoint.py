@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import functools
@@ -267,7 +268,10 @@ def held_up(messages):
     messages.endpoint.loop.start()
     messages.endpoint.loop.call(gate.wait)
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            # Where Ctrl-C can interrupt, the main thread leaves some things to the one that is held up.
+            patch.setattr("roost.comm.wire.loop._signals", [])
+            yield
     finally:
         gate.set()
 
@@ -355,18 +359,29 @@ def test_the_rest_of_a_tensor_comes_although_too_much_else_waits(monkeypatch):
 class Unreadable:
     """A tag that the receiver cannot make."""
 
+    def __init__(self, *how):
+        self.how = how
+
     def __reduce__(self):
-        return importlib.import_module, ("no_such_module",)
+        return self.how
 
 
-def test_a_tag_that_cannot_be_read_is_the_error_of_its_message_alone(pair):
+UNREADABLE = {
+    "No module named 'no_such_module'": (importlib.import_module, ("no_such_module",)),
+    "SystemExit: 3": (sys.exit, (3,)),
+    "unhashable type: 'list'": (list, ()),
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_a_tag_that_cannot_be_read_is_the_error_of_its_message_alone(pair, why):
     for number in range(5):
         pair.one.send(number, "b:0")
-    bad = pair.one.send("bad", "b:0", Unreadable())
+    bad = pair.one.send("bad", "b:0", Unreadable(*UNREADABLE[why]))
     for number in range(5, 10):
         pair.one.send(number, "b:0")
     after = pair.one.send("after", "b:0", "tag")
-    with pytest.raises(WorkerFailed, match="b:0 cannot read the tag of a message from a:0: No module named"):
+    with pytest.raises(WorkerFailed, match=f"b:0 cannot read the tag of a message from a:0: .*{why}"):
         bad.wait(30)
     assert [pair.two.receive("a:0").wait(30) for _ in range(10)] == list(range(10))
     assert pair.two.receive("a:0", "tag").wait(30) == "after"
@@ -432,6 +447,33 @@ def test_a_receive_whose_handle_is_dropped_takes_no_message(pair):
     wait_until(unread.done, "it is here")
     del unread
     assert pair.two.receive("a:0").wait(30) == "third"
+
+
+def test_a_task_that_was_cancelled_in_a_receive_takes_no_message(pair):
+    """Also while the program keeps the task, and so its error."""
+    meet(pair)
+
+    async def cancel():
+        async def receive():
+            return await pair.two.receive("a:0")
+
+        tasks = [asyncio.create_task(receive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        kept = await asyncio.gather(
+            *(tasks[0], asyncio.wait_for(receive(), 0.01), pair.two.receive("a:0").async_wait(0.01)),
+            return_exceptions=True,
+        )
+        with pytest.raises(CallTimedOut) as late:
+            pair.two.receive("a:0").wait(0.01)
+        kept.append(late.value)
+        pair.one.send("first", "b:0")
+        pair.one.send("second", "b:0")
+        return kept, await tasks[1], await pair.two.receive("a:0")
+
+    kept, *got = asyncio.run(asyncio.wait_for(cancel(), 30))
+    assert [type(error) for error in kept] == [asyncio.CancelledError, TimeoutError, CallTimedOut, CallTimedOut]
+    assert got == ["first", "second"]
 
 
 def test_what_a_handler_of_a_signal_raises_takes_no_message(pair):

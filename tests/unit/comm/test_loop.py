@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +100,11 @@ def test_an_item_is_still_there_after_an_interrupted_get(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             channel.get()
     assert channel.get() == 1
+
+
+@pytest.mark.parametrize("how", ["receive", "send"])
+def test_a_handler_of_a_signal_that_raises_at_any_moment_loses_doubles_and_reorders_nothing(how):
+    script = Path(__file__).parents[2] / "interrupted.py"
+    done = subprocess.run([sys.executable, script, how, "4000"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.removeprefix("interrupts ")) >= 10

@@ -153,16 +153,18 @@ class Endpoint:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
         peer = self.peers.get(address)
         if peer is None:
-            with self.lock:
-                if self.is_closed:
-                    raise ClusterError(ENDED)
-                peer = self.peers.get(address)
-                if peer is None and address == self.own.address:
-                    peer = self.peers[address] = OwnPeer(self)
-                elif peer is None:
-                    peer = self.peers[address] = Peer(self, address)
-                    self._find(peer, "")
+            self.loop.do(lambda: self._make_peer(address))
+            peer = self.peers[address]
         return peer
+
+    def _make_peer(self, address: str) -> None:
+        with self.lock:
+            if self.is_closed:
+                raise ClusterError(ENDED)
+            if address not in self.peers:
+                peer = self.peers[address] = OwnPeer(self) if address == self.own.address else Peer(self, address)
+                if address != self.own.address:
+                    self._find(peer, "")
 
     def request(
         self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST

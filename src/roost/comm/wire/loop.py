@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import heapq
+import importlib
 import itertools
 import logging
 import math
@@ -19,6 +20,7 @@ import select
 import signal
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -78,7 +80,10 @@ class Handle(Generic[Value]):
     def wait(self, timeout: float | None = None) -> Value:
         """Wait for the value; CallTimedOut says who is missing, and the operation goes on."""
         if not self.is_done and not self._loop.wait_for(self, check_timeout(timeout)):
-            raise self.timed_out(timeout)
+            error = self.timed_out(timeout)
+            # Whoever keeps the error keeps this frame, which must not keep an operation that was dropped.
+            del self
+            raise error
         return self._get()
 
     def waits_for(self) -> str:
@@ -88,12 +93,18 @@ class Handle(Generic[Value]):
     async def async_wait(self, timeout: float | None = None) -> Value:
         """Do the same in a coroutine."""
         if not self.is_done:
+            seconds = check_timeout(timeout)
             try:
                 with waiting(self.waits_for):
-                    await asyncio.wait_for(self._ended(), check_timeout(timeout))
+                    await asyncio.wait_for(self._future(), seconds)
             except TimeoutError:
                 if not self.is_done:
-                    raise self.timed_out(timeout) from None
+                    error = self.timed_out(timeout)
+                    del self
+                    raise error from None
+            except asyncio.CancelledError:
+                del self
+                raise
         return self._get()
 
     def __await__(self) -> Generator[Any, None, Value]:
@@ -146,9 +157,10 @@ class Handle(Generic[Value]):
         for callback in callbacks:
             callback()
 
-    async def _ended(self) -> None:
+    def _future(self) -> asyncio.Future[None]:
+        """Return a future of the running event loop that is done when this is, and does not keep it."""
         loop = asyncio.get_running_loop()
-        ended = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
 
         def set_ended() -> None:
             if not ended.done():
@@ -161,7 +173,7 @@ class Handle(Generic[Value]):
 
         self.on_done(end)
         self._loop.nudge()
-        await ended
+        return ended
 
     def _get(self) -> Value:
         while self._error is None and self._open is not None:
@@ -185,6 +197,8 @@ class Handle(Generic[Value]):
                 try:
                     self._value = opener(self._value)
                 except Exception as error:
+                    if is_from_handler(error):
+                        raise
                     self._value, self._error = None, error
                 opener = None
             elif opener is not None:
@@ -277,6 +291,32 @@ class Loop:
         self._calls.append(function)
         self._wake()
 
+    def do(self, function: Callable[[], object]) -> bool:
+        """Call a function that must not be interrupted; returns whether it is called here, and not by the thread."""
+        if not is_interruptible():
+            function()
+            return True
+        done = threading.Lock()
+        done.acquire()
+        failures: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                function()
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                done.release()
+
+        self.start()
+        self.call(call)
+        if self._is_stopped:
+            self._make_calls()
+        done.acquire()
+        for failure in failures:
+            raise failure
+        return False
+
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
         """Let the thread call a function after a while."""
         timer = time.monotonic() + seconds, next(self._order), function
@@ -311,10 +351,12 @@ class Loop:
     def start(self) -> None:
         """Start the thread, once."""
         with self.turns:
-            if self._thread is not None or self._is_stopped:
+            if self._is_stopped:
                 return
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            if self._thread.ident is None:
+                self._thread.start()
 
     def nudge(self) -> None:
         """Let the thread read all that no other one does: a caller waits for something, but not by reading."""
@@ -335,12 +377,12 @@ class Loop:
         # Not before: a finalizer may wake the thread even after its end.
         os.close(self._woken)
 
-    def wait_for(self, handle: Handle[Any], timeout: float | None) -> bool:
-        """Wait until a handle is done; returns whether it is."""
+    def wait_for(self, handle: Handle[Any], timeout: float | None, may_read: bool | None = None) -> bool:
+        """Wait until a handle is done; returns whether it is. `may_read` says whether nothing can interrupt this."""
         began = time.perf_counter()
         source = None
-        if (timeout is None or timeout > READ_SECONDS) and threading.get_ident() != interruptible.thread:
-            source = handle.source()
+        if timeout is None or timeout > READ_SECONDS:
+            source = handle.source() if may_read or (may_read is None and not is_interruptible()) else None
         if source is not None:
             source.read_for(handle)
         if handle.is_done and time.perf_counter() - began < LEAST_WAIT_SECONDS:
@@ -393,7 +435,8 @@ class Loop:
                 if handler is not None:
                     try:
                         handler(event)
-                    except Exception:
+                    except BaseException:
+                        # As SystemExit, which unpickling may raise: without this thread the process is deaf.
                         log.exception("a connection could not be handled")
                         self.forget(fd)
             while self._timers and self._timers[0][0] <= time.monotonic():
@@ -402,6 +445,7 @@ class Loop:
                 self.at_end.pop()()
             if self._lent:
                 self._take_back_before(time.monotonic() - LINGER_SECONDS)
+        self._make_calls()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
@@ -410,13 +454,18 @@ class Loop:
     def _wake_up(self, _event: int) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        for _ in range(len(self._calls)):
-            self._make(self._calls.popleft())
+        self._make_calls()
+
+    def _make_calls(self) -> None:
+        # Another thread may make them, too, once the loop is stopped.
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._calls)):
+                self._make(self._calls.popleft())
 
     def _make(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except Exception:
+        except BaseException:
             log.exception("the communication thread could not do something")
 
 
@@ -428,7 +477,7 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
     def __enter__(self) -> None:
         self._handler: Any = None
         self._frame: Any = None
-        if threading.get_ident() == interruptible.thread:
+        if threading.current_thread() is threading.main_thread():
             handler = signal.getsignal(signal.SIGINT)
             if callable(handler):
                 self._handler = handler
@@ -445,23 +494,29 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
         self._frame = frame
 
 
-class _Interruptible:
-    """The thread that Ctrl-C may interrupt anywhere, by its number; 0 for none."""
-
-    __slots__ = ("thread",)
-
-    def __init__(self) -> None:
-        self.find()
-
-    def find(self) -> None:
-        """Note the main thread of this process."""
-        self.thread = threading.main_thread().ident or 0
+_find_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
+"""What `signal.getsignal` wraps: that also makes members of enumerations, which takes thirty times as long."""
+_signals = [
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD),
+    *(signal.SIGQUIT, signal.SIGPROF, signal.SIGVTALRM, signal.SIGXCPU, signal.SIGIO, signal.SIGWINCH),
+]
+"""Those that programs handle: to look at all 64 would take as long as to send a message."""
 
 
-interruptible = _Interruptible()
-os.register_at_fork(after_in_child=interruptible.find)
+def is_interruptible() -> bool:
+    """Whether a handler of a signal may raise in this thread, which it can do between any two steps."""
+    return threading.get_ident() == threading.main_thread().ident and any(map(callable, map(_find_handler, _signals)))
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal raised this, and not the code that it interrupted."""
+    codes = set()
+    for handler in map(_find_handler, _signals):
+        method = handler if hasattr(handler, "__code__") or not callable(handler) else type(handler).__call__
+        codes.add(getattr(getattr(method, "__func__", method), "__code__", None))
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def let_main_thread_read() -> None:
-    """Allow the main thread of this process to read: no Ctrl-C interrupts it in the middle of a frame."""
-    interruptible.thread = 0
+    """Take no account of handlers of SIGINT and SIGTERM: nobody presses Ctrl-C in a worker, and the other ends it."""
+    _signals[:] = [number for number in _signals if number not in (signal.SIGINT, signal.SIGTERM)]
