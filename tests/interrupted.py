@@ -21,7 +21,7 @@ from roost.comm.wire.endpoint import Endpoint, own_instance
 from roost.comm.wire.loop import let_main_thread_read
 
 
-class Interrupt(Exception):
+class Interrupt(Exception):  # noqa: N818 - what happened
     """What the handler raises: a time limit, as many programs have one."""
 
 
