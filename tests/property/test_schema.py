@@ -76,6 +76,14 @@ PROFILE = {
     },
     "switch": {"rollout": {"wake": 2.0, "sleep": 1}, "actor": {}},
     "weights": {"seconds": 1.5},
+    "runs": [
+        {
+            "placement": {"rollout": "0-3", "actor": [4, "5-7"]},
+            "kinds": {"rollout": "H100", "actor": 4090},
+            "step": 2.5,
+            "calls": {"rollout.go": {"begins": 0, "ends": "1.5"}},
+        }
+    ],
 }
 INVENTORY = {
     "nodes": [

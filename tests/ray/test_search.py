@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roost import Cluster, FlexiblePlacementStrategy, WorkerGroup
+from roost import Channel, Cluster, FlexiblePlacementStrategy, Worker, WorkerGroup
 from roost.config.profile import read_profile
 from roost.config.run import read_run_draft
 from roost.config.topology import Topology
@@ -160,6 +160,57 @@ def test_any_run_leaves_the_times_of_its_calls_for_a_profile(small_cluster, roos
     assert list(nap.timings[""]) == [1]
     assert len(nap.timings[""][1].samples) == 2
     assert min(nap.timings[""][1].samples) >= 50_000_000
+
+
+class Maker(Worker):
+    def make(self, channel: Channel, count: int) -> None:
+        for number in range(count):
+            time.sleep(0.1)
+            channel.put(number, timeout=SECONDS)
+
+
+class Learner(Worker):
+    def learn(self, channel: Channel, count: int, seconds: float) -> None:
+        for _ in range(count):
+            channel.get(timeout=SECONDS)
+            time.sleep(seconds)
+
+
+@pytest.mark.parametrize(("seconds", "is_refused"), [(0.0, False), (0.1, True)])
+def test_a_job_whose_calls_meet_in_a_channel_is_predicted_or_refused(
+    small_cluster, roost, tmp_path, seconds, is_refused
+):
+    """Waits for a channel are no work; where a call works while the other puts, no flow of calls describes the job."""
+    folder, job = Path(small_cluster.run_dir), tmp_path / "job.yaml"
+    flow = {"step": "maker.make -> learner.learn", "weights": "learner -> maker"}
+    sections = {"cluster": {"component_placement": {"maker": 0, "learner": 0}}, "flow": flow}
+    job.write_text(yaml.safe_dump(sections))
+    (folder / "job.yaml").write_text(job.read_text())
+    groups = [
+        cls.create_group().launch(small_cluster, name=cls.__name__.lower(), share=0.4) for cls in (Maker, Learner)
+    ]
+    with Channel.create("samples") as channel:
+        for _ in range(4):
+            made, learned = groups[0].make(channel, 3), groups[1].learn(channel, 3, seconds)
+            made.wait(SECONDS)
+            learned.wait(SECONDS)
+    for group, call in zip(groups, ("make", "learn"), strict=True):
+        events = folder / worker_file(f"{group.name}:0")
+        group.close()
+        wait_until(lambda events=events, call=call: events.read_text().count(f'"call":"{call}"') == 4, "the last call")
+    profile = tmp_path / "profile.yaml"
+    code, _, err = roost("profile", str(folder), "--out", str(profile))
+    assert code == 0, err
+    learn = read_profile(profile).calls["learner.learn"].timings[""][1]
+    assert 3 * seconds <= learn.median / 1e9 < 3 * seconds + 0.1
+    code, out, err = roost("search", str(job), "--cluster", "1x1", "--profile", str(profile))
+    if is_refused:
+        assert code == 2, out
+        assert "learner.learn begins" in err
+        assert "before maker.make has ended" in err
+    else:
+        assert code == 0, err
+        assert "with maker on 0 and learner on 0 a step took" in out
 
 
 @pytest.mark.soak

@@ -13,7 +13,7 @@ from roost.config.document import Value
 from roost.config.fields import Field, Table
 from roost.config.flow import role_of
 from roost.config.reading import Notes, describe, read_fields, read_list
-from roost.config.values import MEMORY, TEXTS, Kind, Schema, by_name, items, typed, whole
+from roost.config.values import MEMORY, NODE_RANKS, TEXTS, Kind, Schema, by_name, items, typed, whole
 from roost.config.yaml_file import as_document
 from roost.text import join_words, shorten
 
@@ -60,10 +60,15 @@ class SwitchProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """A run whose calls are in the profile: where its components sat, and how long its steps took."""
+    """A run whose calls are in the profile: where its roles sat, and how long its steps took."""
 
-    placement: Mapping[str, str]
+    placement: Mapping[str, tuple[int, ...]]
+    """The hardware ranks of each role, counted over all accelerators."""
     step: Timing
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """The kind of each role's devices, where the profile has several."""
+    calls: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """When each call begins and ends, from the first one of its step on; also of calls that are not in the flow."""
     value: Value = field(repr=False, compare=False)
 
 
@@ -163,16 +168,27 @@ SWITCH_FIELDS = Table(
     Field("sleep", SECONDS, "Seconds until others can use its devices."),
 )
 UPDATE_FIELDS = Table("The weight update.", Field("seconds", SECONDS, "How long one takes.", required=True))
+SPAN_FIELDS = Table(
+    "When a call begins and ends, in seconds from the first call of its step on.",
+    Field("begins", SECONDS, "When the first of its ranks begins.", required=True),
+    Field("ends", SECONDS, "When the last of its ranks ends.", required=True),
+)
 RUN_FIELDS = Table(
     "A run whose calls were measured.",
     Field(
         "placement",
-        TEXTS,
-        "Where its components sat, as in component_placement.",
+        Kind(read_fields, lambda: typed("object", "string", additionalProperties=NODE_RANKS.schema())),
+        "The hardware ranks of its roles, counted over all accelerators.",
         required=True,
         examples=({"actor": "0-3", "rollout": "4-7"},),
     ),
     Field("step", TIMING, "How long its steps took: a number, a list of samples, or p50 and p90.", required=True),
+    Field("kinds", TEXTS, "The kind of each role's devices, where the profile has several."),
+    Field(
+        "calls",
+        Kind(read_fields, lambda: typed("object", "string", additionalProperties=SPAN_FIELDS.schema())),
+        "When each call begins and ends in a step.",
+    ),
 )
 PROFILE_FIELDS = Table(
     "How long the calls of a step take.",
@@ -213,9 +229,16 @@ def read_profile(config: object) -> Profile:
     runs = []
     for place, item in enumerate(section.read("runs", ())):
         run = RUN_FIELDS.read(item, notes, f"runs: {place}")
-        placement, step = run.read("placement"), run.read("step")
-        if placement is not None and step is not None:
-            runs.append(MeasuredRun(placement=placement, step=step, value=item))
+        given, step, spans = run.read("placement"), run.read("step"), {}
+        for name, pair in run.read("calls", {}).items():
+            span = SPAN_FIELDS.read(pair.value, notes, f"runs: {place}: {name}")
+            spans[name] = span.read("begins", 0), span.read("ends", 0)
+        if given is not None and step is not None:
+            placement = {
+                role: NODE_RANKS.read(pair.value, notes, f"runs: {place}: {role}") or () for role, pair in given.items()
+            }
+            kinds = run.read("kinds", {})
+            runs.append(MeasuredRun(placement=placement, step=step, kinds=kinds, calls=spans, value=item))
     notes.raise_if_any()
     return Profile(calls=calls, switches=switches, weights=update, runs=tuple(runs), value=value)
 

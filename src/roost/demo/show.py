@@ -21,6 +21,7 @@ from rich.text import Text
 
 from roost import Cluster, ConfigError, Topology, make_plan
 from roost.config.profile import read_profile
+from roost.config.ranks import format_ranks
 from roost.config.run import read_run_draft
 from roost.demo.rounds import Round, Run
 from roost.demo.tasks import TASKS, Goal, Mode, Task
@@ -29,6 +30,7 @@ from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.render.terminal import draw_terminal, terminal_colours
 from roost.search.answer import search
+from roost.search.predict import check_runs
 from roost.search.problem import seconds
 from roost.search.setup import make_setup
 from roost.testing import local_cluster
@@ -194,32 +196,48 @@ def advise(task: Task, done: Sequence[Run]) -> str:
     """Search the placements of actor and rollout on the demo's accelerators, from what its rounds took."""
     topology = Topology.from_shorthand(task.hardware)
     times: dict[str, dict[int, float]] = {task.call: {}, "actor.learn": {}}
-    updates = []
+    updates, runs = [], []
     for trained in done:
         placement = task.make_job(trained.mode)["cluster"]["component_placement"]
+        ranks = {role: _range(placement[role]) for role in ("rollout", "actor")}
         # The first rounds warm up.
         rounds = trained.rounds[1:] or trained.rounds
         updates += [item.seconds["weights"] for item in rounds]
-        times[task.call][_count(placement["rollout"])] = median(item.made_in for item in rounds)
-        times["actor.learn"][_count(placement["actor"])] = median(item.seconds["learn"] for item in rounds)
+        made, learned = (median(item.made_in for item in rounds), median(item.seconds["learn"] for item in rounds))
+        times[task.call][len(ranks["rollout"])] = made
+        times["actor.learn"][len(ranks["actor"])] = learned
+        # What is learned from is there when learning begins, whatever its makers do meanwhile.
+        run = {
+            "placement": {role: format_ranks(own) for role, own in ranks.items()},
+            "step": median(sum(item.seconds.values()) for item in rounds),
+            "calls": {
+                task.call: {"begins": 0.0, "ends": made},
+                "actor.learn": {"begins": made, "ends": made + learned},
+            },
+        }
+        runs.append(run)
     job = {
         "cluster": {"num_nodes": topology.num_nodes, "component_placement": {"actor": "0", "rollout": "0"}},
         "flow": {"step": f"{task.call} -> actor.learn", "weights": "actor -> rollout", "staleness": _STALENESS},
     }
     calls = {call: {"seconds": found} for call, found in times.items()}
-    profile = {"version": 1, "calls": calls, "weights": {"seconds": median(updates)}}
-    draft = read_run_draft(job)
+    measured = {"version": 1, "calls": calls, "weights": {"seconds": median(updates)}, "runs": runs}
+    draft, profile = read_run_draft(job), read_profile(measured)
     if draft.flow is None:
         return ""
-    best = search(make_setup(draft.flow, read_profile(profile), topology), 1).best
+    try:
+        check_runs(draft.flow, profile)
+    except ConfigError as error:
+        return f"no other placement can be told from these times: {error.problems[0].message}"
+    best = search(make_setup(draft.flow, profile, topology), 1).best
     places = ", ".join(f"{name} on {ranks}" for name, ranks in best.component_placement.items())
     return f"by these times the best placement is {places}: {seconds(best.step_time):.2f} s a step"
 
 
-def _count(placement: str) -> int:
-    """Return how many accelerators a placement such as `0-7:0-3` has."""
+def _range(placement: str) -> range:
+    """Return the accelerators of a placement such as `0-7:0-3`."""
     first, _, last = placement.partition(":")[0].partition("-")
-    return int(last or first) - int(first) + 1
+    return range(int(first), int(last or first) + 1)
 
 
 class DemoConsole(Console):

@@ -78,6 +78,9 @@ def test_a_profile_has_no_waits_and_says_where_the_run_sat_and_how_long_its_step
     assert written["calls"]["actor.train"]["seconds"][2] == pytest.approx([0.1] * 7)
     assert written["calls"]["rollout.generate"]["seconds"][2] == pytest.approx([0.2] * 7)
     assert set(written["calls"]) == {"actor.train", "rollout.generate"}
-    assert written["runs"] == [{"placement": {"rollout": "0-1", "actor": "2-3"}, "step": pytest.approx([0.5] * 6)}]
+    spans = {"rollout.generate": {"begins": 0.0, "ends": 0.2}, "actor.train": {"begins": 0.01, "ends": 0.41}}
+    (written_run,) = written["runs"]
+    assert written_run.pop("calls") == {name: pytest.approx(span) for name, span in spans.items()}
+    assert written_run == {"placement": {"rollout": "0-1", "actor": "2-3"}, "step": pytest.approx([0.5] * 6)}
     (run,) = read_profile(written).runs
-    assert (run.placement, run.step.median) == ({"rollout": "0-1", "actor": "2-3"}, 500_000_000)
+    assert (run.placement, run.step.median) == ({"rollout": (0, 1), "actor": (2, 3)}, 500_000_000)

@@ -374,8 +374,10 @@ def test_a_missing_gymnasium_is_reported_with_the_command_to_install_it(tmp_path
 
 
 def test_the_demo_says_which_placement_its_times_would_make_the_best():
-    def trained(mode: Mode, made: float, learn: float) -> Run:
-        seconds = {"play": made, "learn": learn, "weights": 0.1}
+    def trained(mode: Mode, made: float, learn: float, slow: float = 0.0) -> Run:
+        # At the same time, a round only waits for what learning did not outlast.
+        waits = made if mode is Mode.COLOCATE else max(0.0, made - learn - 0.1)
+        seconds = {"play": waits + slow, "learn": learn, "weights": 0.1}
         rounds = tuple(
             Round(number=number, mean_return=1.0, episodes=9, seconds=seconds, made_in=made, behind=0)
             for number in (1, 2, 3)
@@ -388,3 +390,9 @@ def test_the_demo_says_which_placement_its_times_would_make_the_best():
     # Here they are four times as quick.
     quick = advise(TASKS["cartpole"], [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 4.0, 4.0)])
     assert quick == "by these times the best placement is rollout on 0-7, actor on 0-7: 2.10 s a step"
+    # A step at the same time takes longer than its calls: they slow each other down, or wait for each other.
+    slow = advise(TASKS["cartpole"], [trained(Mode.COLOCATE, 1.0, 1.0), trained(Mode.DISAGG, 1.0, 1.0, 0.5)])
+    assert slow == (
+        "no other placement can be told from these times: with rollout on 4-7 and actor on 0-3 a step took 1.6 s, and "
+        "by these times it takes 1.1 s: rollout.play begins 0.5 s later than the flow lets it"
+    )

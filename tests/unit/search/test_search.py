@@ -21,7 +21,8 @@ from roost.runtime.events.format import header, line_of, worker_file
 from roost.search.answer import Answer, search
 from roost.search.find import Found, find_best
 from roost.search.layout import lay_out, placement_text
-from roost.search.measured import CallTime, Placed, make_profile
+from roost.search.measured import CallTime, Placed, RunTimes, make_profile
+from roost.search.predict import check_runs
 from roost.search.problem import SECOND, Call, Problem, Role
 from roost.search.sensitivity import deciding
 from roost.search.setup import make_setup
@@ -267,20 +268,21 @@ def test_draws_are_quantiles_of_what_was_measured():
 def test_a_profile_from_runs_takes_the_slowest_rank_and_leaves_the_first_call_out():
     def run(devices: int, seconds: list[list[float]]):
         times = [
-            CallTime("actor.train", str(rank), float(at), took)
+            CallTime("actor.train", str(rank), float(at), took, end=at + took)
             for rank, own in enumerate(seconds)
             for at, took in enumerate(own)
         ]
-        return {"actor": Placed(devices, 2)}, times
+        return RunTimes({"actor": Placed(devices, 2)}, times)
 
     found = make_profile([run(4, [[9.0, 4.0, 4.2], [9.5, 4.1, 4.0]]), run(8, [[2.5]])])
     assert found == {
         "version": 1,
         "calls": {"actor.train": {"seconds": {4: [4.1, 4.2], 8: 2.5}, "devices_per_worker": 2}},
+        "runs": [{"placement": {}, "step": 1.1, "calls": {"actor.train": {"begins": 0.0, "ends": 4.15}}}],
     }
     assert read_profile(found).calls["actor.train"].timings[""][4].median == round(4.15 * SECOND)
     with pytest.raises(ConfigError, match="no call of a component"):
-        make_profile([({}, [CallTime("actor.train", "0", 0.0, 1.0)])])
+        make_profile([RunTimes({}, [CallTime("actor.train", "0", 0.0, 1.0)])])
 
 
 def test_a_call_that_failed_on_any_rank_does_not_count():
@@ -290,15 +292,15 @@ def test_a_call_that_failed_on_any_rank_does_not_count():
         for at in (0.0, 1.0, 2.0, 3.0)
     ]
     placed = {"actor": Placed(2, 1)}
-    assert make_profile([(placed, times)])["calls"] == {"actor.train": {"seconds": {2: [2.0, 4.0]}}}
+    assert make_profile([RunTimes(placed, times)])["calls"] == {"actor.train": {"seconds": {2: [2.0, 4.0]}}}
     with pytest.raises(ConfigError, match="no call of a component"):
-        make_profile([(placed, [CallTime("actor.train", "0", 0.0, 1.0, is_ok=False)])])
+        make_profile([RunTimes(placed, [CallTime("actor.train", "0", 0.0, 1.0, is_ok=False)])])
 
 
 def test_a_profile_names_the_kinds_if_the_runs_had_several():
     def run(kind: str, seconds: float, per_worker: int = 1):
         times = [CallTime("actor.train", "0", 0.0, seconds), CallTime("reward.score", "0", 0.0, 0.5)]
-        return {"actor": Placed(4, per_worker, kind), "reward": Placed(0, 1)}, times
+        return RunTimes({"actor": Placed(4, per_worker, kind), "reward": Placed(0, 1)}, times)
 
     assert make_profile([run("H100", 2.0), run("H100", 3.0)])["calls"] == {
         "actor.train": {"seconds": {4: [2.0, 3.0]}},
@@ -316,9 +318,119 @@ def test_a_profile_names_the_kinds_if_the_runs_had_several():
 
 def test_a_long_run_leaves_a_hundred_samples_with_the_same_distribution():
     times = [CallTime("actor.train", "0", float(at), float(at)) for at in range(1001)]
-    seconds = make_profile([({"actor": Placed(2, 1)}, times)])["calls"]["actor.train"]["seconds"][2]
+    seconds = make_profile([RunTimes({"actor": Placed(2, 1)}, times)])["calls"]["actor.train"]["seconds"][2]
     assert len(seconds) == 100
     assert (seconds[0], seconds[50], seconds[-1]) == (6.0, 506.0, 996.0)
+
+
+def apart(
+    generate: float, train: float, begins: float, step: float, waits: float = 0.0, more: tuple[str, float, float] = ()
+) -> RunTimes:
+    """Steps of a run: when training begins in each, how long it waits, and another call with its begin and its time."""
+
+    def call(name: str, rank: str, start: float, lasts: float, waits: float = 0.0) -> CallTime:
+        return CallTime(name, rank, start, lasts - waits, end=start + lasts)
+
+    times = [call("actor.init", "actor:0", -1.0, 0.3)]
+    for at in (number * step for number in range(6)):
+        times.append(call("rollout.generate", "rollout:0", at, generate))
+        times.append(call("actor.train", "actor:0", at + begins, train, waits))
+        times += [call(more[0], "rollout:0", at + more[1], more[2])] if more else []
+    placed = {"rollout": Placed(2, 1, "H100", (0, 1)), "actor": Placed(2, 1, "H100", (2, 3))}
+    return RunTimes(placed, times, ("rollout.generate", "actor.train"))
+
+
+def test_a_call_that_comes_several_times_in_a_step_counts_with_all_of_them():
+    run = apart(0.2, 0.4, 0.8, 1.2)
+    score = [CallTime("reward.score", "reward:0", at * 0.3, 0.1, end=at * 0.3 + 0.1) for at in range(24)]
+    placed = run.placed | {"reward": Placed(0, 1)}
+    found = make_profile([RunTimes(placed, [*run.times, *score], (*run.flow, "reward.score"))])
+    assert found["calls"]["reward.score"]["seconds"][0] == pytest.approx([0.4] * 5)
+    assert found["runs"][0]["step"] == pytest.approx([1.2] * 4)
+    assert found["runs"][0]["calls"]["reward.score"] == {"begins": 0.0, "ends": 1.0}
+    assert "actor.init" not in found["runs"][0]["calls"]
+
+
+SYNCHRONOUS = "  weights: actor -> rollout\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "step"),
+    [(apart(0.6, 0.4, 0.6, 1.04), "1 s"), (apart(0.06, 0.061, 0.01, 0.073, waits=0.053), "0.068 s")],
+    ids=["one after the other", "a call that waits for a channel in which the other puts"],
+)
+def test_a_search_predicts_the_run_that_it_was_measured_in(run, step):
+    profile = read_profile(make_profile([run]))
+    (prediction,) = check_runs(read_flow(TWO, SYNCHRONOUS), profile)
+    assert str(prediction).endswith(f"and by these times it takes {step}")
+
+
+@pytest.mark.parametrize(
+    ("run", "more", "reason"),
+    [
+        (
+            apart(0.6, 0.6, 0.1, 0.73, waits=0.3),
+            SYNCHRONOUS,
+            "actor.train begins 0.5 s before rollout.generate has ended, for which the search lets it wait",
+        ),
+        (
+            apart(0.6, 0.4, 0.6, 1.5),
+            "",
+            "rollout.generate begins 0.9 s later than the flow lets it",
+        ),
+        (
+            apart(0.6, 0.4, 0.6, 1.5),
+            SYNCHRONOUS,
+            "rollout.generate begins 0.5 s later than the flow lets it; the profile has no seconds for the update",
+        ),
+        (
+            apart(0.6, 0.4, 0.6, 1.5, more=("rollout.onload", 1.0, 0.4)),
+            SYNCHRONOUS,
+            "later than the flow lets it; rollout.onload, which is not in the flow, takes 0.4 s of a step",
+        ),
+        (
+            apart(0.6, 0.9, 0.6, 1.5, waits=0.5),
+            SYNCHRONOUS,
+            "actor.train lasts 0.9 s there, and by this profile it works for 0.4 s of them",
+        ),
+        (apart(0.6, 0.4, 0.6, 1.02), ASYNCHRONOUS, "rollout.generate begins 0.42 s later than the flow lets it"),
+    ],
+    ids=["overlap", "driver", "weights", "another call", "waits", "no overlap"],
+)
+def test_a_search_refuses_a_run_that_it_does_not_predict_and_names_the_call(run, more, reason):
+    profile = read_profile(make_profile([run]))
+    with pytest.raises(ConfigError) as caught:
+        check_runs(read_flow(TWO, more), profile)
+    assert reason in str(caught.value)
+    assert "with rollout on 0-1 and actor on 2-3 a step took" in str(caught.value)
+
+
+def test_a_run_that_the_search_cannot_model_is_left_out():
+    run = apart(0.6, 0.4, 0.6, 1.5)
+    for placed in (
+        {"rollout": Placed(2, 1, "", (0, 1)), "actor": Placed(2, 1, "", (1, 2))},
+        {"rollout": Placed(2, 1, "", (0, 1)), "actor": Placed(2, 1, "", ())},
+    ):
+        profile = read_profile(make_profile([run._replace(placed=placed)]))
+        assert check_runs(read_flow(TWO), profile) == []
+
+
+def test_a_search_by_a_run_that_it_does_not_predict_is_refused_with_the_place_in_the_profile(roost, tmp_path):
+    job, profile = tmp_path / "job.yaml", tmp_path / "p.yaml"
+    job.write_text(f"cluster:\n  component_placement:\n    rollout: 0-1\n    actor: 2-3\nflow:\n  step: {TWO}\n")
+    command = ("search", str(job), "-c", "1x4", "-p", str(profile))
+    profile.write_text(yaml.safe_dump(make_profile([apart(0.6, 0.4, 0.6, 1.5)]), sort_keys=False))
+    code, out, err = roost(*command)
+    assert (code, out) == (2, "")
+    assert "p.yaml:" in err
+    assert "rollout.generate begins 0.9 s later than the flow lets it" in err
+    profile.write_text(yaml.safe_dump(make_profile([apart(0.6, 0.6, 0.0, 0.65)]), sort_keys=False))
+    code, out, err = roost(*command)
+    assert code == 0, err
+    assert "with rollout on 0-1 and actor on 2-3 a step took 0.65 s, and by these times it takes 0.6 s" in out
+    assert json.loads(roost(*command, "--format", "json")[1])["runs"] == [
+        {"step_seconds": 0.65, "predicted_seconds": 0.6}
+    ]
 
 
 def folder_of_run(folder: Path, lines: dict[str, list[str]], cluster: str = "1x2") -> Path:
@@ -345,7 +457,7 @@ def test_events_of_any_run_make_a_profile_also_where_calls_share_a_line(roost, t
     code, out, _ = roost("profile", str(folder))
     assert code == 0
     every = {"actor.save": {"seconds": {2: 1.0}}, "actor.train": {"seconds": {2: [0.5, 0.5]}}}
-    assert yaml.safe_load(out) == {"version": 1, "calls": every}
+    assert yaml.safe_load(out)["calls"] == every
     (folder / "job.yaml").write_text("cluster:\n  component_placement:\n    actor: 0-1\nflow:\n  step: actor.train\n")
     assert yaml.safe_load(roost("profile", str(folder))[1])["calls"] == {"actor.train": every["actor.train"]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +13,11 @@ from roost.cli.options import Out
 from roost.cli.out import tell, write_text
 from roost.cli.runs import complete_run, find_folder, saved_plan
 from roost.config.hardware import ACCELERATOR
-from roost.config.ranks import format_ranks
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
-from roost.placement.plan import Plan
+from roost.placement.plan import Plan, pieces_of
 from roost.runtime.runs.record import JOB_FILES
-from roost.search.measured import CallTime, Placed, make_profile, step_times
+from roost.search.measured import CallTime, Placed, RunTimes, make_profile
 from roost.text import join_words
 from roost.watch.live import read_whole
 from roost.watch.model import RunModel
@@ -35,22 +34,19 @@ def profile(
     ],
     out: Out = None,
 ) -> None:
-    placed, measured = [], []
+    measured = []
     for folder in [find_folder(Path(run)) for run in runs]:
-        plan, flow, model = saved_plan(folder), _flow_calls(folder), read_whole(folder)
-        roles, times = _placed(plan), _times(model, flow)
-        placed.append((roles, times))
+        flow, model = _flow_calls(folder), read_whole(folder)
         # Without a flow nobody knows which calls make a step; the metrics of the job may.
-        steps = step_times(times) if flow else [seconds for _, seconds in model.view().steps][1:]
-        on_devices = [part for part in plan.components if part.name in roles and roles[part.name].devices]
-        measured.append(({part.name: format_ranks(part.hardware_ranks) for part in on_devices}, steps))
-    found = make_profile(placed, measured)
-    write_text(yaml.safe_dump(found, sort_keys=False, default_flow_style=None, width=120), out)
+        steps = [] if flow else [seconds for _, seconds in model.view().steps][1:]
+        measured.append(RunTimes(_placed(saved_plan(folder)), _times(model), flow, steps))
+    write_text(yaml.safe_dump(make_profile(measured), sort_keys=False, default_flow_style=None, width=120), out)
 
 
 def _placed(plan: Plan) -> dict[str, Placed]:
     """Return how many accelerators each component has in a plan; one on bare nodes has none."""
     found = {}
+    space = plan.topology.space()
     for component in plan.components:
         first = component.placements[0]
         if first.hardware_type != ACCELERATOR or not first.local_hardware_ranks:
@@ -63,20 +59,19 @@ def _placed(plan: Plan) -> dict[str, Placed]:
             tell(f"note: {component.name} ran on {mixed}, so its times are those of no kind; they are left out")
             continue
         per_worker = len(first.local_hardware_ranks)
-        found[component.name] = Placed(len(component.hardware_ranks), per_worker, kinds.pop())
+        # Counted over all accelerators, whatever node groups the components are in.
+        own = {piece for item in component.placements for piece in pieces_of(item)}
+        ranks = tuple(sorted(space.rank_of(piece.node_rank, piece.local_rank) for piece in own))
+        found[component.name] = Placed(len(ranks), per_worker, kinds.pop(), ranks)
     return found
 
 
-def _times(model: RunModel, flow: Sequence[str]) -> list[CallTime]:
-    """Return the calls of a run; where its job has a flow, those of the flow. Calls that share a line took alike."""
+def _times(model: RunModel) -> list[CallTime]:
+    """Return the calls of a run. Calls that share a line took alike."""
     found = []
     for address in model.addresses:
-        role = address.rpartition(":")[0]
         for span, busy in own_seconds(model.spans(address)):
-            name = f"{role}.{span.name}"
-            if flow and name not in flow:
-                continue
-            count = max(span.calls, 1)
+            name, count = f"{address.rpartition(':')[0]}.{span.name}", max(span.calls, 1)
             seconds, each = busy / count, (span.end - span.start) / count
             for place in range(min(count, _MOST_MERGED)):
                 start = span.start + place * each

@@ -34,6 +34,7 @@ from roost.search.answer import Answer, Option
 from roost.search.answer import search as find
 from roost.search.check import check_proof
 from roost.search.find import Found
+from roost.search.predict import Prediction, check_runs
 from roost.search.problem import seconds
 from roost.search.proof import make_proof
 from roost.search.sensitivity import MOST_ROLES, Doubt, deciding
@@ -98,7 +99,9 @@ def search(
     if cluster is not None and inventory is not None:
         raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
     topology, assumed = find_hardware(draft.job.cluster, cluster, inventory, "--cluster or --inventory")
-    setup = make_setup(draft.flow, read_profile(profile), topology, interpolate=interpolate)
+    times = read_profile(profile)
+    setup = make_setup(draft.flow, times, topology, interpolate=interpolate)
+    predicted = check_runs(draft.flow, times)
     answer = find(setup, top)
     if prove is not None:
         proven = make_proof(setup.problem, answer.best.family, answer.best.ranks)
@@ -106,7 +109,10 @@ def search(
     if apply is not None:
         write_text(with_placement(text, str(job), answer.best.component_placement), apply)
     if form == "json":
-        write_text(as_json(answer.to_dict()), out)
+        runs = [
+            {"step_seconds": seconds(one.run.step.median), "predicted_seconds": seconds(one.step)} for one in predicted
+        ]
+        write_text(as_json(answer.to_dict() | ({"runs": runs} if runs else {})), out)
     elif form == "svg":
         write_text(draw_bars_svg(bars_of(answer.best), _title(job, answer.best)), out)
     elif form == "html" and not answer.best.ranks:
@@ -124,7 +130,7 @@ def search(
             out,
         )
     else:
-        _print(answer, topology, assumed, job, seed, out)
+        _print(answer, topology, assumed, job, seed, out, predicted)
 
 
 def _check_proof(path: Path, form: str, out: Path | None) -> None:
@@ -151,13 +157,23 @@ def _plan(option: Option, topology: Topology) -> Plan:
     return make_plan({"cluster": cluster}, topology, placement="hybrid")
 
 
-def _print(answer: Answer, topology: Topology, assumed: str, job: Path, seed: int, out: Path | None) -> None:
+def _print(
+    answer: Answer,
+    topology: Topology,
+    assumed: str,
+    job: Path,
+    seed: int,
+    out: Path | None,
+    predicted: Sequence[Prediction],
+) -> None:
     setup, options = answer.setup, (answer.best, *answer.others)
     simulated = []
     if has_spread(setup.timings):
         simulated = [simulate(setup.problem, one.family, setup.timings, seed=seed) for one in options]
     width = 120 if out is not None else shutil.get_terminal_size().columns
     told = answer_text(answer, simulated, width)
+    if predicted:
+        told.append("\n\n").append("\n".join(map(str, predicted)))
     if len(setup.problem.roles) > MOST_ROLES:
         told.append(f"\n\nwith more than {MOST_ROLES} roles, which measurements decide is not looked for")
     else:
