@@ -91,7 +91,7 @@ def test_status_shows_jobs_and_workers(roost_cluster, roost_local_cluster):
     done = roost("status")
     assert done.returncode == 0, done.stderr
     assert f"Ray at {roost_local_cluster.address}  4 nodes, 12 accelerators" in done.stdout
-    assert f"job roost  pid {os.getpid()} on " in done.stdout
+    assert f"job roost, run {Path(roost_cluster.run_dir).name}  pid {os.getpid()} on " in done.stdout
     assert "  workers   1 re" in done.stdout
     assert "  managers  NodeManager, WorkerManager and CollectiveManager" in done.stdout
     answer = json.loads(roost("status", "--format", "json").stdout)

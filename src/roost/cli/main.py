@@ -56,7 +56,7 @@ _COMMANDS = {
         "runs": ("List your runs on this machine, newest first.", ""),
         "show": ("Show all that is known about a run, or write what its workers did as a trace.", "20261115-2242"),
         "profile": ("Make a profile for `roost search` from the times that runs recorded.", "latest --out p.yaml"),
-        "stop": ("Stop a run that is running, as Ctrl-C would.", "latest"),
+        "stop": ("Stop a run that is running, as Ctrl-C would.", "20261115-2242"),
         "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),
     },
     "Inspect the cluster": {

@@ -25,7 +25,9 @@ def complete_run(incomplete: str) -> list[str]:
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Its id, the first characters of that, its folder, or latest.", autocompletion=complete_run
+        metavar="RUN",
+        help="Its id, the first characters of that, its folder, or latest: the newest of this project.",
+        autocompletion=complete_run,
     ),
 ]
 

@@ -283,6 +283,7 @@ def test_a_group_can_have_almost_any_name():
 
 
 def test_the_folder_of_a_run_and_its_logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = make_run_dir(tmp_path / "run")
     assert made.marker.exists()
@@ -408,6 +409,7 @@ def test_a_worker_that_cannot_read_the_run_folder_writes_its_log_elsewhere(monke
 
 
 def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder_of_runs = tmp_path / "roost" / "runs"
     for number in range(30):

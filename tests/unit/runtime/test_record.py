@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -37,7 +38,7 @@ from roost.runtime.runs import index as index_module
 from roost.runtime.runs import recorder as recorder_module
 from roost.runtime.runs.diff import diff_records
 from roost.runtime.runs.folder import RunDir, make_run_dir, own_run_dir
-from roost.runtime.runs.index import add_run, find_run, is_gone, list_runs, read_run
+from roost.runtime.runs.index import add_run, find_run, find_running, is_gone, list_runs, read_run
 from roost.runtime.runs.record import (
     GitState,
     RunGroup,
@@ -655,6 +656,61 @@ def test_an_old_run_that_is_still_running_is_not_removed(own):
     left = {path.name for path in own.iterdir()}
     assert "20200101-000000-abcdef" in left
     assert "20200101-000001-abcdef" not in left
+
+
+def test_latest_is_the_newest_run_of_this_project_and_stop_ends_no_other(own, tmp_path, monkeypatch, roost):
+    assert not list(own.iterdir())
+    projects = {name: tmp_path / name for name in ("mine", "other", "new")}
+    for folder in projects.values():
+        (folder / ".git").mkdir(parents=True)
+        (folder / "jobs").mkdir()
+
+    def running(project, name):
+        """A run that goes on: this process has its folder locked."""
+        monkeypatch.chdir(projects[project] / "jobs")
+        made = stack.enter_context(own_run_dir(tmp_path / "runs" / name))
+        return begin(made)
+
+    with contextlib.ExitStack() as stack:
+        first = running("mine", "first")
+        running("other", "second")
+        # In any folder of the project.
+        monkeypatch.chdir(projects["mine"])
+        assert find_run("latest") == find_running() == tmp_path / "runs" / "first"
+        assert roost("show")[1].split()[:2] == ["run", "first"]
+        monkeypatch.chdir(projects["new"])
+        with pytest.raises(ConfigError, match=r"new, has no runs yet\n.*there are 2 runs of other projects"):
+            find_run("latest")
+        for words in (("stop",), ("stop", "latest")):
+            code, _, err = roost(*words)
+            assert (code, "new, is running" in err) == (2, True)
+        third = running("mine", "third")
+        for words in (("stop",), ("stop", "latest")):
+            code, _, err = roost(*words)
+            assert code == 2
+            assert err == "2 runs of this project are running\n  hint: say which: third or first\n"
+        third.end()
+        assert find_running() == tmp_path / "runs" / "first", "the newest has ended"
+        first.end()
+        with pytest.raises(ConfigError, match="no run of this project"):
+            find_running()
+
+
+def test_a_run_that_waits_for_accelerators_is_listed_so(own, tmp_path, roost):
+    assert not list(own.iterdir())
+    with own_run_dir(tmp_path / "run") as made:
+        recorder = begin(made)
+        recorder.note_wait("actor", "2 accelerators of node 0")
+        _, out, _ = roost("runs")
+        assert "waiting for 2 accelerators of node 0 (actor)" in out
+        assert json.loads(roost("runs", "--format", "json")[1])[0]["waits"] == {"actor": "2 accelerators of node 0"}
+        recorder.note_wait("actor", "")
+        assert "waiting" not in roost("runs")[1]
+        recorder.end()
+    # The records of 0.1.0 do not have it.
+    record = json.loads((tmp_path / "run/run.json").read_text())
+    del record["waits"]
+    assert RunRecord.from_json(json.dumps(record)).waits == {}
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(tmp_path):

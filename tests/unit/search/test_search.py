@@ -195,6 +195,27 @@ def test_a_shared_entry_is_split_and_components_outside_the_flow_keep_theirs():
         with_placement("cluster: {component_placement: {actor: 0}}\n", "job.yaml", {"actor": "1"})
 
 
+def test_what_does_not_change_stays_as_it_is_written_comments_included():
+    text = """# The job.
+cluster:
+  component_placement:
+    # Trains.
+    actor:   "0-3"  # all of node 0
+
+    # Generates.
+    rollout: 4-7    # node 1
+    reward:
+      node_group: node   # on the head
+      placement: 0
+    env, sim: 0-1  # both
+flow: {}  # nothing
+"""
+    changed = with_placement(text, "job.yaml", {"actor": "0-3", "rollout": "0-7", "env": "0-1", "sim": "2"})
+    expected = text.replace("    rollout: 4-7    # node 1", "    rollout: 0-7    # node 1")
+    assert changed == expected.replace("    env, sim: 0-1  # both", "    env: 0-1\n    sim: 2  # both")
+    assert with_placement(text, "job.yaml", {"actor": "0-3"}) == text
+
+
 def test_a_proof_is_written_and_holds_and_a_changed_one_does_not(roost, tmp_path):
     proof = tmp_path / "proof.json"
     assert roost("search", str(JOB), "-c", "4x8", "-p", str(PROFILE), "--prove", str(proof))[0] == 0

@@ -43,7 +43,7 @@ def logs(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="Its id, the first characters of that, its folder, or latest; default: the newest.",
+            help="Its id, the first characters of that, its folder, or latest; default: the newest of this project.",
             autocompletion=lambda ctx, incomplete: [*_complete_log(ctx, incomplete), *complete_run(incomplete)],
         ),
     ] = None,

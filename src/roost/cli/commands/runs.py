@@ -22,7 +22,8 @@ def runs(
 ) -> None:
     listed = list_runs()
     project = project_of(Path.cwd())
-    found = listed if everywhere else [run for run in listed if run.is_of(project)]
+    # Of an unreadable record nobody knows which project it is of.
+    found = [run for run in listed if everywhere or run.is_of(project) or isinstance(run.record, ConfigError)]
     elsewhere = len(listed) - len(found)
     answer = [_summary(run.id, run.folder, run.record) for run in found[:number]]
     print_answer(form, answer, lambda: runs_table([(run.id, run.record) for run in found], number, elsewhere))
@@ -33,7 +34,7 @@ def _summary(name: str, folder: Path, record: RunRecord | ConfigError) -> dict[s
     if isinstance(record, ConfigError):
         return {**summary, "unreadable": str(record)}
     whole = record.to_dict()
-    kept = {key: whole[key] for key in ("began", "ended", "seconds", "command", "plan", "outcome")}
+    kept = {key: whole[key] for key in ("began", "ended", "seconds", "command", "plan", "outcome", "waits")}
     return {
         **summary,
         "what": record.what,

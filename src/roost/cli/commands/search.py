@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -17,7 +18,6 @@ from roost.cli.options import Cluster, Inventory, Out
 from roost.cli.out import as_json, tell, write_text
 from roost.cli.plans import find_hardware
 from roost.cli.terminal import aligned, draw_map, print_text
-from roost.config.document import Value
 from roost.config.profile import read_profile
 from roost.config.run import read_job_text
 from roost.config.topology import Topology
@@ -277,14 +277,17 @@ def with_placement(text: str, name: str, placement: Mapping[str, str]) -> str:
         stop += 1
     while not lines[stop - 1].strip():
         stop -= 1
-    new = [f"{' ' * indent}{component}: {value}" for component, value in _entries(section, placement)]
+    starts = [key.where().line - 1 for key in keys]
+    new: list[str] = []
+    for (key, value), begin, end in zip(section.items(), starts, [*starts[1:], stop], strict=True):
+        components = [part.strip() for part in str(key.scalar).split(",")]
+        kept = yaml.safe_dump(value.plain(), default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+        if all(placement.get(component, str(value.scalar)) == str(value.scalar) for component in components):
+            new += lines[begin:end]
+            continue
+        # What stands beside and below it is not about its place alone.
+        comment = re.search(r"\s+#.*$", lines[begin])
+        new += [f"{' ' * indent}{component}: {placement.get(component, kept)}" for component in components]
+        new[-1] += comment.group() if comment else ""
+        new += [line for line in lines[begin + 1 : end] if not line.strip() or line.lstrip().startswith("#")]
     return "\n".join([*lines[:start], *new, *lines[stop:]]) + "\n"
-
-
-def _entries(section: Value, placement: Mapping[str, str]) -> list[tuple[str, str]]:
-    found = []
-    for key, value in section.items():
-        for component in (part.strip() for part in str(key.scalar).split(",")):
-            kept = yaml.safe_dump(value.plain(), default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-            found.append((component, placement.get(component, kept)))
-    return found

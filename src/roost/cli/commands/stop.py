@@ -9,20 +9,28 @@ import typer
 
 from roost.cli.limits import STOP_SECONDS
 from roost.cli.out import tell
-from roost.cli.runs import Run
+from roost.cli.runs import complete_run
 from roost.errors import ClusterError, ConfigError
 from roost.machine.processes import stop_process
-from roost.runtime.runs.index import find_run, read_run
+from roost.runtime.runs.index import LATEST, find_run, find_running, read_run
 from roost.runtime.runs.record import Status
 
 
 def stop(
-    run: Run,
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="Its id, the first characters of that, or its folder; default: the only run of this project.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, max=86400, help="How long it may take to end.")
     ] = STOP_SECONDS,
 ) -> None:
-    folder = find_run(run)
+    # Which run is the newest is no reason to end it.
+    folder = find_running() if run in (None, LATEST) else find_run(str(run))
     record = read_run(folder)
     if record.outcome.status is not Status.RUNNING:
         raise ConfigError(f"run {record.id} is not running: {record.outcome}", hint="`roost runs` shows which are")

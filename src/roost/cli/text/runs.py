@@ -44,11 +44,11 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None, remarks: Seque
 
     `remarks` say what its events lack.
     """
-    job, outcome = record.job, record.outcome
+    job = record.job
     lines = [
         ("run", record.id),
         ("note", record.note),
-        ("outcome", str(outcome)),
+        ("outcome", record.state),
         *(("", line) for line in _outcome_lines(record)),
     ]
     if job is not None:
@@ -94,7 +94,7 @@ def _row(name: str, record: RunRecord | ConfigError) -> tuple[str, ...]:
         (record.plan or "-")[:8],
         str(record.num_workers),
         _seconds(record),
-        printable(str(record.outcome)),
+        printable(shorten(record.state, 60)),
         printable(shorten(record.note, 60)),
     )
 

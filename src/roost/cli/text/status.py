@@ -53,7 +53,9 @@ def status_text(status: ClusterStatus) -> Text:
     if not status.jobs:
         text.append("no job of Roost\n")
     for item in status.jobs:
-        text.append(f"job {printable(item.namespace)}", style="bold")
+        # The namespace is Ray's name for it, the run's the one that its user knows.
+        run = "" if item.job is None else f", run {item.job.run_dir.id}"
+        text.append(f"job {printable(item.namespace + run)}", style="bold")
         text.append(f"  {_driver(item)}\n")
         workers = ", ".join(f"{count} {state}" for state, count in item.workers) or "none"
         text.append(f"  workers   {printable(workers)}\n")

@@ -176,6 +176,8 @@ class Reserver:
             if self._has_said and self._context.is_connected:
                 with contextlib.suppress(Exception):
                     self._manager.within(RESERVE_UNDO_SECONDS).note_wait(self._user, "")
+            if self._has_said:
+                self._context.recorder.note_wait(self._name, "")
 
     def _pause(self, what: Callable[[], str]) -> None:
         if self._say_next.is_over:
@@ -185,6 +187,7 @@ class Reserver:
             self._has_said = True
             self._manager.note_wait(self._user, text)
             emitter.note("waits", self._name, f"for {text}")
+            self._context.recorder.note_wait(self._name, text)
         # Who waits for minutes asks less often.
         patience = min(_MOST_PATIENCE, 1 + self._seconds / RESERVE_PATIENCE_SECONDS)
         time.sleep(self._random.uniform(*RESERVE_PAUSE_SECONDS) * patience)

@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,14 +29,14 @@ from roost.machine.folders import open_regular, socket_folder, state_folder, sta
 from roost.machine.processes import began_after_boot
 from roost.runtime.limits import RUN_LOCK_SECONDS
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
-from roost.text import did_you_mean, join_words
+from roost.text import did_you_mean, join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".roost-lock"
 """A driver holds this file in its run folder locked."""
 LATEST = "latest"
-"""Names the newest run."""
+"""Names the newest run of this project."""
 _KEPT_LINKS = 200
 _UNRECORDED = ConfigError("the run has no record")
 _SILENT = ConfigError("the run's folder does not answer", hint="is its file server up?")
@@ -54,10 +54,9 @@ class Run:
     """In seconds since the epoch, where it is known."""
 
     def is_of(self, project: Path) -> bool:
-        """Whether it belongs to a project, as far as is known: what it ran is in that folder."""
-        if not isinstance(self.record, RunRecord):
-            return True
-        return Path(os.path.realpath(self.record.project)).is_relative_to(project)
+        """Whether it belongs to a project: what it ran is in that folder, or without a record it is itself."""
+        own = self.record.project if isinstance(self.record, RunRecord) else self.folder
+        return Path(os.path.realpath(own)).is_relative_to(project)
 
 
 def index_folders() -> list[Path]:
@@ -98,18 +97,21 @@ def list_runs() -> list[Run]:
 
 
 def find_run(name: str) -> Path:
-    """Return the folder of a run, by its id, by a beginning that only its id has, by its path, or as `latest`."""
+    """Return the folder of a run, by its id, by a beginning that only its id has, by its path, or as `latest`.
+
+    `latest` is the newest run of the project that the current folder belongs to.
+    """
     path = Path(name)
     is_folder = bool(name) and os.path.isdir(path)
     if is_folder and ("/" in name or os.path.isfile(path / RECORD_FILE)):
         return path.absolute()
     if "/" in name:
         raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists your runs")
-    known = {run.id: run.folder for run in _read_index()}
-    if name == LATEST and not known:
-        raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
-    wanted = next(iter(known)) if name == LATEST else name
-    fitting = [wanted] if wanted in known else sorted(item for item in known if name and item.startswith(name))
+    found = _read_index()
+    if name == LATEST:
+        return _newest(found)
+    known = {run.id: run.folder for run in found}
+    fitting = [name] if name in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
         return known[fitting[0]]
     if fitting:
@@ -122,6 +124,34 @@ def find_run(name: str) -> Path:
     newest = f"the newest are {join_words(list(known)[:5])}; `roost runs` lists them all"
     hint = f"did you mean {close}?" if close else newest if known else "there are none: run a job first"
     raise ConfigError(f"there is no run {name!r}", hint=hint)
+
+
+def find_running() -> Path:
+    """Return the folder of the only run of this project that is running; ConfigError if there is another number."""
+    project = project_of(Path.cwd())
+    running = [
+        run
+        for run in list_runs()
+        if isinstance(run.record, RunRecord) and run.record.outcome.status is Status.RUNNING and run.is_of(project)
+    ]
+    if len(running) == 1:
+        return running[0].folder
+    if not running:
+        raise ConfigError(f"no run of this project, {project}, is running", hint="`roost runs --all` shows all runs")
+    names = join_words([run.id for run in running], last="or")
+    raise ConfigError(f"{len(running)} runs of this project are running", hint=f"say which: {names}")
+
+
+def _newest(found: Sequence[Run]) -> Path:
+    project = project_of(Path.cwd())
+    mine = next((run for run in found if run.is_of(project)), None)
+    if mine is not None:
+        return mine.folder
+    if not found:
+        raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
+    others = plural(len(found), "run")
+    hint = f"there {'is' if len(found) == 1 else 'are'} {others} of other projects: `roost runs --all` lists them"
+    raise ConfigError(f"this project, {project}, has no runs yet", hint=hint)
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -22,13 +22,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from roost.errors import ConfigError
 from roost.machine.folders import open_regular
-from roost.text import message_of, plural, shorten
+from roost.text import join_words, message_of, plural, shorten
 
 RECORD_VERSION = 1
 RECORD_FILE = "run.json"
 PLAN_FILE = "plan.json"
 JOB_FILES = ("job.yaml", "job.json")
 _LIMIT = 256 * 2**20
+_LATER = {"waits"}
+"""Fields that the records of 0.1.0 lack."""
 _ERROR_LINES = 12
 
 
@@ -192,7 +194,16 @@ class RunRecord:
     """The hash of the plan."""
     groups: tuple[RunGroup, ...] = ()
     restarts: tuple[RunRestart, ...] = ()
+    waits: Mapping[str, str] = field(default_factory=dict)
+    """Which groups wait for which accelerators now."""
     outcome: RunOutcome = RunOutcome(status=Status.RUNNING)
+
+    @property
+    def state(self) -> str:
+        """How it ended, or what it does."""
+        if self.outcome.status is Status.RUNNING and self.waits:
+            return "waiting for " + join_words([f"{what} ({group})" for group, what in self.waits.items()], most=3)
+        return str(self.outcome)
 
     @property
     def what(self) -> str:
@@ -285,7 +296,8 @@ def _read(kind: Any, value: Any) -> Any:
         return tuple(_read(inner[0], item) for item in _checked(list, value))
     if hasattr(kind, "__dataclass_fields__"):
         data = _checked(dict, value)
-        return kind(**{name: _read(item, data[key]) for name, key, item in _table(kind)})
+        known = {name for name, key, _ in _table(kind) if key in data or name not in _LATER}
+        return kind(**{name: _read(item, data[key]) for name, key, item in _table(kind) if name in known})
     if issubclass(kind, StrEnum):
         return kind(value)
     return _checked(kind, float(value) if kind is float and type(value) is int else value)

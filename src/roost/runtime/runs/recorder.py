@@ -207,6 +207,13 @@ class Recorder:
             self._change(may_wait=True, restarts=(*self.record.restarts, restart))
 
     @_harmless
+    def note_wait(self, group: str, what: str) -> None:
+        """Record for which accelerators a group waits; an empty text ends that."""
+        if self.record is not None:
+            others = {name: text for name, text in self.record.waits.items() if name != group}
+            self._change(waits=others | ({group: what} if what else {}))
+
+    @_harmless
     def note_error(self, error: BaseException | None) -> None:
         """Record that this exception ends the run, or that none does; only the first outcome counts."""
         self._outcome = self._outcome or outcome_of(error)
