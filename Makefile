@@ -117,7 +117,7 @@ test-docs: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"
-	@SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak -s tests/ray
+	@SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak -s tests/unit tests/ray
 
 test-ray-floor:
 	@$(MAKE) VENV=$(VENV)-floor RAY='ray==$(FLOOR_RAY)' ray

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from channel_workers import Own
-from roost import Channel, ChannelClosed, Worker, WorkerFailed
+from roost import Channel, ChannelClosed, RoostError, Worker, WorkerFailed
 
 # Every so many messages one has a buffer that travels through shared memory on the same node.
 _LARGE_EACH = 50
@@ -79,14 +79,20 @@ class Wired(Worker):
         wrong: list[str] = []
 
         def say(peer: int) -> None:
-            for number in range(count):
-                self.send(message(number), self.group_name, peer, timeout=120)
+            try:
+                for number in range(count):
+                    self.send(message(number), self.group_name, peer, timeout=120)
+            except RoostError as error:
+                wrong.append(f"{self.address} to {peer}: {error}")
 
         def hear(peer: int) -> None:
-            for number in range(count):
-                if not is_message(got := self.recv(self.group_name, peer, timeout=120), number):
-                    wrong.append(f"{self.address} got {got!r:.80} of {peer}, not {number}")
-                    return
+            try:
+                for number in range(count):
+                    if not is_message(got := self.recv(self.group_name, peer, timeout=120), number):
+                        wrong.append(f"{self.address} got {got!r:.80} of {peer}, not {number}")
+                        return
+            except RoostError as error:
+                wrong.append(f"{self.address} of {peer}: {error}")
 
         threads = [threading.Thread(target=run, args=(peer,)) for peer in peers for run in (say, hear)]
         for thread in threads:

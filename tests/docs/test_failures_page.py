@@ -12,13 +12,19 @@ from docs.blocks import ROOT
 
 PAGE = (ROOT / "docs" / "concepts" / "failures.md").read_text(encoding="utf-8")
 HEADER = "| | what you see | noticed within | what survives | how to get it back | held by |"
+PROMISES = (
+    "| what is promised | while both processes live, whatever breaks between them "
+    "| when the one that takes it or works on it dies | when the one that sent it or asked for it dies "
+    "| who is told | held by |"
+)
 PARTS = PAGE[: PAGE.index("## Who waits how long")]
-ROWS = [line for line in PARTS.splitlines() if line.startswith("| ") and line != HEADER]
+ROWS = [line for line in PARTS.splitlines() if line.startswith("| ") and line not in (HEADER, PROMISES)]
 HELD = sorted({held for row in ROWS for held in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)})
 
 
 def test_every_part_has_its_table():
     assert PARTS.count(HEADER) == len(re.findall("^## ", PARTS, re.M))
+    assert PARTS.count(PROMISES) == 1
     assert all(row.count("|") == HEADER.count("|") for row in ROWS)
 
 
