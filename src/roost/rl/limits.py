@@ -35,7 +35,7 @@ FIND_SECONDS = 60.0
 SERVER_SECONDS = 30.0
 """How long the caller of a server in this process waits for its thread."""
 CUT_SECONDS = 1.0
-"""How long a server that stops waits for its connections to close."""
+"""How long a connection that a server closes may take to send what was written, and to close."""
 PAUSE_SECONDS = 0.05
 """How long a server that stops pauses before it looks again whether its requests are done."""
 IDLE_SECONDS = 3.0

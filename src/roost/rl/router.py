@@ -449,11 +449,13 @@ class Router:
                 held += piece
                 # An event that breaks off would make an error after it unreadable.
                 end = _end_of_events(held) if holds_events else len(held)
-                holds_events = holds_events and len(held) - end <= _MOST_EVENT
-                # It waits while the client has not read what it has: the engine waits too, and nothing piles up.
-                async with asyncio.timeout_at(deadline):
-                    await response.write(held[: end if holds_events else len(held)])
-                held = held[end:] if holds_events else b""
+                if len(held) - end > _MOST_EVENT:
+                    holds_events, end = False, len(held)
+                if end:
+                    # It waits while the client has not read what it has: the engine waits too, and nothing piles up.
+                    async with asyncio.timeout_at(deadline):
+                        await response.write(held[:end])
+                held = held[end:]
                 piece = await answer.read_piece(deadline)
             async with asyncio.timeout_at(deadline):
                 await response.write_eof(held)

@@ -251,6 +251,17 @@ def test_a_piece_of_a_stream_reaches_the_client_before_the_next_one_is_made(engi
     wait_until(lambda: counts(behind, one) == (0, 1, 0, 0), "it is served")
 
 
+def test_an_event_that_comes_in_parts_reaches_the_client_when_it_is_complete(engine, router):
+    one = engine(Streamer())
+    behind = router(one)
+    one.send("data: fi", "rst\r", "\n\r\ndata: sec")
+    with opened(behind) as answer:
+        assert answer.read(15) == b"data: first\r\n\r\n"
+        # Too long to be held.
+        one.send("o" * 2_000_000, "")
+        assert len(answer.read()) == 2_000_009
+
+
 def test_after_a_stream_the_client_s_connection_serves_the_next_request(engine, router):
     one = engine(Streamer(CHUNKS))
     behind = router(one)
