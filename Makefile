@@ -72,7 +72,7 @@ check: $(VENV)/.installed-dev
 
 without-clusters: $(VENV)/.installed-dev
 	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 3 --dist loadgroup --ignore=tests/ray $(IN_ROOM)
+	@$(BIN)/pytest -n 3 --dist loadgroup -m 'not soak and not shown' --ignore=tests/ray $(IN_ROOM)
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"
@@ -112,8 +112,8 @@ clusters: $(VENV)/.installed-dev
 	@$(ON_RAY) -m 'not soak and not shown'
 
 test-docs: $(VENV)/.installed-dev
-	@echo "== what the docs, the examples and a new project show, on Ray"
-	@$(ON_RAY) -m shown
+	@echo "== what the docs, the examples and a new project show, on Ray, and the site of the docs"
+	@$(ON_RAY) tests/docs -m shown
 
 soak: $(VENV)/.installed-dev
 	@echo "== soak tests, about $(SOAK_MINUTES) minutes"

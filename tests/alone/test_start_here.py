@@ -28,7 +28,8 @@ BODY
 
 
 def is_ray_here() -> bool:
-    return any(process.name() in ("raylet", "gcs_server") for process in psutil.process_iter())
+    # Names are asked for at once: a process of another program may end in the meantime.
+    return any(process.info["name"] in ("raylet", "gcs_server") for process in psutil.process_iter(["name"]))
 
 
 def wait_for_no_ray():
@@ -91,8 +92,7 @@ def start(environment) -> Iterator[Start]:  # noqa: ARG001 - it prepares the mac
     ("body", "number", "code"),
     [
         ("cluster.close(); import ray; print(ray.is_initialized())", None, 0),
-        ("raise ValueError('mine')", None, 1),
-        ("time.sleep(600)", signal.SIGINT, -signal.SIGINT),
+        # So does every other end in order: tests/ray/test_drivers.py has them.
         ("time.sleep(600)", signal.SIGTERM, 143),
         ("time.sleep(600)", signal.SIGKILL, -signal.SIGKILL),
     ],

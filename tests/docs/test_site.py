@@ -87,6 +87,7 @@ def test_every_public_name_is_described_once(module):
     not all(find_spec(name) for name in ("mkdocs", "material", "mkdocstrings_handlers")), reason="needs make docs"
 )
 @pytest.mark.heavy
+@pytest.mark.shown
 def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -31,7 +31,7 @@ from search_problems import random_problem
 
 pytestmark = pytest.mark.heavy
 
-INSTANCES = int(os.environ.get("SEARCH_INSTANCES", "2000"))
+INSTANCES = int(os.environ.get("SEARCH_INSTANCES", "1000"))
 CHUNKS = 10
 SEEDS = st.integers(0, 10**9)
 

@@ -246,32 +246,31 @@ def test_only_the_nodes_that_are_needed_are_probed_and_only_one_of_those_that_ar
         assert with_workers() == ranks[:1], "the others are like the first two"
 
 
-def test_the_users_own_ranks_decide_and_are_the_same_in_every_run():
-    nodes = [LocalNode(accelerators=1, env={"ROOST_NODE_RANK": rank}) for rank in ("2", "0", "1")]
-    with local_cluster(nodes):
-        for _ in range(2):
-            with Cluster(num_nodes=3) as cluster:
-                assert [node.name for node in cluster.nodes] == ["local-1", "local-2", "local-0"]
-                assert cluster.master_address == cluster.nodes[0].address
-                assert [node.is_head for node in cluster.nodes] == [False, False, True]
-
-
 UUIDS = ["GPU-11111111-aaaa", "GPU-22222222-bbbb"]
 
 
 @pytest.fixture(scope="module")
 def mixed() -> Iterator[None]:
-    """Nodes with their own visible devices, and nodes of other vendors."""
+    """Nodes with their own ranks, some with visible devices of their own, and some of other vendors."""
     nodes = [
-        LocalNode(accelerators=2, env={"CUDA_VISIBLE_DEVICES": "3,1"}),
-        LocalNode(accelerators=2, env={"CUDA_VISIBLE_DEVICES": ",".join(UUIDS)}),
-        LocalNode(accelerators=2),
-        LocalNode(resources={"NPU": 8}),
-        LocalNode(accelerators=2, model="AMD-Instinct-MI300X-OAM"),
-        LocalNode(accelerators=1, model="Intel-GPU-Max-1550"),
+        LocalNode(accelerators=2, env={"ROOST_NODE_RANK": "2"}),
+        LocalNode(accelerators=2, env={"ROOST_NODE_RANK": "0", "CUDA_VISIBLE_DEVICES": "3,1"}),
+        LocalNode(accelerators=2, env={"ROOST_NODE_RANK": "1", "CUDA_VISIBLE_DEVICES": ",".join(UUIDS)}),
+        LocalNode(resources={"NPU": 8}, env={"ROOST_NODE_RANK": "3"}),
+        LocalNode(accelerators=2, model="AMD-Instinct-MI300X-OAM", env={"ROOST_NODE_RANK": "4"}),
+        LocalNode(accelerators=1, model="Intel-GPU-Max-1550", env={"ROOST_NODE_RANK": "5"}),
     ]
     with local_cluster(nodes):
         yield
+
+
+@pytest.mark.usefixtures("mixed")
+def test_the_users_own_ranks_decide_and_are_the_same_in_every_run():
+    for count in (3, 6):
+        with Cluster(num_nodes=count) as cluster:
+            assert [node.name for node in cluster.nodes[:3]] == ["local-1", "local-2", "local-0"]
+            assert cluster.master_address == cluster.nodes[0].address
+            assert [node.is_head for node in cluster.nodes[:3]] == [False, False, True]
 
 
 @pytest.mark.usefixtures("mixed")

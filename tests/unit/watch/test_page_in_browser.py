@@ -152,6 +152,7 @@ def test_a_change_is_shown_while_the_page_is_open(browser, tmp_path):
         wait_for(page, "document.getElementById('notices').textContent.includes('1 broken')")
 
 
+@pytest.mark.heavy
 def test_of_4096_devices_the_page_shows_nodes_and_opens_one(browser, tmp_path):
     recording = Recording(tmp_path)
     base = tmp_path / "events" / "actor"
