@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from roost import Channel, Worker
+from roost import Channel, ChannelClosed, Worker
 
 
 class Odd:
@@ -213,3 +215,29 @@ class Talker(Worker):
 
     def threads(self) -> list[str]:
         return sorted(thread.name for thread in threading.enumerate())
+
+
+class Stage(Worker):
+    """A part of a pipeline, which may end anywhere; called again, it goes on."""
+
+    def produce(self, out: Channel, folder: Path, count: int) -> None:
+        """Put as many numbers, each noted once its put has returned."""
+        with (folder / f"put by {self.rank}").open("a+", buffering=1) as noted:
+            noted.seek(0)
+            for number in range(len(noted.readlines()), count):
+                out.put((self.rank, number), timeout=120)
+                noted.write(f"{number}\n")
+
+    def relay(self, source: Channel, out: Channel) -> None:
+        """Pass on what comes, until there will be no more."""
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                with source.lease(timeout=120) as item:
+                    out.put(item, timeout=120)
+
+    def consume(self, source: Channel, folder: Path) -> None:
+        """Note what comes, until there will be no more."""
+        with (folder / f"got by {self.rank}").open("a", buffering=1) as noted, contextlib.suppress(ChannelClosed):
+            while True:
+                with source.lease(timeout=120) as (rank, number):
+                    noted.write(f"{rank} {number}\n")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
 import pytest
 
 import warm
-from channel_workers import Talker
+from channel_workers import Stage, Talker
 from roost import (
     CallTimedOut,
     Channel,
@@ -378,7 +382,7 @@ def test_a_node_that_is_killed_under_a_channel_is_named_and_other_channels_go_on
 FLOODING = """
 import time
 import numpy as np
-from channel_workers import Talker
+from channel_workers import Stage, Talker
 from roost import Channel, Cluster, NodePlacementStrategy
 with Cluster(num_nodes=1, quiet=True) as cluster:
     group = Talker.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="flood")
@@ -508,6 +512,74 @@ def test_a_million_nones_take_no_more_memory_than_the_channel_may_have(talkers):
             taken += len(channel.get_many(4096, wait=1))
         assert psutil.Process(home).memory_info().rss - before < 5 * limit
         putting.wait()
+
+
+def pipeline(cluster, folder, kills, choose):
+    """Let numbers go through three stages of two workers each, of which some are killed, and restarted in place."""
+    count = 100 * (kills + 1)
+    folder.mkdir()
+    stages = [
+        Stage.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=next(_names), restarts=0)
+        for _ in range(3)
+    ]
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(6) as threads:
+        for group in stages:
+            stack.enter_context(group)
+        first, second = (stack.enter_context(Channel.create(next(_names), maxsize=32)) for _ in range(2))
+        calls = (
+            lambda one: one.produce(first, folder, count),
+            lambda one: one.relay(first, second),
+            lambda one: one.consume(second, folder),
+        )
+
+        def run(group, rank, call):
+            while True:
+                try:
+                    return call(group[rank]).wait(240)
+                except WorkerDied:
+                    group.restart(rank)
+
+        def got():
+            noted = "".join(path.read_text() for path in folder.glob("got*"))
+            return [tuple(map(int, one.split())) for one in noted.splitlines()]
+
+        running = [
+            [threads.submit(run, group, rank, call) for rank in range(2)]
+            for group, call in zip(stages, calls, strict=True)
+        ]
+        for number in range(kills):
+            wait_until(lambda number=number: len(got()) >= (2 * count * number) // kills, "some have come")
+            address = f"{choose.choice(stages).name}:{choose.randrange(2)}"
+            (pid,) = [one.pid for one in cluster.worker_manager.get_workers() if one.address == address]
+            # It may be on its way up again.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for tasks, channel in zip(running, (first, second, None), strict=True):
+            for task in tasks:
+                task.result(240)
+            if channel is not None:
+                channel.close()
+        came = Counter(got())
+        set_aside = sum(line(channel)["set_aside"] for channel in (first, second))
+    sent = {(rank, number) for rank in range(2) for number in range(count)}
+    assert came.keys() <= sent
+    # Nothing that a put acknowledged is lost, but what three processes died with; and a process that is killed after it
+    # has passed an item on, and before it has said so, leaves that one item to be passed on again.
+    assert len(sent - came.keys()) <= set_aside
+    assert sum(came.values()) - len(came) <= kills
+
+
+def test_a_pipeline_whose_workers_are_killed_loses_nothing_that_was_acknowledged(shared_cluster, tmp_path):
+    pipeline(shared_cluster, tmp_path / "once", 6, random.Random(6))  # noqa: S311 - to be repeated
+
+
+@pytest.mark.soak
+def test_pipelines_whose_workers_are_killed_for_minutes_lose_nothing(shared_cluster, tmp_path, rounds):
+    seed = int(os.environ.get("SOAK_SEED") or time.time())
+    print(f"SOAK_SEED={seed}")
+    choose = random.Random(seed)  # noqa: S311 - likewise
+    for number in rounds():
+        pipeline(shared_cluster, tmp_path / str(number), 20, choose)
 
 
 def test_it_can_be_launched_as_a_group(shared_cluster):
