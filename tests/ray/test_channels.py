@@ -412,7 +412,7 @@ def test_a_driver_that_is_killed_with_messages_in_flight_leaves_nothing(driver, 
     assert not [path for path in shared_memory() if "roost" in path.name]
 
 
-def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):
+def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small, monkeypatch):
     small.put(1)
     (record,) = shared_cluster.worker_manager.get_workers([f"{small.name}:0"])
     stop(record.pid)
@@ -421,9 +421,15 @@ def test_a_home_that_is_stopped_lets_deadlines_hold(shared_cluster, small):
             small.get("other", timeout=0.1)
         with pytest.raises(CallTimedOut, match=r"whether the item is in channel .* is not known"):
             small.put(2, timeout=0.1)
+        # What is answered at once has a deadline that nobody needs to give.
+        monkeypatch.setattr("roost.comm.channels.channel.ASK_SECONDS", 0.2)
+        for call in (small.qsize, small.empty, small.full, small.stats, small.get_nowait, lambda: small.put_nowait(3)):
+            with pytest.raises(CallTimedOut, match=f"{small.name}:0 (has not answered|does not answer) after 0.[12]"):
+                call()
     finally:
         os.kill(record.pid, signal.SIGCONT)
     assert small.get(timeout=60) == 1
+    assert small.get_many(3, wait=0) == [], "what was asked in vain was withdrawn"
 
 
 def test_a_producer_that_is_too_fast_waits_and_memory_is_bounded(talkers):

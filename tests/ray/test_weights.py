@@ -412,6 +412,14 @@ def test_memory_of_updates_can_be_given_back_between_them(shared_cluster, in_pla
             rollout.let_go_of_weights().wait(60)
             assert rollout.kept().wait(60) == [[False]] * 2
             assert contents(rollout) == [(version, {float(version)})] * 2
+        # Not in the middle of a change, which it waits for.
+        rollout[0].hold().wait(60)
+        with pytest.raises(CallTimedOut):
+            link.update(3, timeout=2)
+        with pytest.raises(CallTimedOut, match=r"rollout:0 has not let go of the memory of updates after 0\.1 s"):
+            rollout[0].let_go_of_weights(0.1).wait(60)
+        rollout[0].let_held_go_on().wait(60)
+        rollout.let_go_of_weights().wait(60)
 
 
 @pytest.mark.wants("torch")

@@ -21,7 +21,7 @@ LOOK_SECONDS = 30.0
 CONNECT_SECONDS = 30.0
 """How long `Channel.connect` waits for a channel that is not there yet, unless it is told."""
 ASK_SECONDS = 60.0
-"""How long `Channel.create` and `connect` wait for a home that exists to describe its channel."""
+"""How long a home has, unless the caller says, for what it answers at once: all but gets and puts that may wait."""
 GRACE_SECONDS = 1.0
 """How long a call that timed out waits to learn from the home what became of its request."""
 STATUS_SECONDS = 5.0

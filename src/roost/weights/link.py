@@ -218,7 +218,9 @@ class WeightLink:
     @contextlib.contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:
         """Let one operation of the link run at a time."""
-        if not self._lock.acquire(timeout=deadline.left):
+        with waiting(lambda: f"another update of {self._name}"):
+            is_alone = self._lock.acquire(timeout=min(deadline.left, threading.TIMEOUT_MAX))
+        if not is_alone:
             raise CallTimedOut(f"another update of {self._name} is under way")
         try:
             yield
@@ -253,7 +255,7 @@ class WeightLink:
                     handle.on_done(functools.partial(arrived.put, (step, handle)))
                 self._endpoint.loop.nudge()
                 try:
-                    with waiting(lambda: f"{update.phase.value} of version {version}"):  # noqa: B023 - it is asked here
+                    with waiting(update.waits_for):
                         request, handle = arrived.get(timeout=deadline.timeout)
                     value = _answer(handle, deadline)
                 except Empty:

@@ -83,7 +83,9 @@ class Member:
             # A link that is being closed lets go of everything.
             with contextlib.suppress(RuntimeError):
                 waiting.append(link.let_go())
-        wait(waiting, timeout)
+        if wait(waiting, timeout).not_done:
+            what = f"{self._worker.address} has not let go of the memory of updates after {timeout:g} s"
+            raise CallTimedOut(what, hint="an update is under way there that does not end")
 
 
 class MemberLink:

@@ -177,6 +177,12 @@ class Update:
         )
         return replace(self, is_over=True, error=self.error if isinstance(self.error, WorkerDied) else decided), ()
 
+    def waits_for(self) -> str:
+        """Say who has not answered yet, and what."""
+        workers = sorted({worker for worker, _ in self.waiting})
+        more = f" and {len(workers) - 3} more" if len(workers) > 3 else ""
+        return f"{', '.join(workers[:3])}{more}, {self.phase.value} of version {self.version}"
+
     def give_up(self) -> Sequence[Request]:
         """Return the steps with which an update ends that nobody waits for any more; none once it is decided."""
         if self.is_over or self.phase is Verb.COMMIT:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from roost.errors import ConfigError
+from roost.runtime.events.waits import waiting
 from roost.weights.limits import LOOK_SECONDS
 
 NO_VERSION = -1
@@ -71,7 +72,8 @@ class Versions:
             # A call whose caller gave up goes on here: it must not come after the next one.
             self._asked = max(self._asked, version)
             while self._coming is not None:
-                self._changed.wait(LOOK_SECONDS)
+                with waiting(lambda: f"version {self._coming} of the weights of {self._who}"):
+                    self._changed.wait(LOOK_SECONDS)
                 check()
                 self.check(version, may_repeat=may_repeat)
             check()

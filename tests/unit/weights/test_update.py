@@ -62,6 +62,7 @@ def test_a_first_update_prepares_connects_moves_and_commits():
     assert steps == [ask(A, Verb.SEND, (R1,)), ask(R0, Verb.MOVE), ask(R1, Verb.MOVE)]
     update, steps = answer(update, steps, None, Moved(seconds={A: 1.0}), Moved(seconds={A: 2.0}))
     assert steps == [ask(R0, Verb.COMMIT), ask(R1, Verb.COMMIT)]
+    assert update.waits_for() == f"{R0}, {R1}, commit of version {update.version}"
     update, steps = answer(update, steps, 0.1, 0.2)
     assert (steps, update.is_over, update.error) == ((), True, None)
     assert (update.pauses, update.offers) == ({R0: 0.1, R1: 0.2}, {A: (1, OFFER)})

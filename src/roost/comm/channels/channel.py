@@ -37,6 +37,7 @@ from roost.comm.limits import ASK_SECONDS, CONNECT_SECONDS
 from roost.comm.process import job_context, process_messages
 from roost.comm.wire.loop import Handle, check_timeout
 from roost.comm.worker import Worker
+from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, NameTaken
 from roost.runtime.connect.head import check_not_lost
 from roost.runtime.events.emitter import emitter
@@ -289,7 +290,7 @@ class Channel:
         """Put an item; asyncio.QueueFull if the queue is full."""
         client, place = self._place(key)
         packed = client.pack(item, _check_weight(weight))
-        client.put((PutOperation(client, place, (packed,), waits=False),), False, None)
+        client.put((PutOperation(client, place, (packed,), waits=False),), False, ASK_SECONDS)
 
     def put_many(
         self,
@@ -349,7 +350,7 @@ class Channel:
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the next item; asyncio.QueueEmpty if there is none, or if others wait for it."""
-        return self._take(key, _ONE_NOW, take_one)
+        return self._take(key, _ONE_NOW, take_one, timeout=ASK_SECONDS)
 
     def get_batch(
         self,
@@ -432,14 +433,11 @@ class Channel:
 
         The homes end with the Cluster, or at the end of a `with` block around the channel.
         """
-        for client in self._connected():
-            client.ask(Op.CLOSE).wait(check_timeout(timeout))
+        self._ask(self._connected(), timeout, Op.CLOSE)
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return for each key its depth, bytes, counts and who waits, and the rates of the last ten seconds."""
-        seconds = check_timeout(timeout)
-        calls = [client.ask(Op.STATS) for client in self._connected()]
-        homes = [call.wait(seconds) for call in calls]
+        homes = self._ask(self._connected(), timeout, Op.STATS)
         keys: dict[str, Any] = {}
         for home in homes:
             keys |= home["keys"]
@@ -520,8 +518,15 @@ class Channel:
 
     def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
         client, place = self._place(key)
-        found: tuple[int, bool] = client.ask(Op.DEPTH, place).wait(check_timeout(timeout))
-        return found
+        found: list[tuple[int, bool]] = self._ask((client,), timeout, Op.DEPTH, place)
+        return found[0]
+
+    @staticmethod
+    def _ask(clients: Sequence[Client], timeout: float | None, op: Op, *arguments: Any) -> list[Any]:
+        """Ask homes, which answer at once: unless it is told, it waits `ASK_SECONDS` for one that hangs."""
+        deadline = Deadline.after(ASK_SECONDS if timeout is None else check_timeout(timeout))
+        calls = [client.ask(op, *arguments) for client in clients]
+        return [call.wait(deadline.timeout) for call in calls]
 
     def _take(
         self,
