@@ -23,7 +23,11 @@ def chart_facts(view: RunView, bound: float | None = None) -> list[dict[str, Any
     out = []
     nodes = [(f"node {node.rank}", node.loads) for node in view.nodes]
     if view.steps:
-        out.append(_chart("Step time", "s", "step", [("step", view.steps)], bound=bound))
+        steps = [*view.steps]
+        # One that takes longer than usual grows before it ends.
+        if view.step is not None and view.now - view.step.since > view.step.usual:
+            steps.append((view.step.number + 1, view.now - view.step.since))
+        out.append(_chart("Step time", "s", "step", [("step", steps)], bound=bound))
     out += metric_facts(view.curves)
     out += [
         _chart(title, unit, "time", series)

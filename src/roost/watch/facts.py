@@ -40,6 +40,7 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "workers": [_fields(worker, _WORKER) for worker in shown],
         "nodes": _nodes(view),
         "large": is_large,
+        "step": _fields(view.step, "number since usual") if view.step else None,
         "channels": [_fields(item, _CHANNEL) for item in view.channels[:_MOST_ROWS]],
         "links": [_fields(item, _LINK) for item in view.links[:_MOST_ROWS]],
         "engines": [_fields(item, _ENGINE) for item in view.engines[:_MOST_ROWS]],

@@ -6,6 +6,10 @@ RECENT_SECONDS = 1.0
 """A worker counts as busy until so long after the end of a call."""
 SILENT_SECONDS = 10.0
 """A worker that has written nothing for so long is silent."""
+HANG_SECONDS = 60.0
+"""A call without progress is stuck after so long, or five times the longest call of its method, whichever is more."""
+FIRST_HANG_SECONDS = 600.0
+"""A call without progress is stuck after so long where no call of its method has ended yet."""
 SKEW_SECONDS = 0.5
 """Clocks that differ by less than this are not corrected."""
 CLOCK_SECONDS = 5.0

@@ -9,17 +9,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import NamedTuple
 
 from roost.runtime.events.format import DRIVER
 from roost.runtime.events.metrics import RATES
 from roost.text import join_words
-from roost.watch.limits import RECENT_SECONDS, SILENT_SECONDS, SKEW_SECONDS, WINDOW_SECONDS
+from roost.watch.limits import (
+    FIRST_HANG_SECONDS,
+    HANG_SECONDS,
+    RECENT_SECONDS,
+    SILENT_SECONDS,
+    SKEW_SECONDS,
+    WINDOW_SECONDS,
+)
 from roost.watch.reading import WORDS, Line, Process, finite
 from roost.watch.traffic import KINDS, Traffic
-from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, WorkerView
+from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, StepView, WorkerView
 
 _MOST_SPANS = 4000
 _MOST_EVENTS = 500
@@ -27,6 +35,7 @@ _MOST_POINTS = 2000
 _MOST_CURVES = 1000
 _MOST_LOADS = 600
 _MOST_STEPS = 2000
+_HANG_FACTOR = 5
 
 
 class _BusySeconds:
@@ -112,6 +121,8 @@ class _Lane:
     running: list[_UnderWay] = field(default_factory=list)
     """The calls it is in."""
     heard: float = 0.0
+    progress: float = 0.0
+    """When something last came of its work: a call or a wait that began or ended, a metric."""
     busy: _BusySeconds = field(default_factory=_BusySeconds)
 
 
@@ -146,6 +157,8 @@ class RunModel:
         self._hidden = 0
         """Values of metrics for which there is no room here."""
         self._latest = 0.0
+        self._longest: dict[tuple[str, str], float] = {}
+        """By component and method, or by whom was waited for: the longest that ended."""
         self._launched: dict[str, float] = {}
         self._dead: dict[str, float] = {}
         self._closed: dict[str, float] = {}
@@ -252,6 +265,8 @@ class RunModel:
             worker = self._add(line.process)
         when = self._when(line)
         worker.heard = max(worker.heard, when)
+        if line.kind in ("process", "began", "waiting"):
+            worker.progress = max(worker.progress, when)
         self._latest = max(self._latest, when)
         if line.kind == "call":
             self._take_call(worker, line, when)
@@ -299,6 +314,9 @@ class RunModel:
         worker.failed += failed
         worker.last = span
         worker.heard = max(worker.heard, end)
+        worker.progress = max(worker.progress, end)
+        key = (_component(line.process.who), name)
+        self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(count, 1))
         self._latest = max(self._latest, end)
         worker.running = _without(worker.running, span)
         if failed:
@@ -320,6 +338,9 @@ class RunModel:
         if not span.is_aside:
             lane.busy.add(span)
         lane.heard = max(lane.heard, span.end)
+        lane.progress = max(lane.progress, span.end)
+        key = ("", span.name)
+        self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(count, 1))
         self._latest = max(self._latest, span.end)
         lane.waiting = _without(lane.waiting, span)
 
@@ -336,6 +357,9 @@ class RunModel:
             self._hidden += len(found)
             return
         points = self._curves.setdefault(key, _Points())
+        lane = self._lane(address) if address == DRIVER or address in self._workers else None
+        if lane is not None:
+            lane.progress = max(lane.progress, found[-1][2] if found else when)
         for step, value, at in found:
             step = None if step is None else float(step)
             if step is not None and math.isfinite(step) and not line.is_sample:
@@ -418,13 +442,14 @@ class RunModel:
 
         `has_ended` says that the driver is gone, though it did not get to write so.
         """
-        latest = self._latest
+        latest, steps = self._latest, _step_seconds(self._steps)
         self._is_over = self._has_stopped or has_ended
         at = latest if now is None or self._is_over else now
         skewed = [
             f"the clock of {host} differs by about {skew:+.1f} s; its times are corrected"
             for host, skew in self._skews.items()
         ]
+        workers = self._stuck_together([self._view_worker(address, at) for address in self.addresses], at)
         lost = [_lost_words(why, table) for why, table in self._dropped.items()]
         if self._hidden:
             lost.append(f"{self._hidden} values of metrics are not shown: there is room for {_MOST_CURVES} curves")
@@ -432,19 +457,20 @@ class RunModel:
             now=at,
             began=self._driver.wall if self._driver is not None else latest,
             is_over=self._is_over,
-            workers=tuple(self._view_worker(address, at) for address in self.addresses),
+            workers=tuple(workers),
             nodes=tuple(self._nodes[rank] for rank in sorted(self._nodes)),
             events=tuple(reversed(self.events)),
             curves=tuple(
                 Curve(worker=worker, name=name, points=points.all()) for (worker, name), points in self._curves.items()
             ),
-            steps=_step_seconds(self._steps),
+            steps=steps,
+            step=self._step(steps),
             channels=self._traffic.channels(at),
             links=self._traffic.links(),
             engines=self._traffic.engines(at),
             dropped=sum(sum(table.values()) for table in self._dropped.values()),
             lost=tuple(lost),
-            notices=(*lost, *notices, *skewed),
+            notices=(*self._stuck_words(workers, at), *lost, *notices, *skewed),
         )
 
     def _view_worker(self, address: str, now: float) -> WorkerView:
@@ -472,6 +498,44 @@ class RunModel:
             memory=worker.memory,
         )
 
+    def _patience(self, component: str, name: str) -> float:
+        """Return how long a call or a wait may bring nothing before it counts as stuck."""
+        longest = self._longest.get((component, name))
+        return FIRST_HANG_SECONDS if longest is None else max(HANG_SECONDS, _HANG_FACTOR * longest)
+
+    def _stuck_together(self, workers: list[WorkerView], now: float) -> list[WorkerView]:
+        """Where all wait and nobody works, not even the driver, those that wait are stuck too."""
+        waiting = [worker for worker in workers if worker.state is State.WAITING]
+        works = any(worker.state in (State.BUSY, State.STUCK, State.SILENT) for worker in workers)
+        if not waiting or works or not self._driver_lane.waiting:
+            return workers
+        quiet = {worker.address: self._workers[worker.address].progress for worker in waiting}
+        if any(now - quiet[worker.address] < self._patience("", worker.waits_for) for worker in waiting):
+            return workers
+        return [
+            replace(worker, state=State.STUCK, since=quiet[worker.address]) if worker in waiting else worker
+            for worker in workers
+        ]
+
+    def _stuck_words(self, workers: Sequence[WorkerView], now: float) -> list[str]:
+        stuck = [worker for worker in workers if worker.state is State.STUCK]
+        lines = []
+        for worker in stuck[:2]:
+            longest = self._longest.get(
+                ("", worker.waits_for) if worker.waits_for else (worker.component, worker.doing)
+            )
+            usual = "" if longest is None else f", and such a one has taken {longest:.3g} s at most"
+            what = f"waits for {worker.waits_for}" if worker.waits_for else f"is in {worker.doing}"
+            lines.append(f"{worker.address} {what} without progress for {now - worker.since:.0f} s{usual}")
+        more = [f"{len(stuck) - 2} more workers are stuck"] if len(stuck) > 2 else []
+        return [*lines, *more]
+
+    def _step(self, steps: Sequence[tuple[float, float]]) -> StepView | None:
+        if not steps or self._is_over:
+            return None
+        number = steps[-1][0]
+        return StepView(number=number, since=self._steps[number], usual=median([took for _, took in steps[-20:]]))
+
     def _state(self, address: str, worker: _Worker, now: float) -> tuple[State, str, float, str]:
         """Return the state of a worker, its method, since when, and for whom it waits."""
         last = worker.last
@@ -491,6 +555,8 @@ class RunModel:
             return State.SILENT, method, worker.heard, ""
         if waits:
             return State.WAITING, method, waits[-1].since, waits[-1].name
+        if running is not None and now - worker.progress > self._patience(group, method):
+            return State.STUCK, method, worker.progress, ""
         if running is not None:
             return State.BUSY, method, running.since, ""
         if self._traffic.is_asleep(address):

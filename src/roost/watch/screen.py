@@ -17,6 +17,7 @@ _STYLES = {
     State.WAITING: "dark_orange",
     State.IDLE: "yellow",
     State.SILENT: "magenta",
+    State.STUCK: "bold red",
     State.ASLEEP: "blue",
     State.DEAD: "bold red",
     State.ENDED: "dim",
@@ -26,11 +27,13 @@ _MARKS = {
     State.WAITING: "~",
     State.IDLE: "·",
     State.SILENT: "?",
+    State.STUCK: "!",
     State.ASLEEP: "z",
     State.DEAD: "x",
     State.ENDED: "-",
 }
 """Nothing depends on colour alone."""
+_ODD = (State.DEAD, State.STUCK, State.SILENT)
 _EVENT_STYLES = {"died": "bold red", "lost": "bold red", "failed": "red", "restarted": "yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
 _LEAST_WIDTH = 40
@@ -63,6 +66,9 @@ def _head(view: RunView, title: str, status: str) -> list[Text]:
         if count:
             parts += ["  ", (f"{_MARKS[state]} {count} {state}", _STYLES[state])]
     first = Text.assemble((printable(title), "bold"), f"  {printable(status)}  {_span(view.now - view.began)}")
+    if view.step is not None:
+        now = view.now - view.step.since
+        parts.append(f"  step {view.step.number + 1:g} for {_span(now)}, usually {_span(view.step.usual)}")
     return [first, Text.assemble(*parts)]
 
 
@@ -99,11 +105,11 @@ def _by_component(workers: Iterable[WorkerView]) -> dict[str, list[WorkerView]]:
 
 
 def _workers(view: RunView, rows: int, width: int) -> list[Text]:
-    """List the busiest workers on the left and the idlest on the right; dead and silent ones come first."""
+    """List the busiest workers on the left and the idlest on the right; dead, stuck and silent ones come first."""
     if rows < 2 or not view.workers:
         return []
-    odd = [worker for worker in view.workers if worker.state in (State.DEAD, State.SILENT)]
-    alive = [worker for worker in view.workers if worker.state not in (State.DEAD, State.SILENT, State.ENDED)]
+    odd = [worker for worker in view.workers if worker.state in _ODD]
+    alive = [worker for worker in view.workers if worker.state not in (*_ODD, State.ENDED)]
     if not odd and not alive:
         return []
     # Of equally idle workers, the waiting ones are more interesting.
@@ -127,6 +133,8 @@ def _worker_line(worker: WorkerView, now: float, width: int) -> Text:
     doing = printable(worker.doing) if worker.state is State.BUSY else str(worker.state)
     if worker.state is State.WAITING:
         doing = printable(worker.waits_for)
+    elif worker.state is State.STUCK:
+        doing = f"stuck in {printable(worker.doing)}"
     restarts = f" r{worker.restarts}" if worker.restarts else ""
     name = min(18, max(8, width - 22))
     text = f"{_cell(worker.address, name)} {1 - worker.idle_share:4.0%} {doing} {_span(now - worker.since)}{restarts}"

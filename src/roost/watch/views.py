@@ -15,6 +15,8 @@ class State(StrEnum):
     IDLE = "idle"
     SILENT = "silent"
     """It should have written something: it hangs and lets no other thread run, or its node is gone."""
+    STUCK = "stuck"
+    """It is in a call, and nothing has come of it for much longer than usual."""
     ASLEEP = "asleep"
     """An engine that has given its memory back."""
     DEAD = "dead"
@@ -154,6 +156,15 @@ class EngineView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """The step under way: which it is, since when, and how long steps took lately."""
+
+    number: float
+    since: float
+    usual: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """A run at one moment."""
 
@@ -167,6 +178,8 @@ class RunView:
     curves: tuple[Curve, ...]
     steps: tuple[tuple[float, float], ...]
     """Each step of the job, and how many seconds it took: the time between the first metrics of two steps."""
+    step: StepView | None
+    """The step under way; None before the second one, and when the run is over."""
     channels: tuple[ChannelView, ...]
     links: tuple[LinkView, ...]
     engines: tuple[EngineView, ...]

@@ -271,6 +271,70 @@ def test_a_reader_whose_clock_differs_sees_what_others_see(recording, monkeypatc
         assert live.refresh().workers[0].state is State.SILENT
 
 
+def alive(seconds):
+    """The lines of a process that does nothing but be there."""
+    return [line_of("usage", 0.0, t=float(t), memory=1) for t in range(2, seconds, 2)]
+
+
+def test_a_call_without_progress_is_stuck_when_it_takes_much_longer_than_the_others(recording):
+    known = [line_of("call", "train", t=1.0, d=2.0), line_of("call", "train", t=3.0, d=1.0)]
+    slow = [line_of("call", "generate", t=1.0, d=30.0)]
+    recording.worker(0, *alive(800), *known, line_of("began", "train", t=10.0))
+    recording.worker(1, *alive(800), *known, line_of("began", "train", t=10.0), line_of("waiting", "actor:0", t=10.5))
+    recording.worker(0, *alive(800), *slow, line_of("began", "generate", t=40.0), group="rollout")
+    recording.worker(0, *alive(800), line_of("began", "load", t=10.0), group="judge")
+    recording.worker(0, *alive(800), *known, line_of("began", "train", t=10.0), group="critic")
+    recording.metrics(0, *[line_of("metric", "loss", t=float(t), value=1) for t in range(10, 790)], group="critic")
+
+    def states_at(t):
+        return {worker.address: str(worker.state) for worker in recording.view(BEGAN + 1 + t).workers}
+
+    calm = {"actor:0": "busy", "actor:1": "waiting", "critic:0": "busy", "judge:0": "busy", "rollout:0": "busy"}
+    assert states_at(69) == calm
+    # Who waits for the one that is stuck is not; who logs a metric makes progress.
+    assert states_at(71) == calm | {"actor:0": "stuck"}
+    assert states_at(189) == calm | {"actor:0": "stuck"}
+    assert states_at(191) == calm | {"actor:0": "stuck", "rollout:0": "stuck"}
+    assert states_at(611) == calm | {"actor:0": "stuck", "rollout:0": "stuck", "judge:0": "stuck"}
+    view = recording.view(BEGAN + 1 + 110)
+    assert view.notices[0] == "actor:0 is in train without progress for 100 s, and such a one has taken 2 s at most"
+    text = draw_screen(view, title="x", status="running", width=100, height=40).plain
+    assert "! 1 stuck" in text
+    assert "stuck in train" in text
+    assert page_facts(view, title="", status="")["counts"]["stuck"] == 1
+
+
+def test_where_all_wait_for_each_other_and_the_driver_too_they_are_stuck(recording):
+    for rank in range(2):
+        waits = [line_of("wait", "torch.distributed", t=2.0, d=1.5), line_of("waiting", "torch.distributed", t=10.0)]
+        recording.worker(rank, *alive(300), line_of("began", "train", t=9.0), *waits)
+    view = recording.view(BEGAN + 1 + 80)
+    assert {str(worker.state) for worker in view.workers} == {"waiting"}, "the driver may be computing"
+    recording.write("driver.jsonl", line_of("waiting", "actor, train", t=10.0))
+    assert {str(worker.state) for worker in recording.view(BEGAN + 1 + 60).workers} == {"waiting"}
+    view = recording.view(BEGAN + 1 + 80)
+    assert {(str(worker.state), worker.waits_for) for worker in view.workers} == {("stuck", "torch.distributed")}
+    assert "waits for torch.distributed without progress for 70 s" in view.notices[0]
+
+
+def test_the_time_of_a_step_grows_while_it_goes_on(recording):
+    recording.worker(0, *alive(100))
+    recording.metrics(0, *[line_of("metric", "loss", t=2.0 * step, value=1, step=step) for step in range(1, 11)])
+
+    def last(t):
+        view = recording.view(BEGAN + 1 + t)
+        (chart,) = [chart for chart in chart_facts(view) if chart["title"] == "Step time"]
+        return view.step.number, view.step.usual, chart["series"][0]["points"][-1]
+
+    assert last(21) == (10, 2.0, [10, 2.0])
+    assert last(30) == (10, 2.0, [11, 10.0])
+    assert last(50) == (10, 2.0, [11, 30.0])
+    assert (
+        "step 11 for 30.0s, usually 2.0s"
+        in draw_screen(recording.view(BEGAN + 51), title="x", status="running", width=120, height=20).plain
+    )
+
+
 def test_of_a_long_file_the_end_is_read_first(recording, monkeypatch):
     monkeypatch.setattr("roost.watch.reading._FIRST_BYTES", 8192)
     recording.worker(0, *[line_of("call", "train", t=float(i), d=0.5) for i in range(5000)])

@@ -26,10 +26,10 @@ function chartOptions(chart, width) {
   const series = chart.series.map((line, place) => ({ label: line.name, stroke: lineColour(place), width: 1.5,
     points: { show: line.points.length < 30, size: 4 }, spanGaps: true, value: (_, value) => number(value) }));
   if (chart.bound) series.push({ label: "bound of roost search", stroke: style("--dim"), dash: [6, 4], width: 1.5, points: { show: false }, value: (_, value) => number(value) });
-  return { width, height: 150, padding: [8, 8, 0, 0], series: [{ label: chart.axis, value: (_, x) => (x === null ? "–" : chart.axis === "time" ? clock(x) : number(x)) }, ...series],
+  return { width, height: 150, padding: [8, 32, 0, 0], series: [{ label: chart.axis, value: (_, x) => (x === null ? "–" : chart.axis === "time" ? clock(x) : number(x)) }, ...series],
     scales: { x: { time: chart.axis === "time" }, y: { range: (_, low, high) => (chart.unit || chart.title === "Items in channels" ? [0, Math.max(high * 1.1, 1e-6)] : [low, high === low ? low + 1 : high + (high - low) * 0.05]) } },
     axes: [{ ...axis, size: 26, space: 60, ...(chart.axis === "time" ? { values: "{HH}:{mm}:{ss}" } : {}) },
-      { ...axis, size: 52, values: (_, values) => values.map((value) => number(value)) }],
+      { ...axis, size: (_, labels) => 20 + 7 * Math.max(3, ...(labels ?? []).map((label) => label.length)), values: (_, values) => values.map((value) => number(value)) }],
     legend: { show: series.length > 1 }, cursor: { y: false }, hooks: { setCursor: [(plot) => showCaption(chart.title, plot.cursor.idx)] } };
 }
 

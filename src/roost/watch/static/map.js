@@ -7,6 +7,7 @@ const tiles = new Map();
 function describe(worker) {
   const since = duration(page.run.now - worker.since);
   const doing = worker.state === "busy" ? `in ${worker.doing}`
+    : worker.state === "stuck" ? `stuck in ${worker.doing}${worker.waits_for ? `, waiting for ${worker.waits_for},` : ""} without progress`
     : worker.state === "waiting" ? `waiting for ${worker.waits_for}${worker.doing ? ` in ${worker.doing}` : ""}` : worker.state;
   return `${worker.address}: ${doing} for ${since}, idle ${percent(worker.idle_share)}` +
     (worker.restarts ? `, restarted ${worker.restarts} times` : "");
@@ -14,6 +15,7 @@ function describe(worker) {
 
 function shortly(worker) {
   if (worker.state === "busy") return worker.doing || "busy";
+  if (worker.state === "stuck") return `stuck in ${worker.doing}`;
   return worker.state === "waiting" ? `waits for ${worker.waits_for}` : worker.state;
 }
 

@@ -10,6 +10,9 @@ function drawHead() {
   // Set only when it changes: screen readers read it aloud.
   setText(byId("status"), run.status);
   setText(byId("elapsed"), duration(run.now - run.began));
+  const took = run.step && run.now - run.step.since;
+  setText(byId("step"), run.step ? `step ${number(run.step.number + 1)} for ${duration(took)}, usually ${duration(run.step.usual)}` : "");
+  byId("step").classList.toggle("bad", Boolean(run.step) && took > Math.max(5, 3 * run.step.usual));
   const counts = Object.entries(run.counts).filter(([, count]) => count);
   const text = JSON.stringify(counts);
   if (byId("counts").dataset.shown !== text) {

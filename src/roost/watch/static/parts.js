@@ -4,7 +4,7 @@
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#808080"];
-const MARKS = { busy: "■", waiting: "◔", idle: "·", silent: "?", asleep: "z", dead: "✕", ended: "–" };
+const MARKS = { busy: "■", waiting: "◔", idle: "·", silent: "?", stuck: "!", asleep: "z", dead: "✕", ended: "–" };
 
 /** What the page shows now; every part reads it, and only page.js changes `run`. */
 const page = { run: null, selected: null, node: 0, laneEnd: null };
