@@ -17,6 +17,7 @@ from typing import Any
 
 from roost.comm.limits import LOCK_POLL_SECONDS, LOCK_SAY_SECONDS
 from roost.comm.process import job_context
+from roost.comm.wire.loop import check_timeout
 from roost.config.hardware import AcceleratorType
 from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ClusterError
@@ -64,6 +65,7 @@ class DeviceLock:
 
     def acquire(self, timeout: float | None = None) -> None:
         """Wait for the accelerators; CallTimedOut after `timeout` seconds. A long wait is logged."""
+        timeout = check_timeout(timeout)
         deadline, say_once = Deadline.after(timeout), Deadline.after(LOCK_SAY_SECONDS)
         late = CallTimedOut(f"another worker has had the lock of these accelerators for {timeout or 0:g} s")
         with waiting(lambda: "the lock of its accelerators"):

@@ -194,9 +194,9 @@ def addresses_of(group: Any, ranks: Any) -> list[str]:
 
 def source_of(group: Any, rank: Any) -> str:
     """Return the address of one rank of a group, or of any, or of any worker; ConfigError if it is none."""
-    if group == ANY and rank in (None, ANY):
+    if type(group) is str and group == ANY and (rank is None or rank == ANY):
         return ANY
-    return f"{_group(group)}:{ANY}" if rank == ANY else _address(group, rank)
+    return f"{_group(group)}:{ANY}" if type(rank) is str and rank == ANY else _address(group, rank)
 
 
 def _address(group: Any, rank: Any) -> str:

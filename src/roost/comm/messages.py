@@ -59,6 +59,8 @@ class _Received(Handle[Any]):
     __slots__ = ("__weakref__", "_messages", "receive")
 
     def __init__(self, messages: Messages, source: str, tag: Hashable, target: Buffer | None) -> None:
+        if tag is not None:
+            _is_plain(tag)
         super().__init__(messages.endpoint.loop, functools.partial(_open, source, target))
         self._messages = messages
         self.receive = Receive(source, tag, weakref.ref(self), target)
@@ -180,19 +182,8 @@ class Messages:
 
     def _label(self, to: str, tag: Hashable, extra: Any) -> tuple[bytes, _Receipt | None]:
         """Return the envelope of a message, and who waits for news of its tag if that may be hard to read there."""
-        parts = tag if type(tag) is tuple else (tag,)
-        if all(type(part) in _PLAIN for part in parts):
-            if any(part != part for part in parts):
-                raise ConfigError("tag is nan, which equals nothing, so that nobody could receive it")
+        if _is_plain(tag):
             return b"t" + pickle.dumps((tag, extra)), None
-        try:
-            is_equal = hash(tag) == hash(tag) and tag == tag
-        except Exception as error:
-            raise ConfigError(
-                f"tag is {shorten(repr(tag), 100)}: {error}", hint="a tag is a text, a number, or a tuple of these"
-            ) from None
-        if not is_equal:
-            raise ConfigError(f"tag is {shorten(repr(tag), 100)}, which does not equal itself")
         data, buffers = pack((tag, extra))
         if buffers or not data:
             raise ConfigError(f"the tag, a {type(tag).__name__}, is too large")
@@ -497,6 +488,21 @@ class Messages:
             receives = [*self.mailbox.receives()]
             receives += [tensor.receive for tensor in self._arriving.values() if tensor.receive is not None]
         _fail(receives, ClusterError(ENDED))
+
+
+def _is_plain(tag: Hashable) -> bool:
+    """Whether any process can read a tag; ConfigError if nobody could name it."""
+    parts = tag if type(tag) is tuple else (tag,)
+    is_plain = all(type(part) in _PLAIN for part in parts)
+    try:
+        is_equal = not any(part != part for part in parts) if is_plain else hash(tag) == hash(tag) and tag == tag
+    except Exception as error:
+        raise ConfigError(
+            f"tag is {shorten(repr(tag), 100)}: {error}", hint="a tag is a text, a number, or a tuple of these"
+        ) from None
+    if not is_equal:
+        raise ConfigError(f"tag is {shorten(repr(tag), 100)}, which does not equal itself")
+    return is_plain
 
 
 def _target(into: Any) -> Buffer | None:

@@ -28,6 +28,7 @@ import psutil
 import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
+from roost.comm.devices import DeviceLock
 from roost.comm.messages import Messages
 from roost.comm.move.cuda import DeviceMemory
 from roost.comm.move.loans import Lending, Loan, _here
@@ -390,8 +391,28 @@ def test_a_tag_that_cannot_be_read_is_the_error_of_its_message_alone(pair, why):
 
 @pytest.mark.parametrize("tag", [float("nan"), (1, float("nan")), ["a", "list"], {}], ids=repr)
 def test_a_tag_that_nobody_could_name_is_refused(pair, tag):
-    with pytest.raises(ConfigError, match="tag is"):
-        pair.one.send("lost", "b:0", tag)
+    for use in (
+        lambda: pair.one.send("lost", "b:0", tag),
+        lambda: pair.two.receive("a:0", tag),
+        lambda: pair.two.wait_for_next("a:0", tag, None, 0.01),
+    ):
+        with pytest.raises(ConfigError, match="tag is"):
+            use()
+
+
+@pytest.mark.parametrize("timeout", ["1", b"", [], True, float("nan"), np.arange(3), {}], ids=repr)
+def test_what_is_no_number_of_seconds_is_refused(timeout):
+    pair = Pair(is_near=True)
+    for use in (
+        lambda: pair.two.wait_for_next("a:0", None, None, timeout),
+        lambda: pair.two.receive("a:0").wait(timeout),
+        lambda: DeviceLock([]).acquire(timeout),
+    ):
+        with pytest.raises(ConfigError, match=r"timeout is .*: it is a number of seconds, or None"):
+            use()
+    pair.one.send("sent", "b:0")
+    assert pair.two.wait_for_next("a:0", None, None, 10**400) == "sent"
+    pair.close()
 
 
 class Own:
@@ -959,11 +980,12 @@ def test_workers_of_a_plain_process_talk_without_ray():
     assert first.recv("plain", 1, timeout=30) == [1, 2]
     first.send("me", "plain", 0)
     assert first.recv("plain", 0, timeout=30) == "me"
-    for wrong in (-1, True, "0", 1.5):
+    for wrong in (-1, True, "0", 1.5, np.arange(3)):
         with pytest.raises(ConfigError, match="is not a rank of 'plain'"):
             first.send(1, "plain", wrong)
-    with pytest.raises(ConfigError, match="is not the name of a group"):
-        first.recv("", 0)
+    for wrong in ("", None, np.arange(3)):
+        with pytest.raises(ConfigError, match="is not the name of a group"):
+            first.recv(wrong, 0)
 
 
 def test_one_that_knows_the_code_does_not_know_the_secret_of_a_plain_process():

@@ -30,6 +30,7 @@ from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import waiting
 from roost.runtime.limits import LEAST_WAIT_SECONDS
+from roost.text import shorten
 
 if TYPE_CHECKING:
     from roost.comm.wire.connection import Connection
@@ -234,13 +235,12 @@ def all_of(loop: Loop, handles: Sequence[Handle[None]], value: Any, late: str) -
 
 def check_timeout(timeout: float | None) -> float | None:
     """Return the seconds to wait, where None is without limit; ConfigError if it is not a number."""
-    if timeout is None or timeout == math.inf:
+    if timeout is None:
         return None
-    if type(timeout) is float and timeout >= 0:
-        return timeout
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
-        raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds, or None")
-    return max(0.0, float(timeout))
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
+        raise ConfigError(f"timeout is {shorten(repr(timeout), 100)}: it is a number of seconds, or None")
+    # Far more is an error of the system's; it is without limit as well.
+    return None if timeout >= threading.TIMEOUT_MAX else max(0.0, float(timeout))
 
 
 class Loop:
