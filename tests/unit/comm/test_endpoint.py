@@ -28,6 +28,7 @@ import psutil
 import pytest
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
+from roost.comm.collectives import broadcast
 from roost.comm.devices import DeviceLock
 from roost.comm.messages import Messages
 from roost.comm.move.cuda import DeviceMemory
@@ -1014,4 +1015,67 @@ def test_a_driver_that_listens_nowhere_lives_through_a_reset_and_is_gone_when_it
     driver.endpoint.close()
     with pytest.raises(WorkerDied, match="driver is gone"):
         waiting[-1].wait(30)
+    pair.close()
+
+
+class Waits:
+    """Notes the waits that the events of a process would have."""
+
+    is_on, has_calls = True, False
+
+    def __init__(self) -> None:
+        self.began, self.ended = [], []
+
+    def wait_began(self, key, whom, started, is_aside=False):  # noqa: ARG002 - as the emitter does
+        self.began.append(whom())
+
+    def wait_ended(self, key, whom, started, is_aside=False):  # noqa: ARG002 - likewise
+        self.ended.append(whom())
+
+
+def wait_in_a_coroutine(handle):
+    async def wait():
+        return await handle
+
+    return asyncio.run(wait())
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda two: two.wait_for_next("a:0", None, None, 30),
+        lambda two: two.receive("a:0").wait(30),
+        lambda two: wait_in_a_coroutine(two.receive("a:0")),
+        lambda two: broadcast(two, "b:0", None, [("a", 0), ("b", 0)], None, False, None, 30),
+        lambda two: broadcast(two, "b:0", None, [("a", 0), ("b", 0)], None, True, None, None).wait(30),
+    ],
+    ids=["recv", "handle.wait", "await", "broadcast", "broadcast with a handle"],
+)
+def test_each_wait_is_recorded_once(monkeypatch, wait):
+    pair = Pair(is_near=True)
+    meet(pair)
+    waits, got = Waits(), []
+    monkeypatch.setattr("roost.runtime.events.waits.emitter", waits)
+    thread = threading.Thread(target=lambda: got.append(wait(pair.two)))
+    thread.start()
+    wait_until(lambda: waits.began, "it waits")
+    (receive,) = pair.two.mailbox.receives()
+    pair.one.send("sent", "b:0", receive.tag)
+    thread.join(30)
+    assert got == ["sent"]
+    assert waits.began == waits.ended == ["a:0"]
+    pair.close()
+
+
+def test_a_send_that_is_held_up_is_recorded_as_one_wait(monkeypatch):
+    pair = Pair(is_near=True)
+    meet(pair)
+    waits = Waits()
+    monkeypatch.setattr("roost.runtime.events.waits.emitter", waits)
+    with held_up(pair.two):
+        thread = threading.Thread(target=pair.one.send([str(number) * 200 for number in range(60_000)], "b:0").wait)
+        thread.start()
+        wait_until(lambda: waits.began, "it waits")
+    thread.join(30)
+    assert waits.began == waits.ended == ["b:0"]
     pair.close()
