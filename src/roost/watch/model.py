@@ -524,7 +524,7 @@ class RunModel:
             longest = self._longest.get(
                 ("", worker.waits_for) if worker.waits_for else (worker.component, worker.doing)
             )
-            usual = "" if longest is None else f", and such a one has taken {longest:.3g} s at most"
+            usual = "" if longest is None else f"; none before took more than {longest:.3g} s"
             what = f"waits for {worker.waits_for}" if worker.waits_for else f"is in {worker.doing}"
             lines.append(f"{worker.address} {what} without progress for {now - worker.since:.0f} s{usual}")
         more = [f"{len(stuck) - 2} more workers are stuck"] if len(stuck) > 2 else []

@@ -297,7 +297,7 @@ def test_a_call_without_progress_is_stuck_when_it_takes_much_longer_than_the_oth
     assert states_at(191) == calm | {"actor:0": "stuck", "rollout:0": "stuck"}
     assert states_at(611) == calm | {"actor:0": "stuck", "rollout:0": "stuck", "judge:0": "stuck"}
     view = recording.view(BEGAN + 1 + 110)
-    assert view.notices[0] == "actor:0 is in train without progress for 100 s, and such a one has taken 2 s at most"
+    assert view.notices[0] == "actor:0 is in train without progress for 100 s; none before took more than 2 s"
     text = draw_screen(view, title="x", status="running", width=100, height=40).plain
     assert "! 1 stuck" in text
     assert "stuck in train" in text
