@@ -105,6 +105,11 @@ class RoostError(Exception):
         # BaseException pickles `args` back into __init__: with the tuple in it, errors survive Ray.
         super().__init__(self.problems)
 
+    def add(self, problem: Problem) -> None:
+        """Add what was found besides."""
+        self.problems = (*self.problems, problem)
+        self.args = (self.problems,)
+
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
 

@@ -18,6 +18,7 @@ from roost.comm.options import CollectiveGroupOptions, check_options
 from roost.comm.wire.loop import Handle, all_of, check_timeout
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import record_waits_of_torch, waiting
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.process.addresses import WorkerAddress
 from roost.text import join_words
 
@@ -123,7 +124,7 @@ def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> Non
     missing = list(range(len(members)))
     while missing := [one for one in missing if not store.check([f"here/{one}"])]:
         if time.monotonic() > deadline:
-            raise _late(members, rank, missing)
+            raise with_meanwhile(_late(members, rank, missing))
         time.sleep(_POLL_SECONDS)
 
 

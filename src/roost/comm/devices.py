@@ -24,6 +24,7 @@ from roost.errors import CallTimedOut, ClusterError
 from roost.machine.folders import open_regular, socket_folder
 from roost.placement.placement import Placement
 from roost.runtime.events.waits import waiting
+from roost.runtime.failures.meanwhile import with_meanwhile
 
 _LOCK_FILE = "devices.lock"
 
@@ -70,14 +71,14 @@ class DeviceLock:
         late = CallTimedOut(f"another worker has had the lock of these accelerators for {timeout or 0:g} s")
         with waiting(lambda: "the lock of its accelerators"):
             if not self._own.acquire(timeout=-1 if timeout is None else deadline.left):
-                raise late
+                raise with_meanwhile(late)
             try:
                 if self._places:
                     self._file = open_regular(socket_folder() / _LOCK_FILE, os.O_RDWR | os.O_CREAT)
                 for place in self._places:
                     while not self._take(place):
                         if deadline.is_over:
-                            raise late
+                            raise with_meanwhile(late)
                         if say_once.is_over:
                             say_once = NEVER
                             log.warning("still waiting for accelerators that another worker has locked")

@@ -21,6 +21,7 @@ from roost.comm.wire.endpoint import ENDED, Endpoint
 from roost.comm.wire.loop import Handle, all_of, check_timeout, is_from_handler
 from roost.comm.wire.peer import Peer
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.process.addresses import WorkerAddress
 from roost.text import shorten
 
@@ -280,7 +281,7 @@ class Messages:
         try:
             may_read = loop.do(lambda: self._post(handle))
             if not handle.is_done and not loop.wait_for(handle, seconds, may_read):
-                raise handle.timed_out(timeout)
+                raise with_meanwhile(handle.timed_out(timeout))
             return handle.open()
         except BaseException:
             handle.give_up()

@@ -13,6 +13,7 @@ from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.json_request import ask
 from roost.rl.limits import GRACE_SECONDS
 from roost.rl.router import TIMEOUT_HEADER
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.text import plural
 
 _MOST_RESUMES = 100
@@ -57,7 +58,8 @@ class Sampler:
                     samples = done.result()
                 except CallTimedOut as late:
                     answered = f"{number} of {plural(len(prompts), 'prompt')}"
-                    raise CallTimedOut(f"{answered} were answered in {timeout:g} s: {late}") from None
+                    error = CallTimedOut(f"{answered} were answered in {timeout:g} s: {late}")
+                    raise with_meanwhile(error) from None
                 for sample in samples:
                     yield asked[done], sample
         finally:

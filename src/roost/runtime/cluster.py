@@ -35,11 +35,13 @@ from roost.runtime.connect.connection import Connection
 from roost.runtime.connect.stop import Stop
 from roost.runtime.events.driver import EVENTS_VARIABLE, start_driver_events
 from roost.runtime.events.emitter import emitter
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.launch.allocate import allocate
 from roost.runtime.limits import (
     CLOSE_DISCONNECT_SECONDS,
     CLOSE_STEP_SECONDS,
     CLUSTER_CLOSE_SECONDS,
+    MEANWHILE_EVERY_SECONDS,
     RESERVE_SECONDS,
     TIMEOUT_SECONDS,
 )
@@ -185,6 +187,9 @@ class Cluster:
                 self._undo.callback(end)
             if control.owner is None:
                 control.watch.add_managers(managers)
+                control.failures.on_new = self._recorder.note_failure
+                control.watch.add_look(control.failures.look, MEANWHILE_EVERY_SECONDS)
+                self._undo.callback(lambda: control.is_reachable and control.failures.look(is_last=True))
             control.make_current()
             self._context = control
             Cluster._current = self
@@ -472,8 +477,12 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._recorder.note_error(error)
-        self.close()
+        try:
+            if error is not None:
+                with_meanwhile(error)
+        finally:
+            self._recorder.note_error(error)
+            self.close()
 
     def __repr__(self) -> str:
         state = "" if self.is_open else ", closed"

@@ -150,6 +150,14 @@ PREDECESSOR_SECONDS = 10.0
 """How long a restarted worker waits for the process that it replaces to end."""
 CONSUMERS_EVERY_SECONDS = 2.0
 """How often a worker looks whether the consumers of its streams are alive."""
+FAILURES_EVERY_SECONDS = 1.0
+"""How often a worker tells others of exceptions of one kind in one method: its log has each of them."""
+MEANWHILE_SECONDS = 1.0
+"""How long an error waits to learn what else has failed in the job, and how often a process asks that."""
+MEANWHILE_LATER_SECONDS = 30.0
+"""After how long a process asks again that got no answer."""
+MEANWHILE_EVERY_SECONDS = 5.0
+"""How often a driver looks what has failed, for the record of its run."""
 
 # --- events and records ---
 

@@ -160,6 +160,8 @@ class RunModel:
         self._longest: dict[tuple[str, str], float] = {}
         """By component and method, or by whom was waited for: the longest that ended."""
         self._launched: dict[str, float] = {}
+        self._raised: set[tuple[str, str]] = set()
+        """By worker and method: exceptions that have lines of their own."""
         self._dead: dict[str, float] = {}
         self._closed: dict[str, float] = {}
         self._restarts: dict[str, int] = {}
@@ -287,9 +289,13 @@ class RunModel:
         elif line.kind == "stopped":
             worker.stopped = True
         elif line.kind in WORDS:
-            # From a worker that launched a group itself.
-            text = str(line.values.get("text", ""))
-            self._events.append(Event(when=when, what=line.kind, who=str(line.name), text=text))
+            # Its own exceptions, and what became of groups that it launched itself.
+            what, text = line.kind, str(line.values.get("text", ""))
+            if line.kind == "raised":
+                method = str(line.values.get("method", ""))
+                what, text = "failed", f"in {method}: {text}"
+                self._raised.add((address, method))
+            self._events.append(Event(when=when, what=what, who=str(line.name), text=text))
 
     def _add(self, process: Process) -> _Worker:
         most = None if self._keeps_all else _MOST_SPANS
@@ -319,7 +325,8 @@ class RunModel:
         self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(count, 1))
         self._latest = max(self._latest, end)
         worker.running = _without(worker.running, span)
-        if failed:
+        # Where the exception has a line of its own, that says more.
+        if failed and (line.process.who, name) not in self._raised:
             self._events.append(Event(when=end, what="failed", who=line.process.who, text=f"in {name}"))
 
     def _take_wait(self, lane: _Lane, line: Line, when: float) -> None:

@@ -21,7 +21,7 @@ _METRIC_PIECES = 32
 """Of a larger file of metrics so many pieces are read, spread over all of it."""
 _HEADER_WITHIN = 2**21
 """Before any place in a file of metrics there is a line that names the process within so many bytes."""
-WORDS = ("launched", "died", "restarted", "lost", "closed", "waits", "reserved")
+WORDS = ("launched", "died", "raised", "restarted", "lost", "closed", "waits", "reserved")
 """Kinds of lines about a run as a whole, which matter however long ago they were written."""
 _LASTING = re.compile(rb'^\{"(?:process|dropped|%s)":.*$' % "|".join(WORDS).encode(), re.M)
 _decode = json.JSONDecoder().decode

@@ -21,6 +21,7 @@ from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem, WorkerDied
 from roost.runtime.events.emitter import emitter
 from roost.runtime.events.waits import waiting
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.groups.group import WorkerGroup
 from roost.text import join_words
 from roost.weights.layout import Layout
@@ -221,7 +222,7 @@ class WeightLink:
         with waiting(lambda: f"another update of {self._name}"):
             is_alone = self._lock.acquire(timeout=min(deadline.left, threading.TIMEOUT_MAX))
         if not is_alone:
-            raise CallTimedOut(f"another update of {self._name} is under way")
+            raise with_meanwhile(CallTimedOut(f"another update of {self._name} is under way"))
         try:
             yield
         finally:
@@ -277,7 +278,7 @@ class WeightLink:
                         # From here on targets take it over, whatever happens to some of them.
                         self.version = version
             if update.error is not None:
-                raise update.error
+                raise with_meanwhile(update.error)
         except BaseException:
             for step in steps if update.is_over else update.give_up():
                 self._tell(step)

@@ -12,7 +12,7 @@ from rich.text import Text
 from roost.cli.terminal import aligned, facts, titled
 from roost.errors import ConfigError
 from roost.runtime.runs.diff import Fact
-from roost.runtime.runs.record import RunGroup, RunNode, RunRecord, RunRestart, Status, started_at
+from roost.runtime.runs.record import RunFailure, RunGroup, RunNode, RunRecord, RunRestart, Status, started_at
 from roost.text import plural, printable, shorten
 
 _MOST_LINES = 16
@@ -67,6 +67,7 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None, remarks: Seque
         *titled("nodes", [_node_text(node) for node in record.nodes], _MOST_LINES),
         *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
         *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_LINES),
+        *titled("failed calls", [_failure_text(item) for item in reversed(record.failures)], _MOST_LINES),
         *titled("environment", variables),
         *titled("events", remarks),
         ("run folder", str(folder)),
@@ -131,6 +132,11 @@ def _group_text(group: RunGroup) -> str:
 def _restart_text(restart: RunRestart) -> str:
     after = f"not up again: {restart.error}" if restart.error else f"up again after {restart.seconds:.1f} s"
     return f"{restart.worker} at {_time(restart.when)}: {restart.reason}; {after}"
+
+
+def _failure_text(failure: RunFailure) -> str:
+    more = f", and {failure.more} more like it" if failure.more else ""
+    return f"{failure.worker} in {failure.method} at {_time(failure.when)}: {failure.what}{more}"
 
 
 def _time(text: str) -> str:

@@ -40,6 +40,7 @@ from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle, Loop, all_of, uninterrupted
 from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.text import plural
 
 DEFAULT_KEY = b"tdefault_queue"
@@ -492,7 +493,7 @@ class Client:
                     # It may be in the queue by now.
                     late = put.outcome(timeout or 0)
                     if late is not None:
-                        raise late from None
+                        raise with_meanwhile(late) from None
         except BaseException:
             for put in puts:
                 if not put.is_done:
@@ -512,7 +513,7 @@ class Client:
                     get.give_up()
                 raise
             if isinstance(error, CallTimedOut):
-                raise get.outcome(timeout or 0) from None
+                raise with_meanwhile(get.outcome(timeout or 0)) from None
             get.give_up()
             raise
 

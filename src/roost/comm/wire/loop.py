@@ -29,6 +29,7 @@ from roost.comm.limits import LINGER_SECONDS, READ_SECONDS
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.events.waits import waiting
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.limits import LEAST_WAIT_SECONDS
 from roost.text import shorten
 
@@ -81,7 +82,7 @@ class Handle(Generic[Value]):
     def wait(self, timeout: float | None = None) -> Value:
         """Wait for the value; CallTimedOut says who is missing, and the operation goes on."""
         if not self.is_done and not self._loop.wait_for(self, check_timeout(timeout)):
-            error = self.timed_out(timeout)
+            error = with_meanwhile(self.timed_out(timeout))
             # Whoever keeps the error keeps this frame, which must not keep an operation that was dropped.
             del self
             raise error
@@ -100,7 +101,7 @@ class Handle(Generic[Value]):
                     await asyncio.wait_for(self._future(), seconds)
             except TimeoutError:
                 if not self.is_done:
-                    error = self.timed_out(timeout)
+                    error = with_meanwhile(self.timed_out(timeout))
                     del self
                     raise error from None
             except asyncio.CancelledError:

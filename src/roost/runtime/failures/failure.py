@@ -8,12 +8,15 @@ that say which worker raised it, where, with what traceback and log.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import FrameType
 from typing import Any
 
 from ray.exceptions import (
@@ -123,8 +126,11 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
     return Failure(what=printable_lines(error_text(error)), **base)
 
 
-def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = ()) -> Exception:
-    """Make the exception for the caller: the first cause as it was raised, or a description of it, with all details."""
+def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = (), asked: str = "") -> Exception:
+    """Make the exception for the caller: the first cause as it was raised, or a description of it, with all details.
+
+    `asked` says which line asked for it.
+    """
     # When a worker dies, the others often fail too, and the death is noticed last: deaths come first.
     ordered = sorted(failures, key=lambda item: (item.kind is not FailureKind.DEATH, item.when, item.rank))
     # A failure that was passed on to several ranks is one failure.
@@ -135,7 +141,7 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
     if first.passed_to:
         failed = f"{first.method!r}" if first.method else "a call"
         doing = f"in {failed}, whose result was passed to {first.passed_to}"
-    rest = []
+    rest = [f"  {asked}"] if asked else []
     if others:
         rest.append(f"  also failed ({len(others)}):")
         rest += [f"    {shorten(str(other), 300)}" for other in others[:16]]
@@ -152,6 +158,19 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
         error = kind("\n".join(filter(None, [text, first.details, *rest])))
     attach_failures(error, (first, *others))
     return error
+
+
+def asked_at() -> str:
+    """Return the line of the user's code that is under way: `asked for at train.py:42`; nothing if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("roost.", "concurrent.", "threading")):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    file = frame.f_code.co_filename
+    # As in a traceback, and shorter where that is as clear.
+    here = os.path.relpath(file) if os.path.isabs(file) and file.startswith(os.path.join(os.getcwd(), "")) else file
+    return f"asked for at {here}:{frame.f_lineno}"
 
 
 def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:

@@ -328,6 +328,8 @@ class OwnMembers(Members):
                 self.context.recorder.note_restart(spec.address, reason, time.monotonic() - began, failure)
                 self._noted_deaths.discard(spec.address)
                 emitter.note("restarted" if failure is None else "lost", spec.address, shorten(reason, 300))
+                if failure is None:
+                    self.context.failures.note_death(spec.address, "")
 
     def close(self, timeout: float = GROUP_CLOSE_SECONDS) -> None:
         """End every worker, and release what the group held.
@@ -359,6 +361,8 @@ class OwnMembers(Members):
             # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
             emitter.note("closed", self.name)
+            for spec in self._specs:
+                self.context.failures.note_death(spec.address, "")
         finally:
             self._lock.release()
 
@@ -478,6 +482,7 @@ class OwnMembers(Members):
         if address not in self._noted_deaths:
             self._noted_deaths.add(address)
             emitter.note("died", address, shorten(text, 300))
+            self.context.failures.note_death(address, f"died: {shorten(text, 300)}" if text else "died")
 
     def _note_deaths(self, dead: set[str]) -> None:
         """Write an event for each worker that died since the last time, and restart the ranks that have restarts left.

@@ -22,7 +22,8 @@ from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
-from roost.runtime.failures.failure import make_error
+from roost.runtime.failures.failure import asked_at, make_error
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.groups.passed_calls import PassedCall, failures_of, late_sources, look_at, timings_of
 from roost.runtime.limits import GRACE_SECONDS, SLICE_SECONDS, TRANSFER_SECONDS
 from roost.runtime.process.packing import Passable, Sent
@@ -82,11 +83,13 @@ class CallResult(Passable, Generic[Value]):
         ranks: Sequence[int],
         calls: Sequence[Reply | Future[Reply]],
         sources: Sequence[Sequence[PassedCall]],
+        asked: str | None = None,
     ) -> None:
-        """Take the call to each rank, and by rank what makes its arguments.
+        """Take the call to each rank, and by rank what makes its arguments; `asked` is the line that asked for it.
 
         The call to a rank that is being restarted is sent in the future.
         """
+        self._asked = asked_at() if asked is None else asked
         self._members = members
         self._method = method
         self._doing = f"in {method!r}"
@@ -124,7 +127,7 @@ class CallResult(Passable, Generic[Value]):
         """Return the result of one rank, or of several by slice."""
         if isinstance(which, slice):
             kept = self._ranks[which], self._calls[which], self._sources_by_rank[which]
-            return CallResult(self._members, self._method, *kept)
+            return CallResult(self._members, self._method, *kept, self._asked)
         index = operator.index(which)
         if not -len(self._ranks) <= index < len(self._ranks):
             raise IndexError(f"{self!r} has no rank {index} here: it has {format_ranks(self._ranks) or 'none'}")
@@ -233,7 +236,8 @@ class CallResult(Passable, Generic[Value]):
                 out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=ray.get(sent[rank][0])))
             except RayError as error:
                 failure = self._members.describe(error, rank, self._method, sources)
-                raised = make_error([failure], self._doing)
+                self._members.context.failures.saw([failure])
+                raised = make_error([failure], self._doing, asked=self._asked)
                 # A worker whose argument failed is alive itself.
                 kind = OutcomeKind.EXCEPTION if failure.passed_to else OutcomeKind(failure.kind.value)
                 out.append(Outcome(rank=rank, kind=kind, error=raised))
@@ -298,7 +302,7 @@ class CallResult(Passable, Generic[Value]):
         hint = "the call goes on: wait() for it again, or look at their logs"
         if waits_for := late_sources(self._sources):
             hint = f"it waits for its arguments, from {waits_for}; {hint}"
-        return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint)
+        return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint, self._asked)
 
     def _failed(self, deadline: Deadline = NEVER) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
@@ -316,7 +320,8 @@ class CallResult(Passable, Generic[Value]):
             except RayError as error:
                 failures.append(self._members.describe(error, rank, self._method, sources))
         look_at([ref for reply in sent.values() for ref in reply])
-        return make_error(failures, self._doing, late)
+        self._members.context.failures.saw(failures)
+        return with_meanwhile(make_error(failures, self._doing, late, self._asked))
 
     async def _wait_async(self) -> list[Value]:
         self._begin(None)
@@ -420,12 +425,13 @@ def check_seconds(timeout: float | None) -> float | None:
 
 
 def timed_out(
-    members: Members, method: str, seconds: float | None, late: Sequence[int], called: int, hint: str
+    members: Members, method: str, seconds: float | None, late: Sequence[int], called: int, hint: str, asked: str
 ) -> CallTimedOut:
-    """Make the error that names the late ranks, and where they are."""
+    """Make the error that names the late ranks, where they are, and the line that asked."""
     places = join_words(list(dict.fromkeys(members.identity(rank).node for rank in late)), most=4)
-    return CallTimedOut(
+    error = CallTimedOut(
         f"{method!r} of {members.name!r} has not answered in {seconds or 0:g} s from "
-        f"{plural(len(late), 'rank')} of {called}: {format_ranks(late)} ({places})",
+        f"{plural(len(late), 'rank')} of {called}: {format_ranks(late)} ({places}){asked and f', {asked}'}",
         hint=hint,
     )
+    return with_meanwhile(error)

@@ -14,7 +14,8 @@ from ray.exceptions import GetTimeoutError, RayError
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut
 from roost.runtime.connect.calls import get
-from roost.runtime.failures.failure import make_error
+from roost.runtime.failures.failure import asked_at, make_error
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.groups.result import (
     check_seconds,
     sources_of,
@@ -43,6 +44,7 @@ class ItemStream:
         self._key = self._token.hex()
         is_async = members.methods[method] is MethodKind.ASYNC_GENERATOR
         self._step = "_roost_stream_async" if is_async else "_roost_stream"
+        self._asked = asked_at()
         self._ranks = tuple(ranks)
         self._handles: dict[int, ActorHandle[Any]] = {}
         self._running: dict[Any, int] = {}
@@ -96,7 +98,8 @@ class ItemStream:
                 rest = [other for other in self._running.values() if other != rank]
                 failure = self._members.describe(error, rank, self._method, self._sources)
                 self.close()
-                raise make_error([failure], f"in {self._method!r}", rest) from None
+                context.failures.saw([failure])
+                raise with_meanwhile(make_error([failure], f"in {self._method!r}", rest, self._asked)) from None
             # Asked again last, so that a fast worker does not crowd out the others.
             del self._running[ready]
             if found:
@@ -112,7 +115,7 @@ class ItemStream:
 
     def _timed_out(self, seconds: float | None, late: Iterable[int]) -> CallTimedOut:
         hint = "the workers go on: ask for the next item again, or close() the stream"
-        return timed_out(self._members, self._method, seconds, sorted(late), len(self._ranks), hint)
+        return timed_out(self._members, self._method, seconds, sorted(late), len(self._ranks), hint, self._asked)
 
     def _ask(self, rank: int, *begin: Any) -> Any:
         return getattr(self._handles[rank], self._step).remote(self._key, *begin)

@@ -16,6 +16,7 @@ from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, Reser
 from roost.runtime.connect.calls import get, on_node
 from roost.runtime.connect.head import noticing_loss, within
 from roost.runtime.failures.failure import make_error
+from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.launch.plan import differences
 from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.limits import ASK_SECONDS, GRACE_SECONDS, LAUNCH_TICK_SECONDS, LOST_LOOK_SECONDS
@@ -249,7 +250,8 @@ class Launch:
                 failures.append(self._context.describe(self._specs[other].identity, second))
         phases = {self.board.phase(failure.address) for failure in failures}
         doing = "while it was being constructed" if Phase.CONSTRUCTING in phases else "while its process started"
-        return make_error(failures, doing)
+        self._context.failures.saw(failures)
+        return with_meanwhile(make_error(failures, doing))
 
     def _where(self, address: str) -> str:
         seconds = time.monotonic() - self.board.since(address)
@@ -267,7 +269,8 @@ class Launch:
         shown = [f"  {self._where(address)}" for address in late[:8]]
         more = [f"  and {len(late) - 8} more"] if len(late) > 8 else []
         first = f"{len(late)} of {len(self._specs)} workers were not ready after {self._seconds:g} s:"
-        return LaunchTimedOut(
+        error = LaunchTimedOut(
             "\n".join([first, *shown, *more]),
             hint="give launch a longer timeout, or see what they wait for; everything that was started is stopped",
         )
+        return with_meanwhile(error)

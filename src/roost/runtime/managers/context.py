@@ -18,6 +18,7 @@ from roost.config.node_groups import NodeGroup
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.runtime.connect.calls import check_not_fork, is_fork, is_worker
+from roost.runtime.failures.meanwhile import Meanwhile
 from roost.runtime.limits import CALL_SECONDS
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.managers.node_manager import NodeManager
@@ -49,6 +50,8 @@ class JobContext:
     """The connection to Ray that this process made; None in a worker, which Ray connected."""
     owner: str | None
     """The name of this process, if it can end before the job does: a worker, or a driver that attached."""
+    failures: Meanwhile
+    """What has failed in the job."""
     pid: int = field(default_factory=os.getpid)
     is_closed: threading.Event = field(default_factory=threading.Event)
     at_close: list[Callable[[], None]] = field(default_factory=list)
@@ -100,18 +103,20 @@ class JobContext:
             worker_manager=worker_manager,
             connection=connection,
             owner=owner,
+            failures=Meanwhile(lambda after, seconds: worker_manager.within(seconds).get_failures(after)),
         )
 
     def make_current(self) -> None:
         """Let `attach` return this one."""
         JobContext._current = self
+        Meanwhile.current = self.failures
 
     def leave(self) -> None:
         """End what this process talks through; nothing is asked of Ray."""
         with process_lock:
             atexit.unregister(self.leave)
             if JobContext._current is self:
-                JobContext._current = None
+                JobContext._current = Meanwhile.current = None
             self.is_closed.set()
             # A fork has the sockets of its parent.
             while self.at_close and self.pid == os.getpid():

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError
 
+from roost.deadline import Deadline
 from roost.runtime.connect.connection import Connection
 from roost.runtime.limits import DEATHS_EVERY_SECONDS, WATCH_KNOCK_SECONDS, WATCH_STOP_SECONDS
 from roost.runtime.managers.base import Manager
@@ -36,6 +37,7 @@ class Watch:
         self._restarting: dict[Manager, Any] = {}
         """Each manager that died, and the call that returns when it is back; None before it can be called."""
         self._workers: dict[object, tuple[frozenset[str], Callable[[set[str]], None]]] = {}
+        self._looks: list[Callable[[], object]] = []
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -54,6 +56,18 @@ class Watch:
         """Call `on_death` with the dead ones of these workers, every time there are any, until `remove_workers`."""
         self._workers[key] = frozenset(addresses), on_death
         self._start()
+
+    def add_look(self, look: Callable[[], object], seconds: float) -> None:
+        """Call a function every so many seconds."""
+        due = Deadline.after(seconds)
+
+        def check() -> None:
+            nonlocal due
+            if due.is_over:
+                due = Deadline.after(seconds)
+                look()
+
+        self._looks.append(check)
 
     def remove_workers(self, key: object) -> None:
         """Stop watching the workers that were added under this key."""
@@ -79,7 +93,7 @@ class Watch:
                     return
                 if not made.head.is_there:
                     continue
-            for check in (self._check_managers, self._check_nodes, self._check_workers):
+            for check in (self._check_managers, self._check_nodes, self._check_workers, *self._looks):
                 try:
                     check()
                 except Exception as error:

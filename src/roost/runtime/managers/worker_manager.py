@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 
 from roost.deadline import Deadline
 from roost.errors import WorkerDied
+from roost.runtime.failures.meanwhile import CallFailure
 from roost.runtime.managers.base import Manager, served
+from roost.runtime.managers.ledgers.failures import FailureLedger
 from roost.runtime.managers.ledgers.workers import (
     GroupRecord,
     RollCall,
@@ -27,12 +29,13 @@ class WorkerManager(Manager):
     """Tracks every worker's metadata: address, rank, node, hardware, state and since when."""
 
     NAME: ClassVar[str] = WORKER_MANAGER
-    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_secret", "_endpoints")
+    STATE: ClassVar[tuple[str, ...]] = ("_ledger", "_failures", "_secret", "_endpoints")
     KEEPER: ClassVar[str] = "NodeManager"
     WARDS: ClassVar[tuple[str, ...]] = ("NodeManager",)
 
     def _begin(self) -> None:
         self._ledger = WorkerLedger()
+        self._failures = FailureLedger()
         self._secret = secrets.token_bytes(32)
         self._endpoints: dict[str, tuple[str, Any]] = {}
         """By address: the newest process of that name, and where it listens."""
@@ -72,6 +75,16 @@ class WorkerManager(Manager):
     async def add_group(self, group: GroupRecord, started: Mapping[str, Started]) -> None:
         """Add a group that is ready, or whose workers were restarted, so that other processes can call it."""
         self._ledger.add_group(group, started, time.time())
+
+    @served
+    async def note_failures(self, failures: Sequence[CallFailure]) -> None:
+        """Keep exceptions of calls, whoever made these."""
+        self._failures.add(failures)
+
+    @served
+    async def get_failures(self, after: int) -> list[CallFailure]:
+        """Return the exceptions after the one with this number."""
+        return self._failures.after(after)
 
     @served
     async def remove_group(self, name: str) -> None:

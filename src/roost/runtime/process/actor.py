@@ -36,6 +36,7 @@ from roost.runtime.events.waits import record_waits_of_torch
 from roost.runtime.failures.carry import Origin, carry
 from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
+from roost.runtime.process.failed import report
 from roost.runtime.process.identity import Master, assume, current_identity
 from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
@@ -107,7 +108,7 @@ class WorkerActor:
 
         Report what the process sees then.
         """
-        with _carried():
+        with _carried(called="its constructor"):
             variables = {"MASTER_ADDR": master.address, "MASTER_PORT": str(master.port)}
             # Values that the caller set take precedence.
             os.environ.update(variables | {name: spec.variables[name] for name in variables if name in spec.variables})
@@ -128,7 +129,7 @@ class WorkerActor:
         self, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Any
     ) -> tuple[Any, ...]:
         """Return the next item of a stream in a tuple, or an empty tuple at its end; a method begins the stream."""
-        with _carried():
+        with _carried(called=method or _name_of(self._roost_streams.get(key))):
             if method is not None:
                 args, kwargs = unpack(sent)
                 self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
@@ -234,7 +235,7 @@ async def _stream_async(
     self: Any, key: str, method: str | None = None, token: Sequence[Any] = (), *sent: Any
 ) -> tuple[Any, ...]:
     """Do what `_roost_stream` does, for an asynchronous generator."""
-    with _carried():
+    with _carried(called=method or _name_of(self._roost_streams.get(key))):
         if method is not None:
             args, kwargs = await unpack_async(sent)
             self._roost_keep_stream(key, token, getattr(self._roost_object, method)(*args, **kwargs))
@@ -252,9 +253,17 @@ async def _stream_async(
         return found
 
 
+def _name_of(stream: Any) -> str:
+    """Return the method that made a generator."""
+    return getattr(stream, "__name__", "") or "a stream"
+
+
 @contextlib.contextmanager
-def _carried(method: str = "") -> Iterator[None]:
-    """Send what is raised inside to the caller as a RemoteFailure; it names the worker if a method is given."""
+def _carried(method: str = "", called: str = "") -> Iterator[None]:
+    """Send what is raised inside to the caller as a RemoteFailure; it names the worker if a method is given.
+
+    `called` is what the log, the events and the other processes of the job are told has failed, by default the method.
+    """
     try:
         yield
     except (SystemExit, GeneratorExit):
@@ -264,7 +273,12 @@ def _carried(method: str = "") -> Iterator[None]:
         identity, origin = current_identity(), None
         if identity is not None and method:
             origin = Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
-        raise carry(error, output.read_tail(output.own_place().path), origin) from None
+        carried = carry(error, output.read_tail(output.own_place().path), origin)
+        # The caller may never look at the result.
+        if called or method:
+            causes = [(item.address, item.pid or 0, item.when) for item in getattr(error, "worker_failures", ())]
+            report(carried.description, called or method, causes)
+        raise carried from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:

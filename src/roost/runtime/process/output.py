@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from roost.errors import ConfigError
 from roost.machine.folders import make_folders, open_regular, socket_folder
@@ -48,6 +48,8 @@ class LogPlace:
 
 
 _own = LogPlace(path="", base="", is_shared=False)
+_errors: TextIO | None = None
+"""The stream into the log, whatever the user's code makes of `sys.stderr`."""
 
 
 def choose_place(run_dir: RunDir, address: str) -> LogPlace:
@@ -74,7 +76,7 @@ def run_folder_name(run_dir: RunDir) -> str:
 
 def redirect_output(place: LogPlace, *, is_restart: bool) -> None:
     """Send everything that this process and its children print to the file."""
-    global _own
+    global _own, _errors
     path, base = Path(place.path), Path(place.base)
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ def redirect_output(place: LogPlace, *, is_restart: bool) -> None:
     os.close(opened)
     # Ray may have replaced these with streams into its own files.
     sys.stdout, sys.stderr = _text_stream(1), _text_stream(2)
-    _own = place
+    _own, _errors = place, sys.stderr
     if is_restart:
         print(f"{STARTED_AGAIN} at {time.strftime('%Y-%m-%d %H:%M:%S')}, pid {os.getpid()} ---")
     handler = logging.StreamHandler(sys.stderr)
@@ -129,6 +131,13 @@ class _LogFile(io.FileIO):
 def _text_stream(descriptor: int) -> io.TextIOWrapper:
     file = io.BufferedWriter(_LogFile(descriptor))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def write(text: str) -> None:
+    """Write into this process's log."""
+    if _errors is not None:
+        _errors.write(text)
+        _errors.flush()
 
 
 def own_place() -> LogPlace:

@@ -29,7 +29,7 @@ RECORD_FILE = "run.json"
 PLAN_FILE = "plan.json"
 JOB_FILES = ("job.yaml", "job.json")
 _LIMIT = 256 * 2**20
-_LATER = {"waits"}
+_LATER = {"waits", "failures"}
 """Fields that the records of 0.1.0 lack."""
 _ERROR_LINES = 12
 
@@ -131,6 +131,18 @@ class RunRestart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunFailure:
+    """An exception of a worker's method, whether or not the driver looked at the result."""
+
+    worker: str
+    when: Time
+    method: str
+    what: str
+    more: int = 0
+    """How many like it came within a second before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunJob:
     """The job file of `roost run`, and the flags that say how it runs."""
 
@@ -194,6 +206,8 @@ class RunRecord:
     """The hash of the plan."""
     groups: tuple[RunGroup, ...] = ()
     restarts: tuple[RunRestart, ...] = ()
+    failures: tuple[RunFailure, ...] = ()
+    """The last ones."""
     waits: Mapping[str, str] = field(default_factory=dict)
     """Which groups wait for which accelerators now."""
     outcome: RunOutcome = RunOutcome(status=Status.RUNNING)

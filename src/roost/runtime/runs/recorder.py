@@ -34,6 +34,7 @@ from roost.runtime.runs.record import (
     PLAN_FILE,
     RECORD_FILE,
     GitState,
+    RunFailure,
     RunGroup,
     RunJob,
     RunNode,
@@ -48,6 +49,7 @@ from roost.runtime.runs.snapshot import environment_of, git_state, loaded_versio
 from roost.text import shorten
 
 if TYPE_CHECKING:
+    from roost.runtime.failures.meanwhile import CallFailure
     from roost.runtime.managers.job_info import JobInfo
     from roost.runtime.nodes.info import NodeInfo
 
@@ -55,6 +57,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _WRITE_SHARE = 0.02
 """While a run goes on, writing its record may take this share of its time, in addition to the seconds above."""
+
+_MOST_FAILURES = 100
 
 Parameters = ParamSpec("Parameters")
 Method = Callable[Concatenate["Recorder", Parameters], None]
@@ -205,6 +209,15 @@ class Recorder:
             text = "" if error is None else shorten(f"{type(error).__name__}: {error}", 300)
             restart = RunRestart(worker=worker, when=_now(), reason=reason, seconds=round(seconds, 3), error=text)
             self._change(may_wait=True, restarts=(*self.record.restarts, restart))
+
+    @_harmless
+    def note_failure(self, failure: CallFailure) -> None:
+        """Record an exception of a worker's method."""
+        if self.record is not None:
+            when = datetime.fromtimestamp(failure.when).astimezone().isoformat(timespec="milliseconds")
+            what = shorten(failure.what, 300)
+            new = RunFailure(worker=failure.address, when=when, method=failure.method, what=what, more=failure.more)
+            self._change(may_wait=True, failures=(*self.record.failures, new)[-_MOST_FAILURES:])
 
     @_harmless
     def note_wait(self, group: str, what: str) -> None:

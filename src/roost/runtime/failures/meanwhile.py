@@ -1,0 +1,145 @@
+"""What has failed in the workers of a job, whoever asked for it: a process says it with its own errors.
+
+A worker whose method raises tells the worker manager, and a process that makes an error asks there. What the process has
+raised itself, or returned as an outcome, it does not say again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from roost.deadline import Deadline
+from roost.errors import Problem, RoostError
+from roost.runtime.limits import MEANWHILE_LATER_SECONDS, MEANWHILE_SECONDS
+from roost.text import plural, shorten
+
+if TYPE_CHECKING:
+    from roost.runtime.failures.failure import Failure
+
+_MOST_KEPT = 100
+_MOST_SAID = 5
+_WORDS = "meanwhile failed: "
+
+Key = tuple[str, int, float]
+"""Tells one failure from all others: address, pid and time of the worker."""
+Error = TypeVar("Error", bound=BaseException)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFailure:
+    """An exception of a call, as the worker manager keeps it."""
+
+    address: str
+    node: str
+    method: str
+    what: str
+    """`KeyError: 'reward'`."""
+    pid: int
+    when: float
+    more: int = 0
+    """How many of the same kind and method came within a second before it, and were not told."""
+    causes: tuple[Key, ...] = ()
+    """The failures of other workers that it passes on."""
+    number: int = 0
+
+    @property
+    def key(self) -> Key:
+        """What tells it from all others."""
+        return self.address, self.pid, self.when
+
+    def __str__(self) -> str:
+        more = f", and {self.more} more like it" if self.more else ""
+        return f"{self.address} in {self.method}: {shorten(self.what, 300)}{more}"
+
+
+class Meanwhile:
+    """The failures that a process knows of."""
+
+    current: ClassVar[Meanwhile | None] = None
+    """Those of the job of this process."""
+
+    def __init__(self, ask: Callable[[int, float], Sequence[CallFailure]]) -> None:
+        """Take a function that returns the failures after a number, within some seconds."""
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._last = 0
+        self._known: deque[CallFailure] = deque(maxlen=_MOST_KEPT)
+        self._seen: deque[Key] = deque(maxlen=10 * _MOST_KEPT)
+        self._deaths: dict[str, str] = {}
+        """By address: how each worker died that this process launched and did not restart."""
+        self._not_before = Deadline.after(0)
+        self.on_new: Callable[[CallFailure], object] = lambda _: None
+        """Called with each failure that this process learns of."""
+
+    def look(self, seconds: float = MEANWHILE_SECONDS, *, is_last: bool = False) -> None:
+        """Ask what else has failed; not again for a second, nor for longer where nobody answers."""
+        # In an event loop nothing may wait: what is known has to do.
+        asyncio = sys.modules.get("asyncio")
+        is_in_loop = asyncio is not None and asyncio._get_running_loop() is not None
+        if not is_last and (is_in_loop or not self._not_before.is_over):
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._not_before = Deadline.after(MEANWHILE_LATER_SECONDS)
+            found = self._ask(self._last, seconds)
+            self._not_before = Deadline.after(MEANWHILE_SECONDS)
+            for failure in found:
+                self._last = max(self._last, failure.number)
+                self._known.append(failure)
+                self.on_new(failure)
+        except Exception:
+            # The error that is being made matters more than what else there is to say.
+            return
+        finally:
+            self._lock.release()
+
+    def saw(self, failures: Iterable[Failure]) -> None:
+        """Take note that the caller is told of these."""
+        for item in failures:
+            self._seen.append((item.address, item.pid or 0, item.when))
+            self._deaths.pop(item.address, None)
+
+    def note_death(self, address: str, how: str) -> None:
+        """Take note that a worker has died; an empty text says that it is back."""
+        if how:
+            self._deaths[address] = how
+        else:
+            self._deaths.pop(address, None)
+
+    def words(self) -> list[str]:
+        """Say what has failed that no caller here was told of, the newest last."""
+        known = list(self._known)
+        told = {*self._seen, *(key for item in known for key in item.causes)}
+        unseen = [item for item in known if item.key not in told]
+        now = time.time()
+        lines = [
+            f"{_WORDS}{item} ({item.node}, pid {item.pid}, {max(0.0, now - item.when):.0f} s ago)" for item in unseen
+        ]
+        lines += [f"{_WORDS}{address} {how}" for address, how in list(self._deaths.items())]
+        more = len(lines) - _MOST_SAID
+        return lines if more <= 0 else [f"{_WORDS}{plural(more, 'call')} before these", *lines[-_MOST_SAID:]]
+
+
+def with_meanwhile(error: Error) -> Error:
+    """Return an error that also says what else has failed in the job; in a plain process, as it is."""
+    known = Meanwhile.current
+    if known is None:
+        return error
+    with contextlib.suppress(Exception):
+        if any(_WORDS in text for text in (str(error), *getattr(error, "__notes__", ()))):
+            return error
+        known.look()
+        for line in known.words():
+            if isinstance(error, RoostError):
+                error.add(Problem(message=line))
+            else:
+                error.add_note(line)
+    return error
