@@ -29,6 +29,7 @@ from roost import (
     WorkerGroup,
     make_plan,
 )
+from roost.runtime.connect import head
 from roost.weights.link import WeightLink
 from soak.record import Recorder
 from soak.workers import SoakWorker, inside
@@ -110,6 +111,8 @@ class Soaked:
     def resources(self, when: str, **more: Any) -> None:
         """Write down what this process has open."""
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("roost")]
+        # Calls of Ray's that hang have threads without a name.
+        threads += [f"roost-{what}" for what in [*head._running.values()]]
         with contextlib.suppress(Exception):
             if when in ("opened", "groups closed"):
                 more["ports"] = self.count_ports()

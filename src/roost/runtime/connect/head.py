@@ -6,6 +6,7 @@ while. Calls of Ray's that need the head do not return while it is dead or hangs
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import logging
@@ -13,8 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from roost.deadline import NEVER, Deadline
 from roost.errors import ClusterError
@@ -32,13 +32,84 @@ from roost.runtime.limits import (
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_hanging: dict[str, Future[Any]] = {}
+Value = TypeVar("Value")
+
+
+class _Call(Generic[Value]):
+    """A call of Ray's in a thread of its own.
+
+    The main thread starts it and waits for it, where Ctrl-C may raise at any moment. `Thread.start`, `Event.wait` and
+    the futures of the standard library wait in a `Condition`, which such a moment leaves to release a lock that the
+    other thread holds: "release unlocked lock" ends that thread, or takes the place of the interrupt. A lock alone has
+    no such moment.
+    """
+
+    def __init__(self, call: Callable[[], Value], what: str, undo: Callable[[Value], object] | None = None) -> None:
+        """Take what to call, what that is in words, and what to do with a value that nobody waits for any more."""
+        self.what = what
+        self.is_done = False
+        self._call = call
+        self._undo = undo
+        self._is_given_up = False
+        self._undone = [False]
+        """Whoever takes the entry out undoes the call."""
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._value: Value | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin in another thread."""
+        try:
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:
+            # Python 3.12 and later start no thread while the interpreter ends.
+            self._run()
+
+    def _run(self) -> None:
+        _running[self] = self.what
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+        # In this order: whoever gives it up at this moment undoes it, or this thread does.
+        self.is_done = True
+        self._ended.release()
+        _running.pop(self, None)
+        if self._is_given_up:
+            self._undo_once()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has ended, for some seconds at most; returns whether it has."""
+        if not self.is_done and self._ended.acquire(timeout=seconds):
+            # For others that wait; where an interrupt comes in between, they look again soon.
+            self._ended.release()
+        return self.is_done
+
+    def result(self) -> Value:
+        """Return what it returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def give_up(self) -> None:
+        """Let what it returns in the end be undone."""
+        self._is_given_up = True
+        if self.is_done:
+            self._undo_once()
+
+    def _undo_once(self) -> None:
+        with contextlib.suppress(IndexError):
+            self._undone.pop()
+            if self._undo is not None and self._error is None:
+                self._undo(self.result())
+
+
+_hanging: dict[str, _Call[Any]] = {}
 """The call of each kind that did not return in time."""
 _caller = threading.local()
-_running: dict[Future[Any], str] = {}
+_running: dict[_Call[Any], str] = {}
 """All calls that have not returned, and what each was to do."""
-
-Value = TypeVar("Value")
 
 
 class Head:
@@ -151,7 +222,9 @@ def check_nothing_waits() -> None:
     if Head.current is None or not Head.current.is_given_up:
         return
     # Most end with the connection.
-    wait(list(_running), timeout=HANGING_CALLS_SECONDS)
+    deadline = Deadline.after(HANGING_CALLS_SECONDS)
+    for running in list(_running):
+        running.wait(deadline.left)
     if calls := ", ".join(sorted(set(_running.copy().values()))):
         raise ClusterError(
             f"this process still waits for Ray at {Head.current.address}, which it has lost, to {calls}",
@@ -196,43 +269,25 @@ def within(
     soon = deadline.within(STILL_HANGS_SECONDS)
     if what in _hanging and not _is_done(_hanging[what], soon, BLIP_SECONDS):
         raise _late(seconds, what)
-    future = _start(call, what)
+    made = _Call(call, what, undo)
     try:
-        if _is_done(future, deadline, BLIP_SECONDS):
-            return future.result()
+        made.start()
+        if _is_done(made, deadline, BLIP_SECONDS):
+            return made.result()
         if seconds == usual:
-            _hanging[what] = future
+            _hanging[what] = made
         raise _late(seconds, what)
     except BaseException:
-        if undo is not None:
-            future.add_done_callback(lambda ended: ended.exception() or undo(ended.result()))
+        made.give_up()
         raise
 
 
 def unless_lost(call: Callable[[], Value]) -> Value:
     """Make a call of Ray's that waits for workers; ClusterError when the head is given up, and the call goes on."""
-    future = _start(call, "return from a wait")
-    _is_done(future, NEVER, math.inf)
-    return future.result()
-
-
-def _start(call: Callable[[], Value], what: str) -> Future[Value]:
-    future: Future[Value] = Future()
-    _running[future] = what
-    future.add_done_callback(_running.pop)
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    try:
-        threading.Thread(target=run, name=f"roost-{what}", daemon=True).start()
-    except RuntimeError:
-        # Python 3.12 and later start no thread while the interpreter ends.
-        run()
-    return future
+    made = _Call(call, "return from a wait")
+    made.start()
+    _is_done(made, NEVER, math.inf)
+    return made.result()
 
 
 def _late(seconds: float, what: str) -> ClusterError:
@@ -241,11 +296,10 @@ def _late(seconds: float, what: str) -> ClusterError:
     )
 
 
-def _is_done(future: Future[Any], deadline: Deadline, most_silent: float) -> bool:
+def _is_done(call: _Call[Any], deadline: Deadline, most_silent: float) -> bool:
     """Wait until the deadline; ClusterError if the head is silent for so many seconds, or given up."""
-    while not future.done() and (left := deadline.left):
-        wait([future], min(HEAD_EVERY_SECONDS, left))
-        if future.done():
+    while not call.is_done and (left := deadline.left):
+        if call.wait(min(HEAD_EVERY_SECONDS, left)):
             break
         head = Head.current
         if head is None:
@@ -256,7 +310,7 @@ def _is_done(future: Future[Any], deadline: Deadline, most_silent: float) -> boo
             head.answers()
         if head.is_given_up or head.silent_seconds > most_silent:
             raise head.gone()
-    return future.done()
+    return call.is_done
 
 
 @functools.cache
