@@ -97,6 +97,13 @@ def test_a_head_that_hangs_is_named_and_a_close_can_be_repeated(cluster, roost_l
         with pytest.raises(ClusterError, match=r"could not be closed in 2 s; still there: actor:0, actor:1"):
             group.close(timeout=2)
         assert time.monotonic() - began < 55, "each of Ray's calls takes a minute"
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match=r"'actor' could not be closed in [\d.]+ s; still there: ") as caught:
+            group.close(timeout=40)
+        took = time.monotonic() - began
+        assert took < 35, "it gives up sooner than it may"
+        said = float(re.search(r"in ([\d.]+) s", str(caught.value))[1])
+        assert abs(said - took) < 1, "it says how long it has tried"
     group.close()
     wait_until(lambda: all_is_free(cluster), "closed the second time")
 

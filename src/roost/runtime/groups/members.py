@@ -336,7 +336,7 @@ class OwnMembers(Members):
 
         ClusterError names what could not be ended in time; the group can then be closed again.
         """
-        deadline = Deadline.after(timeout)
+        began, deadline = time.monotonic(), Deadline.after(timeout)
         self._stopped.set()
         self.context.watch.remove_workers(self)
         reviver = self._reviver
@@ -350,8 +350,10 @@ class OwnMembers(Members):
             self.is_closed = True
             # Without the connection there is nothing left to end: what the job had went with it.
             if self.context.is_connected and (left := self._release(deadline)):
+                # Where the head does not answer, the rest of the time would change nothing.
+                seconds = min(timeout, round(time.monotonic() - began, 1))
                 raise ClusterError(
-                    f"{self.name!r} could not be closed in {timeout:g} s; still there: {join_words(left)}",
+                    f"{self.name!r} could not be closed in {seconds:g} s; still there: {join_words(left)}",
                     hint="close it again; closing the Cluster, or `roost clean`, ends what is left",
                 )
             if self._is_kept:

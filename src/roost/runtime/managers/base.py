@@ -80,6 +80,8 @@ class Manager:
         self.handle: ActorHandle[Any] = handle
         self._namespace = namespace
         self._seconds = CALL_SECONDS
+        self._is_rest = False
+        """Whether that is what a caller's deadline has left."""
 
     @classmethod
     def start(cls, namespace: str, node: str, *arguments: Any) -> Self:
@@ -118,7 +120,10 @@ class Manager:
 
     def until(self, deadline: Deadline) -> Self:
         """Return the same proxy, whose calls end at a deadline, if that is earlier than they would end anyway."""
-        return self.within(max(0.1, min(self._seconds, deadline.left)))
+        left = max(0.1, deadline.left)
+        proxy = self.within(min(self._seconds, left))
+        proxy._is_rest = self._is_rest or left < self._seconds
+        return proxy
 
     def within(self, seconds: float) -> Self:
         """Return the same proxy with another deadline for its calls."""
@@ -158,8 +163,10 @@ class Manager:
             except RayActorError as error:
                 raise self.died(error) from None
             except GetTimeoutError:
+                rest = ", which its caller had left" if self._is_rest else ""
                 raise ClusterError(
-                    f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in {self._seconds:.0f} s"
+                    f"the {self.NAME} of {self._namespace!r} did not answer {method!r} in "
+                    f"{round(self._seconds, 1):g} s{rest}"
                 ) from None
 
     # What follows runs in the actor.
