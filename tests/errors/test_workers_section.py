@@ -100,6 +100,29 @@ def test_all_mistakes_come_in_one_error():
     assert len(caught.value.problems) == 4
 
 
+COMPONENTS = "".join(f"    role{number}: 0-7\n" for number in range(8))
+WORKERS = "".join(f"  role{number}: my.Role{number}\n" for number in range(8))
+FLOW = "flow:\n  step: role0.make -> role1.take\n"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("component_placement:", "component_placment:", "did you mean 'component_placement'?"),
+        ("cluster:", "clustr:", "is that 'clustr'?"),
+        ("workers:", "worker:", "it has 'worker': did you mean 'workers'?"),
+        ("entry:", "entri:", "it has 'entri': did you mean 'entry'?"),
+    ],
+)
+def test_one_typo_in_the_name_of_a_section_gives_one_message(right, wrong, message):
+    text = f"cluster:\n  component_placement:\n{COMPONENTS}workers:\n{WORKERS}entry: my.main\n{FLOW}"
+    assert len(read_run_config(read_job_text(text, name="job.yaml")).workers) == 8
+    with pytest.raises(ConfigError) as caught:
+        read_run_config(read_job_text(text.replace(right, wrong), name="job.yaml"))
+    (problem,) = caught.value.problems
+    assert problem.hint == message
+
+
 NONSENSE = """
 workers: {actr: {clas: nothing, share: 7}}
 entry: "not a target"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -12,6 +12,7 @@ from roost.config.document import Value
 from roost.config.fields import Field, Table
 from roost.config.reading import Notes, known_hint, read_list, read_text
 from roost.config.values import Kind, typed, whole
+from roost.errors import Where
 from roost.text import shorten
 
 MAX_STALENESS = 16
@@ -102,6 +103,8 @@ class FlowConfig:
     target: str = ""
     staleness: int = 0
     value: Value = field(repr=False, compare=False)
+    places: Mapping[str, Where] = field(default_factory=dict, repr=False, compare=False)
+    """Where each call is written first."""
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -127,15 +130,15 @@ def role_of(call: str) -> str:
     return call.rpartition(".")[0]
 
 
-def read_flow(value: Value, names: Sequence[str], notes: Notes) -> FlowConfig | None:
-    """Read the section of a job with these components; None where a mistake is noted."""
+def read_flow(value: Value, names: Sequence[str] | None, notes: Notes) -> FlowConfig | None:
+    """Read the section of a job with these components, if they are known; None where a mistake is noted."""
     noted = len(notes.problems)
     section = FLOW_FIELDS.read(value, notes, "flow")
     chains = section.read("step", [])
     for word in (word for chain in chains for word in chain):
         if not re.fullmatch(_CALL, word.text):
             word.note(notes, f"flow: {shorten(word.text)!r} is not a call", "write component.method: rollout.generate")
-        elif role_of(word.text) not in names:
+        elif names is not None and role_of(word.text) not in names:
             role = role_of(word.text)
             word.note(notes, f"flow: the job has no component {shorten(role)!r}", known_hint(role, names))
     calls = tuple(dict.fromkeys(word.text for chain in chains for word in chain))
@@ -158,7 +161,18 @@ def read_flow(value: Value, names: Sequence[str], notes: Notes) -> FlowConfig | 
     if len(notes.problems) > noted:
         return None
     source, target = (word.text for word in weights) if weights else ("", "")
-    return FlowConfig(calls=calls, edges=tuple(edges), source=source, target=target, staleness=staleness, value=value)
+    places: dict[str, Where] = {}
+    for word in (word for chain in chains for word in chain):
+        places.setdefault(word.text, word.value.where(word.span))
+    return FlowConfig(
+        calls=calls,
+        edges=tuple(edges),
+        source=source,
+        target=target,
+        staleness=staleness,
+        value=value,
+        places=places,
+    )
 
 
 def _note_cycle(edges: dict[tuple[str, str], _Word], notes: Notes) -> None:

@@ -274,8 +274,8 @@ def describe(value: Value) -> str:
 
 def known_hint(name: str, known: Iterable[str]) -> str:
     """Return a hint with the name that was probably meant, or with all that are known."""
-    close = did_you_mean(name, known)
-    return f"did you mean {close!r}?" if close else f"it has {join_words([repr(item) for item in sorted(known)])}"
+    close, there = did_you_mean(name, known), join_words([repr(item) for item in sorted(known)])
+    return f"did you mean {close!r}?" if close else there and f"it has {there}"
 
 
 def pair_hint(scalar: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from roost.config.reading import Notes, known_hint, read_fields
 from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
 from roost.config.yaml_file import parse_text
 from roost.errors import Where
+from roost.text import did_you_mean
 
 WORKER_FIELDS = Table(
     "The class that runs as this component, as module.Name; or a mapping with its arguments.",
@@ -101,13 +102,15 @@ def read_run_draft(config: object) -> RunDraft:
     draft = read_job_draft(config)
     notes = draft.notes.copy()
     section, entry, flow = (_section(draft.job.document, name, notes) for name in RUN_FIELDS.fields)
+    # Where the components cannot be read, every name would be unknown.
+    names = draft.names if draft.names or not draft.notes.problems else None
     return RunDraft(
         job=draft.job,
         notes=notes,
         names=draft.names,
-        workers={} if section is None else _read_workers(section, draft.names, notes),
+        workers={} if section is None else _read_workers(section, names, notes),
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
-        flow=None if flow is None else read_flow(flow, draft.names, notes),
+        flow=None if flow is None else read_flow(flow, names, notes),
     )
 
 
@@ -118,9 +121,11 @@ def read_run_config(config: object) -> RunConfig:
     given = document.keys() if document.kind == "mapping" else RUN_FIELDS.fields
     if "workers" not in given:
         example = f"{draft.names[0] if draft.names else 'actor'}: my_job.Actor"
-        notes.config(document, "the job has no section 'workers'", hint=f"name a class: workers: {{{example}}}")
+        hint = _meant("workers", given) or f"name a class: workers: {{{example}}}"
+        notes.config(document, "the job has no section 'workers'", hint=hint)
     if "entry" not in given:
-        notes.config(document, "the job has no 'entry'", hint="name the function that runs it: entry: my_job.main")
+        hint = _meant("entry", given) or "name the function that runs it: entry: my_job.main"
+        notes.config(document, "the job has no 'entry'", hint=hint)
     notes.raise_if_any()
     entry = document.get("entry")
     return RunConfig(
@@ -130,18 +135,24 @@ def read_run_config(config: object) -> RunConfig:
     )
 
 
+def _meant(name: str, given: Collection[str]) -> str:
+    """Return a hint if another key of the job looks like this one; what is not known to Roost may be the user's."""
+    close = did_you_mean(name, set(given) - set(RUN_FIELDS.fields))
+    return f"it has {close!r}: did you mean {name!r}?" if close else ""
+
+
 def _section(document: Value, name: str, notes: Notes) -> Value | None:
     with notes.catching():
         return document.get(name)
     return None
 
 
-def _read_workers(section: Value, names: tuple[str, ...], notes: Notes) -> dict[str, WorkerConfig]:
+def _read_workers(section: Value, names: tuple[str, ...] | None, notes: Notes) -> dict[str, WorkerConfig]:
     found: dict[str, WorkerConfig] = {}
     seen: set[str] = set()
     for text, pair in read_fields(section, notes, "workers").items():
         for name in (unicodedata.normalize("NFC", part.strip()) for part in text.split(",")):
-            if name not in names:
+            if names is not None and name not in names:
                 notes.config(pair.key, f"workers: the job has no component {name!r}", hint=known_hint(name, names))
             elif name in seen:
                 notes.config(pair.key, f"workers names {name!r} twice")
@@ -149,7 +160,7 @@ def _read_workers(section: Value, names: tuple[str, ...], notes: Notes) -> dict[
             worker = _read_worker(name, pair.value, notes)
             if worker is not None:
                 found[name] = worker
-    for name in names if section.kind == "mapping" else ():
+    for name in names or () if section.kind == "mapping" else ():
         if name not in seen:
             notes.config(section, f"component {name!r} has no class in 'workers'", hint=f"write {name}: my_job.Actor")
     return found

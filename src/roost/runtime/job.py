@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from roost.config.flow import FlowConfig
 from roost.config.job import JobDraft
 from roost.config.reading import Notes
 from roost.config.run import RunConfig, WorkerConfig, read_run_config
@@ -160,6 +161,21 @@ def load_code(run: RunConfig) -> JobCode:
             raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
     return JobCode(drafts=tuple(drafts), entry=entry)
+
+
+def check_flow(flow: FlowConfig, code: JobCode) -> None:
+    """Raise one ConfigError with every call of a flow that the class of its component does not have."""
+    notes = Notes()
+    drafts = {worker.component: (worker, draft) for worker, draft in code.drafts}
+    for call in flow.calls:
+        role, _, method = call.rpartition(".")
+        if role in drafts and method not in drafts[role][1].methods:
+            worker, draft = drafts[role]
+            close = did_you_mean(method, draft.methods)
+            hint = f"did you mean {role}.{close}?" if close else ""
+            message = f"flow: {shorten(call)}: {worker.target} has no method {shorten(method)!r}"
+            notes.take(ConfigError(message, hint=hint, where=flow.places.get(call)))
+    notes.raise_if_any()
 
 
 def load(target: str, where: Where | None = None) -> Any:

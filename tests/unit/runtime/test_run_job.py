@@ -31,6 +31,7 @@ JOB = Path(__file__).resolve().parents[3] / "examples" / "two_components"
         ("two_components.Actor", "two_components.main", "derive the class from roost.Worker"),
         ("entry: two_components.main", "entry: two_components.__doc__", "cannot be called"),
         ("learning_rate: 0.5", "rate: 0.5", "worker 'actor': Actor.create_group: missing a required argument"),
+        ("learning_rate: 0.5", "lerning_rate: 0.5", "'lerning_rate' is none: did you mean 'learning_rate'?"),
         ("num_nodes: 2", "num_nodes: 2\n  node_group: 1", "node_group"),
     ],
 )
@@ -163,6 +164,15 @@ def test_check_reports_all_that_can_be_known_without_a_cluster(tmp_path):
     right = check("workers.actor.class=two_components.Actor")
     assert right.returncode == 0, right.stderr
     assert right.stdout.startswith("job.yaml can run: 2 components, 6 workers, entry two_components.main, plan ")
+    flow = (tmp_path / "job.yaml").read_text() + "flow:\n  step: rollout.sampls -> actor.train\n"
+    (tmp_path / "job.yaml").write_text(flow)
+    misspelt = check("workers.actor.class=two_components.Actor")
+    assert misspelt.returncode == 2
+    line = flow.splitlines().index("  step: rollout.sampls -> actor.train") + 1
+    said = f"job.yaml:{line}:9: flow: rollout.sampls: two_components.Rollout has no method 'sampls'"
+    assert said in misspelt.stderr
+    assert "did you mean rollout.samples?" in misspelt.stderr
+    assert misspelt.stderr.count("hint:") == 1
     wrong = check("workers.actor.class=two_components.Actor", "+workers.actor.kwargs.speed=1")
     assert "worker 'actor': Actor.create_group: got an unexpected keyword argument 'speed'" in wrong.stderr
 

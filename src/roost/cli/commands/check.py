@@ -99,11 +99,13 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
             )
             return _Checked(path=given.path, loaded=None, entry=None, findings=missing)
     if run is not None:
-        from roost.runtime.job import load_code  # loads Ray, which checking a placement does without
+        from roost.runtime.job import check_flow, load_code  # loads Ray, which checking a placement does without
 
         import_from_here()
         with notes.catching():
-            load_code(run)
+            code = load_code(run)
+            if isinstance(given.found, RunDraft) and given.found.flow is not None:
+                check_flow(given.found.flow, code)
     notes.raise_if_any()
     if loaded is None:
         raise typer.Abort

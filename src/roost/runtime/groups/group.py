@@ -13,7 +13,7 @@ import inspect
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 import ray
@@ -68,11 +68,17 @@ class GroupDraft(Generic[Class]):
             )
         # A class whose constructor Python knows nothing about raises ValueError.
         with contextlib.suppress(ValueError):
+            signature = inspect.signature(cls.__init__)
             try:
                 # Worker's own __new__ takes anything.
-                inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+                signature.bind(None, *args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{cls.__name__}.create_group: {error}") from None
+                raise TypeError(f"{cls.__name__}.create_group: {error}{_meant(signature, kwargs)}") from None
+
+    @property
+    def methods(self) -> Collection[str]:
+        """The methods that can be called on the group."""
+        return self._methods
 
     def launch(
         self,
@@ -317,6 +323,14 @@ class WorkerGroup(Generic[Class]):
         close = did_you_mean(method, self._members.methods)
         has = f"did you mean {close!r}?" if close else f"it has {shorten(', '.join(self._members.methods), 200)}"
         raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
+
+
+def _meant(signature: inspect.Signature, given: Iterable[str]) -> str:
+    """Say which arguments may be misspelt ones of a constructor."""
+    known = list(signature.parameters)[1:]
+    meant = {name: did_you_mean(name, known) for name in given if name not in known}
+    words = [f"; {name!r} is none: did you mean {close!r}?" for name, close in meant.items() if close]
+    return "".join(words)
 
 
 def _attached(name: str, ranks: tuple[int, ...]) -> WorkerGroup[Any]:

@@ -51,7 +51,9 @@ def start_actor(
         if "already" not in str(error):
             raise
         raise NameTaken(
-            f"a worker named {name!r} exists already", hint="names are unique in a job: choose another"
+            f"a worker named {name!r} exists already",
+            hint="names are unique in a job: close() the group that has it, as before a cell of a notebook is run "
+            "again, or choose another",
         ) from None
     return handle
 

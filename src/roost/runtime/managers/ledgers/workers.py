@@ -111,7 +111,10 @@ class WorkerLedger:
         taken = [address for address in new if address in living]
         if taken:
             count = plural(len(taken), "worker is", "workers are")
-            raise NameTaken(f"{count} registered under that name already: {join_words(taken)}")
+            raise NameTaken(
+                f"{count} registered under that name already: {join_words(taken)}",
+                hint="names are unique in a job: close() the group that has it, or choose another",
+            )
         self._workers |= new
         early = {address: self._ready_early.pop(address) for address in new if address in self._ready_early}
         self.update(WorkerState.READY, early, now)
