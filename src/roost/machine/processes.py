@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,10 +92,10 @@ def end_processes(processes: Sequence[Process], user: str) -> None:
     psutil.wait_procs(stubborn, timeout=TERMINATE_SECONDS)
 
 
-def stop_process(pid: int, began: float, timeout: float) -> bool:
+def stop_process(pid: int, began: float, timeout: float, on_wait: Callable[[], object] = lambda: None) -> bool:
     """Ask a process that began at this time after the boot to end, and return whether it has after `timeout` seconds.
 
-    PermissionError if it is another user's.
+    `on_wait` is called again and again meanwhile. PermissionError if it is another user's.
     """
     deadline = Deadline.after(timeout)
     try:
@@ -107,6 +107,7 @@ def stop_process(pid: int, began: float, timeout: float) -> bool:
         while process.status() != psutil.STATUS_ZOMBIE:
             if deadline.is_over:
                 return False
+            on_wait()
             time.sleep(LOOK_SECONDS)
     except psutil.NoSuchProcess:
         pass

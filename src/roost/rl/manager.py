@@ -24,6 +24,7 @@ from roost.rl.limits import (
     GENERATE_SECONDS,
     HEALTH_SECONDS,
     JOIN_POLL_SECONDS,
+    STATE_SECONDS,
     VERSIONS_SECONDS,
     WEIGHTS_SECONDS,
 )
@@ -34,6 +35,7 @@ from roost.rl.router import RouterOptions
 from roost.rl.sampling import Dialect, Sampler, ask_router
 from roost.runtime.cluster import Cluster
 from roost.runtime.events.emitter import emitter
+from roost.runtime.events.waits import waiting
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process.identity import current_identity
@@ -179,8 +181,19 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         if not isinstance(request, Mapping):
             if self._dialect is None:
                 raise ConfigError("the engines take no prompts", hint="an engine of roost.rl.engines does")
-            return Sampler(self._dialect, self.router_url, self.secret).run(request, timeout, most_at_once)
-        return ask_router(self.router_url, "/generate", dict(request), self.secret, timeout)
+            sampler = Sampler(self._dialect, self.router_url, self.secret, self._busy)
+            return sampler.run(request, timeout, most_at_once)
+        words = f"a request at the router {self.router_url}, busy:"
+        with waiting(lambda: "the router", details=lambda: (words, self._busy())):
+            return ask_router(self.router_url, "/generate", dict(request), self.secret, timeout)
+
+    def _busy(self) -> list[str]:
+        """Return the workers whose engines have requests now."""
+        busy = {state.url for state in self._call(ManagerWorker.engine_states, timeout=STATE_SECONDS) if state.busy}
+        name, urls = self.engines.group.name, self.engines.urls
+        return [
+            f"{name}:{rank}" for engine, url in enumerate(urls) if url in busy for rank in self.engines.specs_of(engine)
+        ]
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""

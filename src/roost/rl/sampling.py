@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from roost.rl.engines.samples import Prompt, Sample, VersionSpan
 from roost.rl.json_request import ask
 from roost.rl.limits import GRACE_SECONDS
 from roost.rl.router import TIMEOUT_HEADER
+from roost.runtime.events.waits import waiting
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.text import plural
 
@@ -37,7 +39,9 @@ class Dialect(Protocol):
 class Sampler:
     """Asks the router of a job for samples."""
 
-    def __init__(self, dialect: Dialect, url: str, secret: str) -> None:
+    def __init__(self, dialect: Dialect, url: str, secret: str, busy: Callable[[], Sequence[str]] = lambda: ()) -> None:
+        """Take what returns the workers of engines that have requests."""
+        self._busy = busy
         self._dialect = dialect
         self._url = url
         self._secret = secret
@@ -53,7 +57,10 @@ class Sampler:
         pool = ThreadPoolExecutor(min(most_at_once, len(prompts)), thread_name_prefix="roost-sampling")
         try:
             asked = {pool.submit(self._answer, prompt, deadline): place for place, prompt in enumerate(prompts)}
-            for number, done in enumerate(as_completed(asked)):
+            ended = as_completed(asked)
+            for number in range(len(asked)):
+                with waiting(lambda: "the router", details=functools.partial(self._details, len(asked) - number)):
+                    done = next(ended)
                 try:
                     samples = done.result()
                 except CallTimedOut as late:
@@ -65,6 +72,9 @@ class Sampler:
         finally:
             # Whoever stops to listen does not wait for the rest.
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _details(self, missing: int) -> tuple[str, Sequence[str]]:
+        return f"{plural(missing, 'prompt')} at the router {self._url}, busy:", self._busy()
 
     def _answer(self, prompt: Prompt, deadline: Deadline) -> list[Sample]:
         return [self._finish(prompt, sample, deadline) for sample in self._ask(prompt, deadline)]

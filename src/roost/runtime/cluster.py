@@ -185,11 +185,14 @@ class Cluster:
                 self._check_same(control, options)
             for end in (control.watch.stop, control.logs.stop, control.leave, lambda: self._close_groups(control)):
                 self._undo.callback(end)
+            if control.connection is not None:
+                control.long_waits.start()
+                self._undo.callback(control.long_waits.stop)
             if control.owner is None:
                 control.watch.add_managers(managers)
                 control.failures.on_new = self._recorder.note_failure
                 control.watch.add_look(control.failures.look, MEANWHILE_EVERY_SECONDS)
-                self._undo.callback(lambda: control.is_reachable and control.failures.look(is_last=True))
+                self._undo.callback(self._look_last, control)
             control.make_current()
             self._context = control
             Cluster._current = self
@@ -511,6 +514,11 @@ class Cluster:
                 # Disconnecting ends the job on Ray, which ends its workers.
                 log.error("%s", error)
         context.open_groups.clear()
+
+    def _look_last(self, context: JobControl) -> None:
+        """Let the record have what failed before the groups end."""
+        if context.is_reachable:
+            context.failures.look(is_last=True)
 
     def _end_managers(self, made: Connection, managers: Managers) -> None:
         if made.is_alive:

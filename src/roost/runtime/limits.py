@@ -136,6 +136,12 @@ LATE_SECONDS = 0.5
 """How much longer a launch that is over waits for a manager."""
 GRACE_SECONDS = 1.0
 """How long the first failure of a launch or call waits for others: together they show what happened."""
+LONG_WAIT_SECONDS = 30.0
+"""After how long a driver says what it waits for; again after 1, 2, 5 and 10 minutes, and every ten minutes then."""
+STOP_WAIT_SECONDS = 3.0
+"""After how long a function that `on_stop` was given says what it waits for."""
+LONG_WAITS_EVERY_SECONDS = 1.0
+"""How often a driver looks which of its waits take long."""
 SLICE_SECONDS = 1.0
 """How often a wait for workers looks whether the job is still there."""
 TRANSFER_SECONDS = 60.0
@@ -151,9 +157,11 @@ PREDECESSOR_SECONDS = 10.0
 CONSUMERS_EVERY_SECONDS = 2.0
 """How often a worker looks whether the consumers of its streams are alive."""
 FAILURES_EVERY_SECONDS = 1.0
-"""How often a worker tells others of exceptions of one kind in one method: its log has each of them."""
+"""How often a worker tells others of exceptions of one kind in one method after the first; its log has each of them."""
+TELL_SECONDS = 0.2
+"""How long the answer of a call that failed waits until the worker manager knows."""
 MEANWHILE_SECONDS = 1.0
-"""How long an error waits to learn what else has failed in the job, and how often a process asks that."""
+"""How long an error waits to learn what else has failed in the job; one that makes many asks twice in that time."""
 MEANWHILE_LATER_SECONDS = 30.0
 """After how long a process asks again that got no answer."""
 MEANWHILE_EVERY_SECONDS = 5.0

@@ -9,7 +9,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -256,7 +256,7 @@ class WeightLink:
                     handle.on_done(functools.partial(arrived.put, (step, handle)))
                 self._endpoint.loop.nudge()
                 try:
-                    with waiting(update.waits_for):
+                    with waiting(update.waits_for, details=functools.partial(_details, update, self._name)):
                         request, handle = arrived.get(timeout=deadline.timeout)
                     value = _answer(handle, deadline)
                 except Empty:
@@ -359,6 +359,12 @@ class WeightLink:
         except ClusterError as error:
             handle.fail(error)
         return handle
+
+
+def _details(update: Update, name: str) -> tuple[str, Sequence[str]]:
+    """Say what an update waits for, and for which workers."""
+    late = sorted({worker for worker, _ in update.waiting})
+    return f"{update.phase.value!r} of version {update.version} of {name}, not answered by", late
 
 
 def _answer(handle: Handle[Any], deadline: Deadline) -> Any:

@@ -69,8 +69,10 @@ class InterruptedAt:
         if event == "opcode":
             if code not in self._names:
                 self._names[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-            may = self._last.get(frame) in self.AFTER
-            self._last[frame] = self._names[code][frame.f_lasti]
+            name = self._names[code][frame.f_lasti]
+            # Python raises in the call itself, which may be in a block that has ended before a return.
+            may = self._last.get(frame) in self.AFTER and name != "RETURN_VALUE"
+            self._last[frame] = name
             self.left -= may
             if may and not self.left:
                 raise KeyboardInterrupt

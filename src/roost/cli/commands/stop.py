@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Annotated
 
 import typer
 
-from roost.cli.limits import STOP_SECONDS
+from roost.cli.limits import LOOK_SECONDS, STOP_SECONDS
 from roost.cli.out import tell
 from roost.cli.runs import complete_run
+from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.processes import stop_process
 from roost.runtime.runs.index import LATEST, find_run, find_running, read_run
@@ -37,8 +39,22 @@ def stop(
     if record.host != socket.gethostname():
         hint = f"on {record.host}: kill {record.pid}"
         raise ConfigError(f"the driver of run {record.id} is on another machine, {record.host}", hint=hint)
+    said, look = record.waiting, Deadline.after(LOOK_SECONDS)
+
+    def say() -> None:
+        """Say what its driver waits for before it can end."""
+        nonlocal said, look
+        if not look.is_over:
+            return
+        look = Deadline.after(LOOK_SECONDS)
+        with contextlib.suppress(ConfigError):
+            waiting = read_run(folder).waiting
+            if waiting and waiting != said:
+                tell(f"run {record.id} waits for {waiting}")
+            said = waiting
+
     try:
-        has_ended = stop_process(record.pid, record.pid_began, timeout)
+        has_ended = stop_process(record.pid, record.pid_began, timeout, say)
     except PermissionError:
         raise ConfigError(f"run {record.id} is {record.user}'s: you may not stop it") from None
     if not has_ended:

@@ -66,6 +66,7 @@ def run_text(record: RunRecord, folder: Path, run_id: str | None, remarks: Seque
         ("Ray", f"{record.address}, namespace {record.namespace}"),
         *titled("nodes", [_node_text(node) for node in record.nodes], _MOST_LINES),
         *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
+        ("waiting for", record.waiting),
         *titled("restarts", [_restart_text(item) for item in record.restarts], _MOST_LINES),
         *titled("failed calls", [_failure_text(item) for item in reversed(record.failures)], _MOST_LINES),
         *titled("environment", variables),

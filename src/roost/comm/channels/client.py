@@ -80,6 +80,10 @@ class Operation(Handle[Any]):
         key = "" if self.key == DEFAULT_KEY else f", key {key_text(self.key)}"
         return f"channel {self.client.channel!r}{key}"
 
+    def details(self) -> tuple[str, Sequence[str]]:
+        """Say what is missing, and which process keeps the channel."""
+        return f"{self._doing()}; it is kept by", [self.client.name]
+
     def give_up(self) -> None:
         """Withdraw it, or return what it got."""
         self.is_given_up = True

@@ -92,12 +92,16 @@ class Handle(Generic[Value]):
         """Say who has to do something before it is done."""
         return self._late().partition(" has not ")[0]
 
+    def details(self) -> tuple[str, Sequence[str]]:
+        """Say more about that, and which workers have to do it, as far as is known."""
+        return self.waits_for(), ()
+
     async def async_wait(self, timeout: float | None = None) -> Value:
         """Do the same in a coroutine."""
         if not self.is_done:
             seconds = check_timeout(timeout)
             try:
-                with waiting(self.waits_for):
+                with waiting(self.waits_for, details=self.details):
                     await asyncio.wait_for(self._future(), seconds)
             except TimeoutError:
                 if not self.is_done:
@@ -388,7 +392,7 @@ class Loop:
             source.read_for(handle)
         if handle.is_done and time.perf_counter() - began < LEAST_WAIT_SECONDS:
             return True
-        with waiting(handle.waits_for, began):
+        with waiting(handle.waits_for, began, handle.details):
             left = None if timeout is None else timeout - (time.perf_counter() - began)
             return handle.is_done or self._sleep(handle, source, Deadline.after(left))
 

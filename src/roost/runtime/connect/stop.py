@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ class Stop:
         self._hooks: list[tuple[Callable[[], object], float]] = []
         self._pid = os.getpid()
         self._is_asked = False
+        self.hooks_began: float = 0.0
+        """When the hooks were called first, on the clock of `time.perf_counter`; 0 if they were not."""
 
     def add(self, hook: Callable[[], object], seconds: float) -> None:
         """Call a function that may take some seconds before anything is ended."""
@@ -56,6 +59,7 @@ class Stop:
         self._set_exit_code(error)
         if self._is_asked or isinstance(error, KeyboardInterrupt):
             while self._hooks:
+                self.hooks_began = self.hooks_began or time.perf_counter()
                 hook, _ = self._hooks.pop(0)
                 try:
                     hook()

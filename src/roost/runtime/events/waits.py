@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 from roost.runtime.events.emitter import emitter
 
@@ -17,25 +17,53 @@ in_call: ContextVar[bool] = ContextVar("roost_in_call", default=False)
 class waiting:  # noqa: N801 - used like contextlib.suppress
     """Surrounds a wait: `with waiting(lambda: "channel 'samples'"): …`. The words are made only if it takes long."""
 
-    __slots__ = ("_is_aside", "_since", "_started", "_whom")
+    watched: ClassVar[dict[int, waiting] | None] = None
+    """The waits under way, in a process that says which take long."""
 
-    def __init__(self, whom: Callable[[], str], since: float = 0.0) -> None:
-        """Take for whom it waits, and since when on the clock of `time.perf_counter`, if that was before now."""
+    __slots__ = ("_details", "_is_aside", "_whom", "started")
+
+    def __init__(
+        self,
+        whom: Callable[[], str],
+        since: float = 0.0,
+        details: Callable[[], tuple[str, Sequence[str]]] | None = None,
+    ) -> None:
+        """Take for whom it waits, and since when on the clock of `time.perf_counter`, if that was before now.
+
+        `details` returns the same in more words, and the addresses of the workers that are late.
+        """
         self._whom = whom
-        self._since = since
-        self._started = 0.0
+        self._details = details
+        self.started = since
+        """When it began; 0 if nobody wants to know."""
         self._is_aside = False
 
     def __enter__(self) -> None:
+        watched = waiting.watched
+        if not emitter.is_on and watched is None:
+            self.started = 0.0
+            return
+        self.started = self.started or time.perf_counter()
+        if watched is not None:
+            watched[id(self)] = self
         if emitter.is_on:
-            self._started = self._since or time.perf_counter()
             # A thread of the user's own that waits, such as one that fetches ahead, does not hold up a call.
             self._is_aside = emitter.has_calls and not in_call.get()
-            emitter.wait_began(id(self), self._whom, self._started, self._is_aside)
+            emitter.wait_began(id(self), self._whom, self.started, self._is_aside)
 
     def __exit__(self, *_: object) -> None:
-        if self._started:
-            emitter.wait_ended(id(self), self._whom, self._started, self._is_aside)
+        if self.started:
+            emitter.wait_ended(id(self), self._whom, self.started, self._is_aside)
+            if waiting.watched is not None:
+                waiting.watched.pop(id(self), None)
+
+    def words(self) -> str:
+        """Say briefly for whom it waits."""
+        return self._whom()
+
+    def details(self) -> tuple[str, Sequence[str]]:
+        """Say the same in more words, and return the workers that are late, as far as is known."""
+        return (self._whom(), ()) if self._details is None else self._details()
 
 
 def record_waits_of_torch() -> None:

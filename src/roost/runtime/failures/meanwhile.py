@@ -1,7 +1,7 @@
 """What has failed in the workers of a job, whoever asked for it: a process says it with its own errors.
 
-A worker whose method raises tells the worker manager, and a process that makes an error asks there. What the process has
-raised itself, or returned as an outcome, it does not say again.
+A worker whose method raises tells the worker manager, and a process that makes an error asks there. What the process
+has raised itself, or returned as an outcome, it does not say again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 100
 _MOST_SAID = 5
+_MOST_ASKS = 20
 _WORDS = "meanwhile failed: "
 
 Key = tuple[str, int, float]
@@ -44,7 +45,7 @@ class CallFailure:
     pid: int
     when: float
     more: int = 0
-    """How many of the same kind and method came within a second before it, and were not told."""
+    """How many of the same kind and method came shortly before it, and were not told."""
     causes: tuple[Key, ...] = ()
     """The failures of other workers that it passes on."""
     number: int = 0
@@ -75,31 +76,37 @@ class Meanwhile:
         self._deaths: dict[str, str] = {}
         """By address: how each worker died that this process launched and did not restart."""
         self._not_before = Deadline.after(0)
+        self._asks: float = _MOST_ASKS
+        """How often it may ask now; more with time."""
+        self._asked = time.monotonic()
         self.on_new: Callable[[CallFailure], object] = lambda _: None
         """Called with each failure that this process learns of."""
 
     def look(self, seconds: float = MEANWHILE_SECONDS, *, is_last: bool = False) -> None:
-        """Ask what else has failed; not again for a second, nor for longer where nobody answers."""
+        """Ask what else has failed; less often after many times, and not for a while where nobody answers."""
         # In an event loop nothing may wait: what is known has to do.
         asyncio = sys.modules.get("asyncio")
         is_in_loop = asyncio is not None and asyncio._get_running_loop() is not None
-        if not is_last and (is_in_loop or not self._not_before.is_over):
+        if not is_last and (is_in_loop or not self._may_ask()):
             return
-        if not self._lock.acquire(blocking=False):
-            return
-        try:
+        with contextlib.suppress(Exception), self._lock:
             self._not_before = Deadline.after(MEANWHILE_LATER_SECONDS)
             found = self._ask(self._last, seconds)
-            self._not_before = Deadline.after(MEANWHILE_SECONDS)
+            self._not_before = Deadline.after(0)
             for failure in found:
                 self._last = max(self._last, failure.number)
                 self._known.append(failure)
                 self.on_new(failure)
-        except Exception:
-            # The error that is being made matters more than what else there is to say.
-            return
-        finally:
-            self._lock.release()
+
+    def _may_ask(self) -> bool:
+        """Whether to ask now: a program may wait for a moment again and again, and each time get an error."""
+        now = time.monotonic()
+        self._asks = min(_MOST_ASKS, self._asks + 2 * (now - self._asked) / MEANWHILE_SECONDS)
+        self._asked = now
+        if self._asks < 1 or not self._not_before.is_over:
+            return False
+        self._asks -= 1
+        return True
 
     def saw(self, failures: Iterable[Failure]) -> None:
         """Take note that the caller is told of these."""

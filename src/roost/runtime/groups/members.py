@@ -7,6 +7,8 @@ import logging
 import secrets
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,6 +22,7 @@ from roost.errors import ClusterError, ConfigError, ManagerDied, RoostError, Wor
 from roost.runtime.connect.calls import end_actors
 from roost.runtime.connect.head import within
 from roost.runtime.events.emitter import emitter
+from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import Failure, FailureKind
 from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
 from roost.runtime.groups.result import CallResult, sources_of
@@ -53,6 +56,8 @@ from roost.text import join_words, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
+_MOST_RESULTS = 100
+
 
 class Members:
     """The workers of a group, by rank."""
@@ -69,6 +74,8 @@ class Members:
         self._kept: list[tuple[int, str, tuple[Any, ...], Future[Any]]] = []
         """Calls to ranks that are being restarted, oldest first."""
         self._keeping = threading.Lock()
+        self._results: deque[weakref.ref[CallResult[Any]]] = deque(maxlen=_MOST_RESULTS)
+        """Of the last calls, for whoever wants to know behind which of them another one waits."""
 
     def identity(self, rank: int) -> WorkerIdentity:
         """Return the identity of a rank."""
@@ -76,7 +83,9 @@ class Members:
 
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
         """Return the actors behind some ranks, after waiting for ranks that are being restarted."""
-        self._check_known(self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS)))
+        with waiting(lambda: f"a restart in {self.name!r}"):
+            late = self.restarting(ranks, Deadline.after(KEPT_CALL_SECONDS))
+        self._check_known(late)
         return [self._handles[rank] for rank in ranks]
 
     def restarting(self, ranks: Sequence[int], deadline: Deadline | None = None) -> set[int]:
@@ -127,7 +136,18 @@ class Members:
             else getattr(self._handles[rank], method).remote(*item.arguments)
             for rank, item in zip(ranks, sent, strict=True)
         ]
-        return CallResult(self, method, ranks, calls, sources_of(sent))
+        result: CallResult[Any] = CallResult(self, method, ranks, calls, sources_of(sent))
+        self._results.append(weakref.ref(result))
+        return result
+
+    def before(self, result: CallResult[Any], ranks: Sequence[int]) -> CallResult[Any] | None:
+        """Return an earlier call that some ranks have not answered, if its result is still there."""
+        for other in [found() for found in list(self._results)]:
+            if other is result:
+                break
+            if other is not None and set(other._late()) & set(ranks):
+                return other
+        return None
 
     def _keep(self, rank: int, method: str, args: tuple[Any, ...]) -> Future[Any]:
         """Send a call when its rank is back."""

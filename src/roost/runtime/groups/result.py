@@ -150,8 +150,8 @@ class CallResult(Passable, Generic[Value]):
     def _wait(self, deadline: Deadline) -> list[Value]:
         """Return the values; GetTimeoutError at the deadline."""
         try:
-            refs = [value for value, _ in self._send(deadline)]
-            with waiting(self._waits_for), self._members.context.stop:
+            with self._waiting(), self._members.context.stop:
+                refs = [value for value, _ in self._send(deadline)]
                 # With the sources' timings: Ray raises the first failure, and starts this call only after all of them.
                 found = get([*refs, *timings_of(self._sources)], deadline.timeout)
         except GetTimeoutError:
@@ -203,8 +203,8 @@ class CallResult(Passable, Generic[Value]):
             try:
                 ranks = {value: rank for rank, (value, _) in zip(self._ranks, self._send(deadline), strict=True)}
                 wanted = [*sources, *(ref for ref, rank in ranks.items() if rank in pending)]
-                ready = wait_for_one(self._members.context, wanted, deadline)
-                with self._members.context.stop:
+                with self._waiting(), self._members.context.stop:
+                    ready = wait_for_one(self._members.context, wanted, deadline)
                     value = get(ready, deadline.timeout)
             except GetTimeoutError:
                 raise self._timed_out(seconds, pending) from None
@@ -225,7 +225,8 @@ class CallResult(Passable, Generic[Value]):
     def outcomes(self, timeout: float | None = None) -> list[Outcome]:
         """Return how the call ended in each worker, in rank order, after at most `timeout`; never raises a failure."""
         seconds = self._begin(timeout)
-        late = set(self._late(seconds))
+        with self._waiting():
+            late = set(self._late(seconds))
         sent = self._sent()
         out = []
         for rank, sources in zip(self._ranks, self._sources_by_rank, strict=True):
@@ -255,7 +256,7 @@ class CallResult(Passable, Generic[Value]):
         replies = zip(self._ranks, self._send(NEVER), strict=True) if self._has_durations else ()
         for rank, (_, timing) in replies:
             # Also of the workers that succeeded where another failed.
-            with contextlib.suppress(RayError), self._members.context.stop:
+            with contextlib.suppress(RayError), self._waiting(), self._members.context.stop:
                 for tag, seconds in get(timing).items():
                     by_tag.setdefault(tag, {})[rank] = seconds
         self._has_durations = False
@@ -265,6 +266,19 @@ class CallResult(Passable, Generic[Value]):
 
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"
+
+    def _waiting(self) -> waiting:
+        return waiting(self._waits_for, details=self._details)
+
+    def _details(self) -> tuple[str, list[str]]:
+        """Say what is called, from where, behind which other call, and who has not answered yet."""
+        late = self._late()
+        before = self._members.before(self, late)
+        behind = f", behind {before._method!r}{before._asked and f', {before._asked}'}" if before is not None else ""
+        what = f"{self._method!r} of {self._members.name!r}{self._asked and f', {self._asked}'}{behind}"
+        if waits_for := late_sources(self._sources):
+            what += f", whose arguments come from {waits_for}"
+        return f"{what}, not answered by", [self._members.identity(rank).address for rank in late]
 
     def _waits_for(self) -> str:
         who = f"{self._members.name}:{self._ranks[0]}" if len(self._ranks) == 1 else self._members.name
@@ -333,7 +347,7 @@ class CallResult(Passable, Generic[Value]):
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         pending = set(answers)
-        with waiting(self._waits_for):
+        with self._waiting():
             while pending and not any(answer.done() and answer.exception() for answer in answers):
                 # After the head was given up, none of them ends.
                 self._begin(None)

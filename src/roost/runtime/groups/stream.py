@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from roost.deadline import Deadline
 from roost.errors import CallTimedOut
 from roost.runtime.connect.calls import get
+from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import asked_at, make_error
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.groups.result import (
@@ -88,9 +89,9 @@ class ItemStream:
         while self._running:
             rank = -1
             try:
-                ready = wait_for_one(context, list(self._running), deadline)
-                rank = self._running[ready]
-                with context.stop:
+                with waiting(self._waits_for, details=self._details), context.stop:
+                    ready = wait_for_one(context, list(self._running), deadline)
+                    rank = self._running[ready]
                     found = get(ready, deadline.timeout)
             except GetTimeoutError:
                 raise self._timed_out(seconds, self._running.values()) from None
@@ -106,6 +107,13 @@ class ItemStream:
                 self._running[self._ask(rank)] = rank
                 return rank, found[0]
         return None
+
+    def _waits_for(self) -> str:
+        return f"{self._members.name}, {self._method}"
+
+    def _details(self) -> tuple[str, list[str]]:
+        what = f"an item of {self._method!r} of {self._members.name!r}{self._asked and f', {self._asked}'}"
+        return f"{what}, from", [self._members.identity(rank).address for rank in sorted(self._running.values())]
 
     def _begin(self) -> None:
         sent, self._to_send = self._to_send or Sent(), None

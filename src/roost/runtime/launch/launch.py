@@ -15,6 +15,7 @@ from roost.deadline import Deadline
 from roost.errors import ClusterError, LaunchTimedOut, NameTaken, Problem, ReservationLost, WrongPlace
 from roost.runtime.connect.calls import get, on_node
 from roost.runtime.connect.head import noticing_loss, within
+from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import make_error
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.launch.plan import differences
@@ -144,8 +145,8 @@ class Launch:
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
-        name = specs[0].identity.group_name
-        self.board: LaunchBoard = LaunchBoard(context.console, name, list(self._specs), time.monotonic())
+        self._name = specs[0].identity.group_name
+        self.board: LaunchBoard = LaunchBoard(context.console, self._name, list(self._specs), time.monotonic())
 
     def request(self, remote: Any, options: Mapping[str, Any]) -> None:
         """Ask for every process, in rank order."""
@@ -170,6 +171,14 @@ class Launch:
             ports = self._port.candidates if spec.identity.rank == 0 and not self._predecessors else ()
             begin: Any = self.handles[address]._roost_begin.remote(spec, self._predecessors.get(address), ports)
             self._pending[begin] = address
+        with waiting(lambda: f"the launch of {self._name}", details=self._details):
+            self._advance_all()
+        return self._reports
+
+    def _details(self) -> tuple[str, list[str]]:
+        return f"the launch of {self._name!r} ({self.board.summary}), not ready", self.board.late
+
+    def _advance_all(self) -> None:
         while self._pending:
             self._context.check_open()
             with noticing_loss():
@@ -190,7 +199,6 @@ class Launch:
                 raise self._timed_out()
             if self._pending and self._stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
-        return self._reports
 
     def _advance(self, call: Any) -> None:
         """Take one worker from the end of a phase to the next."""

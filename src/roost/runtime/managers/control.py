@@ -15,6 +15,7 @@ from roost.runtime.connect.stop import Stop
 from roost.runtime.failures.failure import Failure, FailureKind, describe_death, failure_of
 from roost.runtime.managers.collective_manager import CollectiveManager
 from roost.runtime.managers.context import JobContext
+from roost.runtime.managers.long_waits import LongWaits
 from roost.runtime.managers.watch import Watch
 from roost.runtime.nodes.discover import has_ended, live_nodes, make_topology
 from roost.runtime.nodes.log_forwarder import Elsewhere, LogForwarder
@@ -38,6 +39,7 @@ class JobControl(JobContext):
     watch: Watch
     stop: Stop
     """Whether this process was asked to stop."""
+    long_waits: LongWaits
     open_groups: dict[str, Callable[[float], None]] = field(default_factory=dict)
     """How to close each group that this process launched, within some seconds: closing the Cluster closes the rest."""
     actors: dict[str, ActorHandle[Any]] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class JobControl(JobContext):
             logs=logs,
             watch=Watch(nodes, made),
             stop=stop,
+            long_waits=LongWaits(context, console, recorder, stop),
         )
 
     def log_path(self, address: str) -> str:

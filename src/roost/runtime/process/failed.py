@@ -1,31 +1,46 @@
 """What a worker does about an exception of its own, whether or not the caller ever looks at the result.
 
-The log gets the traceback each time. The events and the worker manager get one exception of a kind and method a second,
-with the number of those in between.
+The log gets the traceback each time. The events and the worker manager get the first exceptions of a kind and method,
+and then one a second, with the number of those in between.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import ray
 
 from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.carry import Description
 from roost.runtime.failures.meanwhile import CallFailure, Key
-from roost.runtime.limits import FAILURES_EVERY_SECONDS
+from roost.runtime.limits import FAILURES_EVERY_SECONDS, TELL_SECONDS
 from roost.runtime.process import output
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 from roost.text import shorten
 
 _LONGEST_TRACEBACK = 4000
+_MOST_AT_ONCE = 20
 _lock = threading.Lock()
-_told: dict[tuple[str, str], list[float]] = {}
-"""By method and kind of exception: when the last one was told, and how many were not told since."""
+_kinds: dict[tuple[str, str], _Kind] = {}
+"""By method and class."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The exceptions of one class in one method."""
+
+    left: float
+    """How many may be told now; more with time."""
+    since: float
+    untold: int = 0
 
 
 def report(found: Description, method: str, causes: Sequence[Key] = ()) -> None:
@@ -53,23 +68,34 @@ def report(found: Description, method: str, causes: Sequence[Key] = ()) -> None:
         emitter.note(
             "raised", identity.address, shorten(found["what"], 300), method=method, traceback=short, more=more or None
         )
-        # The caller need not wait for it, and Ray's head may be silent.
-        threading.Thread(target=_tell, args=(failure,), name="roost-failures", daemon=True).start()
+        telling = threading.Thread(target=_tell, args=(failure,), name="roost-failures", daemon=True)
+        telling.start()
+        # So that it is known before the caller goes on; but the manager may hang, and an event loop must not.
+        if asyncio._get_running_loop() is None:
+            telling.join(TELL_SECONDS)
 
 
 def _untold(method: str, what: str) -> int | None:
     """Return how many like it were not told before it, or None if it is one of them."""
-    key, now = (method, what.partition(":")[0]), time.monotonic()
+    now = time.monotonic()
     with _lock:
-        last = _told.get(key)
-        if last is not None and now - last[0] < FAILURES_EVERY_SECONDS:
-            last[1] += 1
+        kind = _kinds.setdefault((method, what.partition(":")[0]), _Kind(_MOST_AT_ONCE, now))
+        kind.left = min(_MOST_AT_ONCE, kind.left + (now - kind.since) / FAILURES_EVERY_SECONDS)
+        kind.since = now
+        if kind.left < 1:
+            kind.untold += 1
             return None
-        _told[key] = [now, 0]
-        return 0 if last is None else int(last[1])
+        kind.left -= 1
+        untold, kind.untold = kind.untold, 0
+        return untold
 
 
 def _tell(failure: CallFailure) -> None:
     with contextlib.suppress(Exception):
-        manager = ray.get_actor(WORKER_MANAGER)
-        ray.get(manager.note_failures.remote([failure]))
+        ray.get(_manager().note_failures.remote([failure]))
+
+
+@functools.cache
+def _manager() -> Any:
+    """Return the worker manager, which Ray restarts under the same handle."""
+    return ray.get_actor(WORKER_MANAGER)

@@ -29,7 +29,7 @@ RECORD_FILE = "run.json"
 PLAN_FILE = "plan.json"
 JOB_FILES = ("job.yaml", "job.json")
 _LIMIT = 256 * 2**20
-_LATER = {"waits", "failures"}
+_LATER = {"waits", "waiting", "failures"}
 """Fields that the records of 0.1.0 lack."""
 _ERROR_LINES = 12
 
@@ -139,7 +139,7 @@ class RunFailure:
     method: str
     what: str
     more: int = 0
-    """How many like it came within a second before it."""
+    """How many like it came shortly before it, and are not in the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +210,8 @@ class RunRecord:
     """The last ones."""
     waits: Mapping[str, str] = field(default_factory=dict)
     """Which groups wait for which accelerators now."""
+    waiting: str = ""
+    """What its driver has waited for, if that takes more than half a minute."""
     outcome: RunOutcome = RunOutcome(status=Status.RUNNING)
 
     @property

@@ -227,6 +227,12 @@ class Recorder:
             self._change(waits=others | ({group: what} if what else {}))
 
     @_harmless
+    def note_long_wait(self, what: str) -> None:
+        """Record what the driver has waited for so long; an empty text ends that."""
+        if self.record is not None:
+            self._change(waiting=what)
+
+    @_harmless
     def note_error(self, error: BaseException | None) -> None:
         """Record that this exception ends the run, or that none does; only the first outcome counts."""
         self._outcome = self._outcome or outcome_of(error)
