@@ -557,9 +557,10 @@ def pipeline(cluster, folder, kills, choose):
             wait_until(lambda number=number: len(got()) >= (2 * count * number) // kills, "some have come")
             address = f"{choose.choice(stages).name}:{choose.randrange(2)}"
             (pid,) = [one.pid for one in cluster.worker_manager.get_workers() if one.address == address]
-            # It may be on its way up again.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # It may be on its way up again: without a pid yet, or still with that of the one that died.
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         for tasks, channel in zip(running, (first, second, None), strict=True):
             for task in tasks:
                 task.result(240)
