@@ -25,7 +25,7 @@ from roost import (
 )
 from roost.placement.plan import Piece
 from roost.runtime.failures.carry import carry
-from roost.runtime.failures.failure import Failure, FailureKind, make_error
+from roost.runtime.failures.failure import Failure, FailureKind, asked_at, make_error
 from roost.runtime.launch.plan import LaunchOptions, LaunchPlan, differences, plan_launch
 from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.managers.job_info import JobInfo
@@ -422,3 +422,13 @@ def test_old_runs_are_removed_and_young_ones_kept(monkeypatch, tmp_path):
     left = {path.name for path in folder_of_runs.iterdir()}
     # The newest 20 stay, and of the older ones those that are younger than a day.
     assert len(left) == 20 + 6
+
+
+@pytest.mark.parametrize(("caller", "is_named"), [("train", True), ("typer.main", False), ("click.core", False)])
+def test_the_line_that_asked_is_the_users_and_not_one_of_roosts_own_command_line(caller, is_named):
+    outer = {"__name__": caller}
+    inner = {"__name__": "roost.demo.run", "asked_at": asked_at}
+    exec(compile("def call():\n    return asked_at()", "run.py", "exec"), inner)  # noqa: S102 - to choose the module
+    exec(compile("def ask(call):\n    return call()", "train.py", "exec"), outer)  # noqa: S102 - likewise
+
+    assert outer["ask"](inner["call"]) == ("asked for at train.py:2" if is_named else "")

@@ -162,11 +162,14 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
 
 
 def asked_at() -> str:
-    """Return the line of the user's code that is under way: `asked for at train.py:42`; nothing if there is none."""
+    """Return the line of the user's code that is under way: `asked for at train.py:42`.
+
+    Return nothing if there is none, as in `roost demo`, where a command of Roost asks.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("roost.", "concurrent.", "threading")):
         frame = frame.f_back
-    if frame is None:
+    if frame is None or frame.f_globals.get("__name__", "").startswith(("typer.", "click.")):
         return ""
     file = frame.f_code.co_filename
     # As in a traceback, and shorter where that is as clear.
