@@ -141,7 +141,7 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
     if first.passed_to:
         failed = f"{first.method!r}" if first.method else "a call"
         doing = f"in {failed}, whose result was passed to {first.passed_to}"
-    rest = []
+    rest = [f"  {asked}"] if asked else []
     if others:
         rest.append(f"  also failed ({len(others)}):")
         rest += [f"    {shorten(str(other), 300)}" for other in others[:16]]
@@ -149,14 +149,13 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
     if unfinished:
         rest.append(f"  not finished yet: {plural(len(unfinished), 'rank')}, {format_ranks(unfinished)}")
     note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
-    line = f"  {asked}" if asked else ""
-    notes = "\n".join(filter(None, [note, line, first.details, *rest]))
+    notes = "\n".join(filter(None, [note, first.details, *rest]))
     error = revive(first.pickled, notes) if first.pickled else None
     if error is None:
         kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
         verb = "died" if first.kind is FailureKind.DEATH else "failed"
         text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
-        error = kind("\n".join(filter(None, [text, line, first.details, *rest])))
+        error = kind("\n".join(filter(None, [text, first.details, *rest])))
     attach_failures(error, (first, *others))
     return error
 
