@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import pickle
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,11 @@ from roost import (
     Topology,
     make_plan,
 )
+from roost.placement.lint import lint
+from roost.render.grid import make_grid
 
 SOURCE = Path(roost.__file__).parent
+
 TWO_NODES = Topology.from_shorthand("2x8")
 JOB = "cluster:\n  num_nodes: 2\n  component_placement:\n    actor: ${where}\nwhere: 0-3\n"
 BROKEN = {
@@ -122,6 +126,17 @@ def test_a_job_may_have_thousands_of_components():
     names = [f"c{number}" for number in range(3000)]
     text = "cluster:\n  component_placement:\n" + "".join(f"    {name}: 0\n" for name in names)
     assert [item.name for item in make_plan(JobConfig.from_text(text), TWO_NODES).components] == names
+
+
+def test_the_time_for_thousands_of_components_is_in_proportion():
+    names = [f"c{number}" for number in range(8000)]
+    text = "cluster:\n  component_placement:\n" + "".join(f"    {name}: {at % 16}\n" for at, name in enumerate(names))
+    began = time.process_time()
+    plan = make_plan(JobConfig.from_text(text), TWO_NODES)
+    strips = [strip for row in make_grid(plan).rows for strip in row.strips]
+    assert [len(strip.lanes) for strip in strips] == [500, 500]
+    assert len(lint(plan)) == 16
+    assert time.process_time() - began < 40, "with the square of their number, it takes minutes"
 
 
 NOT_A_PLAN = {

@@ -24,6 +24,7 @@ from roost.errors import ConfigError, RoostError
 from roost.placement.lint import Finding, lint
 from roost.placement.plan import Plan
 from roost.placement.planner import check_num_nodes, make_plan
+from roost.placement.strategies import collector_paused
 from roost.text import join_words
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def is_run(path: Path) -> bool:
     return not (str(path) == "-" or path.suffix in _SUFFIXES or (os.path.exists(path) and not os.path.isdir(path)))
 
 
+@collector_paused()
 def read_job(path: Path, overrides: Sequence[str] = (), flags: Flags | None = None) -> Given:
     """Read a job or a saved plan: from standard input for `-`, the plan of a run for its id or folder, or a file.
 
@@ -224,6 +226,7 @@ def parse_plan(path: Path, text: str) -> Plan:
         raise ConfigError(problems) from None
 
 
+@collector_paused()
 def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Loaded:
     """Plan a job on the hardware of the flags, or else on this one; a saved plan is taken as it is."""
     draft = given.found

@@ -119,7 +119,10 @@ def _partial_overlaps(occupants: _Occupants, groups: _Sharing) -> list[tuple[str
             has.update({worker.component for worker in workers})
     common: Counter[tuple[str, str]] = Counter()
     for names, ranks in groups.items():
-        common.update(dict.fromkeys(combinations(names, 2), sum(map(len, ranks.values()))))
+        size = sum(map(len, ranks.values()))
+        # One with no other accelerator is within all that share these.
+        wider = [name for name in names if has[name] > size]
+        common.update(dict.fromkeys(combinations(wider, 2), size))
     return [pair for pair, count in common.items() if count < min(has[pair[0]], has[pair[1]])]
 
 

@@ -34,7 +34,7 @@ _OLDER_NAMES = {
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause garbage collection, which would walk a million new values again and again, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
@@ -181,7 +181,7 @@ class NodePlacementStrategy(PlacementStrategy):
         return place(topology, space, ((rank,) for rank in self.node_ranks), isolate_accelerator)
 
 
-@_collector_paused()
+@collector_paused()
 def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
@@ -281,7 +281,7 @@ def _hardware_space(topology: Topology, labels: tuple[str, ...], who: str) -> Ra
     return space
 
 
-@_collector_paused()
+@collector_paused()
 def _sorted_ranks(lists: Any) -> tuple[tuple[int, ...], ...]:
     if isinstance(lists, str) or not isinstance(lists, Iterable):
         raise PlacementError("hardware_ranks_list is a list of lists of hardware ranks")

@@ -340,23 +340,40 @@ def _ranks(
 
 def _lanes(blocks: Sequence[Block]) -> tuple[tuple[Block, ...], ...]:
     """Put blocks into the first lane that has room; the blocks of one component stay together."""
-    lanes: list[list[Block]] = []
+    lanes = _Lanes()
     for _, own in groupby(blocks, key=lambda block: block.component):
-        together: list[list[Block]] = []
-        _put([[block] for block in sorted(own, key=lambda block: block.cells)], together)
-        _put(together, lanes)
-    return tuple(tuple(sorted(lane, key=lambda block: block.cells)) for lane in lanes)
+        together = _Lanes()
+        for block in sorted(own, key=lambda block: block.cells):
+            together.put([block])
+        for part in together.lanes:
+            lanes.put(part)
+    return tuple(tuple(sorted(lane, key=lambda block: block.cells)) for lane in lanes.lanes)
 
 
-def _put(parts: Iterable[list[Block]], lanes: list[list[Block]]) -> None:
-    """Add each part to the first lane without an overlap, or to a new one."""
-    for part in parts:
-        for lane in lanes:
-            if all(a.cells[0] > b.cells[-1] or a.cells[-1] < b.cells[0] for a in part for b in lane):
-                lane.extend(part)
-                break
-        else:
-            lanes.append(list(part))
+class _Lanes:
+    """Lanes that are filled, with a bit for each cell that is taken."""
+
+    def __init__(self) -> None:
+        self.lanes: list[list[Block]] = []
+        self._taken: list[int] = []
+        self._first: dict[int, int] = {}
+        """By the bits of a part: the first lane that may have room. Lanes only get fuller."""
+
+    def put(self, part: list[Block]) -> None:
+        """Add blocks to the first lane without an overlap, or to a new one."""
+        bits = 0
+        for block in part:
+            first, last = block.cells[0], block.cells[-1]
+            bits |= ((1 << (last - first + 1)) - 1) << first
+        at = self._first.get(bits, 0)
+        while at < len(self.lanes) and self._taken[at] & bits:
+            at += 1
+        self._first[bits] = at
+        if at == len(self.lanes):
+            self.lanes.append([])
+            self._taken.append(0)
+        self.lanes[at].extend(part)
+        self._taken[at] |= bits
 
 
 def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:

@@ -14,6 +14,7 @@ from roost.cli.plans import Flags, Loaded, plan_job, read_job, split_jobs, with_
 from roost.cli.terminal import draw_map, print_text
 from roost.cli.text.plans import plan_table, start_text
 from roost.errors import ConfigError
+from roost.placement.strategies import collector_paused
 from roost.render.grid import Grid, make_grid
 from roost.text import at_most, join_words, plural
 
@@ -85,6 +86,7 @@ def plan(
         raise typer.Exit(2)
 
 
+@collector_paused()
 def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) -> Grid:
     foreign, taken = loaded.foreign, loaded.live.taken if loaded.live else ()
     title = f"{job.name} · {foreign.framework.name} ({foreign.framework.version})" if foreign else job.name
