@@ -19,7 +19,9 @@ from roost import CallTimedOut, Channel, Cluster, NodePlacementStrategy, WorkerG
 from roost.runtime.managers import long_waits
 from roost.runtime.runs.record import read_record
 from roost.watch.live import LiveRun
-from waiting import wait_until
+from roost.weights.link import WeightLink
+from waiting import stopped, wait_until
+from weight_workers import Server, Trainer
 from workers import Peer, Performer, Stubborn
 
 MEANWHILE = "meanwhile failed: "
@@ -256,3 +258,19 @@ def test_a_stop_that_waits_behind_a_call_that_hangs_says_so(driver, tmp_path):
     _, complained = script.finish()
     assert "'say' of 'actor'" in complained
     assert "behind 'wait_for'" in complained
+
+
+def test_a_long_update_of_weights_names_the_worker_that_is_late(shared_cluster, lines):
+    with (
+        Trainer.create_group("numpy").launch(shared_cluster, NodePlacementStrategy([0]), name="trained") as actor,
+        Server.create_group("numpy").launch(shared_cluster, NodePlacementStrategy([1]), name="served") as server,
+    ):
+        link = WeightLink.between(actor, server)
+        link.update(1)
+        (late,) = shared_cluster.worker_manager.get_workers(["served:0"])
+        with stopped(late.pid), pytest.raises(CallTimedOut):
+            link.update(2, timeout=4)
+        place = re.escape(str(shared_cluster.nodes[1]))
+        said = rf"of version 2 of \S+, not answered by served:0 on {place}, pid {late.pid}; "
+        assert any(re.search(said, line) for line in said_by(lines))
+        assert link.update(3).version == 3

@@ -82,6 +82,21 @@ def test_the_tables_and_curves_show_what_goes_between_the_workers(browser, url):
         assert {"Items in channels", "Requests per second", "Latency of requests", "Updates of weights"} <= set(titles)
 
 
+def test_no_label_of_an_axis_is_cut(browser, url, recording):
+    values = [line_of("metric", "loss", t=float(step), value=-123456.7 - 1e-5 * step, step=step) for step in range(9)]
+    recording.metrics(0, *values)
+    # Ink in the first or the last column of pixels would be that of a label that goes on outside.
+    ink = """all => all.map(one => {
+        const column = (x) => one.getContext('2d').getImageData(x, 0, 1, one.height).data;
+        return [0, one.width - 1].map((x) => Math.max(...column(x).filter((_, at) => at % 4 === 3)));
+    })"""
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#charts figure:has-text('loss')")
+        found = page.eval_on_selector_all("#charts canvas", ink)
+        assert len(found) > 3
+        assert found == [[0, 0]] * len(found)
+
+
 def test_a_worker_is_opened_and_left_with_the_keyboard(browser, url, recording):
     log = recording.folder / "logs" / "actor" / "1.log"
     log.parent.mkdir(parents=True)
