@@ -434,7 +434,7 @@ def test_a_group_launched_again_under_the_same_name_is_new_in_every_respect(shar
         first.count().wait(60)
         first.say("from the first").wait(60)
         pids = first.pid().wait(60)
-        with pytest.raises(NameTaken, match="'again:0' exists already"):
+        with pytest.raises(NameTaken, match=r"'again:0' exists already\n.*close\(\) the group that has it"):
             Performer.create_group().launch(shared_cluster, strategy, name="again")
         assert first.count().wait(60) == [2, 2], "and the first goes on"
         assert WorkerGroup.attach("again").count().wait(60) == [3, 3], "and is found by its name"
