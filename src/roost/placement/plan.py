@@ -150,7 +150,10 @@ class Plan:
 
     def only(self, names: Iterable[str]) -> Plan:
         """Return the plan with these components only."""
-        wanted = [self.component(name).name for name in names]
+        known, wanted = set(self.names), set(names)
+        for name in sorted(wanted - known):
+            # Says which there are.
+            self.component(name)
         return replace(self, components=tuple(item for item in self.components if item.name in wanted))
 
     @property

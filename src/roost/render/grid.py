@@ -9,6 +9,7 @@ joined where its cells are apart.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -218,11 +219,12 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
     """
     cuts = [_beginning(name, length) for name in names]
     initials = ["".join(part[:1] for part in re.split(r"[_.-]+", name))[:length] for name in names]
+    cut_counts, initial_counts = Counter(cuts), Counter(initials)
     keys: list[str] = []
     for index, name in enumerate(names):
-        if cuts.count(cuts[index]) == 1:
+        if cut_counts[cuts[index]] == 1:
             keys.append(cuts[index])
-        elif len(initials[index]) > 1 and initials.count(initials[index]) == 1 and initials[index] not in cuts:
+        elif len(initials[index]) > 1 and initial_counts[initials[index]] == 1 and initials[index] not in cut_counts:
             keys.append(initials[index])
         else:
             keys.append(numbered(name, index))

@@ -9,6 +9,7 @@ Every block has brackets around it and its component's name in it, so that nothi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
@@ -110,7 +111,8 @@ class _Drawing:
             for index in range(len(names))
         ]
         # Keys of different lengths can still be equal; those are numbered.
-        return [key if keys.count(key) == 1 else numbered(names[index], index) for index, key in enumerate(keys)]
+        counts = Counter(keys)
+        return [key if counts[key] == 1 else numbered(names[index], index) for index, key in enumerate(keys)]
 
     def _row(self, row: Row) -> Iterator[Text]:
         for number, strip in enumerate(row.strips):
@@ -195,6 +197,7 @@ class _Drawing:
     def _legend(self) -> Iterator[Text]:
         entries = self._grid.legend
         keys = ["" if key == entry.name else f" ({key})" for key, entry in zip(self._names, entries, strict=True)]
+        widest = max(map(cell_len, keys), default=0)
         longest = min(max((cell_len(entry.name) for entry in entries), default=0), self._width // 2)
         for index, entry in enumerate(entries):
             if not entry.shown:
@@ -202,7 +205,7 @@ class _Drawing:
             colour = self._colours[index]
             line = Text("■ ", style=colour)
             line.append(set_cell_size(_cut(entry.name, longest), longest), style=f"bold {colour}")
-            line.append(set_cell_size(keys[index], max(map(cell_len, keys))), style="dim")
+            line.append(set_cell_size(keys[index], widest), style="dim")
             room = self._width - cell_len(line.plain) - 2
             if cell_len(entry.summary) <= room:
                 yield line.append(f"  {entry.summary}")
